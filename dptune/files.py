@@ -1,0 +1,70 @@
+"""Files that are whole or absent, and that only their owner can read.
+
+Everything derived from private records is written through here: under a temporary name in the target's
+directory, mode 0600, fsynced, then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``target``; on success it takes ``target``'s place, on error it goes.
+
+    Raises: OSError as the file system does (disk full, read-only), with nothing half-written left behind.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, PRIVATE_FILE))
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, target)
+        _fsync_directory(target.parent)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write ``text`` as UTF-8; whole or not at all, mode 0600."""
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON with sorted keys; whole or not at all, mode 0600."""
+    write_text(target, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def private_directory(path: Path) -> Path:
+    """Make ``path`` (and parents) if absent, and close it to every other user (mode 0700)."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(PRIVATE_DIRECTORY)
+    return path
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
