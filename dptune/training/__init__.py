@@ -1,0 +1,1 @@
+"""DP fine-tuning: base model and LoRA, per-sample gradients, Poisson batches, the loop, checkpoints."""

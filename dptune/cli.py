@@ -1,0 +1,240 @@
+"""The command line: price a mechanism, calibrate it, and verify a ledger."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.mechanisms.registry import MECHANISMS, build, describe_options, takes_noise
+from dptune.privacy.accountants import Epsilons, epsilons
+from dptune.privacy.calibration import calibrate as find_noise
+from dptune.privacy.calibration import sampling
+from dptune.privacy.ledger import read_ledger
+from dptune.privacy.release import Composition
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.")]
+SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
+Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
+Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Accounting = Literal["certified", "published"]
+
+
+def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except DptuneError as error:
+            Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+@app.command()
+@_reports_errors
+def account(
+    mechanism: Mechanism,
+    delta: Delta,
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the three epsilons of a run: as published, of the noise alone, and certified."""
+    sample_rate, steps = _required(sample_rate, "--sample-rate"), int(_required(steps, "--steps"))
+    composition, noise = _composition(mechanism, _parse(options), sample_rate, steps)
+    registered = MECHANISMS[mechanism].published_accountant
+    prices = epsilons(composition, delta, published_accountant=registered)
+    _show(_run(mechanism, noise, sample_rate, steps, delta) | _prices(prices), as_json)
+
+
+@app.command()
+@_reports_errors
+def calibrate(
+    mechanism: Mechanism,
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    delta: Delta,
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    records: Annotated[int | None, typer.Option(help="Units in the training data.")] = None,
+    batch: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    accounting: Annotated[Accounting, typer.Option(help="Which epsilon meets the budget.")] = "certified",
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the least noise multiplier that keeps a run within the budget."""
+    sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
+    chosen = _parse(options)
+    _check_name(mechanism)
+    if not takes_noise(mechanism, {}):
+        raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
+    if "noise_multiplier" in chosen:
+        raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
+    registered = MECHANISMS[mechanism].published_accountant
+
+    def price(noise_multiplier: float) -> Epsilons:
+        composition, _ = _composition(mechanism, chosen | {"noise_multiplier": noise_multiplier}, sample_rate, steps)
+        return epsilons(composition, delta, published_accountant=registered)
+
+    noise = find_noise(lambda z: getattr(price(z), accounting), epsilon)
+    _show(_run(mechanism, noise, sample_rate, steps, delta) | _prices(price(noise)), as_json)
+
+
+@app.command()
+@_reports_errors
+def verify(
+    ledger: Annotated[Path, typer.Argument(help="data/runs/<run>/ledger.jsonl")], as_json: AsJson = False
+) -> None:
+    """Recompute every epsilon of a run from its ledger alone; refuse a ledger that was torn or edited."""
+    contents = read_ledger(ledger)
+    header = contents.header
+    releases = sorted(contents.composition, key=lambda release: release.noise_multiplier)
+    rates = sorted({release.sample_rate for release in releases})
+    result = {
+        "mechanism": header.mechanism,
+        "noise_multiplier": _one_or_range([release.noise_multiplier for release in releases]),
+        "sample_rate": _one_or_range(rates),
+        "steps": contents.releases,
+        "delta": header.delta,
+        **_prices(contents.epsilons),
+        "accounting": header.accounting,
+        "budget_epsilon": header.epsilon,
+        "complete": contents.complete,
+        "data": header.data,
+        "run_id": header.run_id,
+        "telemetry": header.telemetry,
+        "unit": header.unit,
+    }
+    _show(result, as_json)
+    if header.telemetry == "research" and not as_json:
+        Console().print("telemetry: research. The guarantee covers the adapter, not the logged curves.")
+
+
+@app.command()
+@_reports_errors
+def mechanisms(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
+) -> None:
+    """List the mechanisms, or the `--set` options of one."""
+    if name is None:
+        table = Table("mechanism", "what it does")
+        for key, registered in MECHANISMS.items():
+            table.add_row(key, registered.summary)
+    else:
+        _check_name(name)
+        table = Table("--set option", "default", "meaning", title=f"{name}: {MECHANISMS[name].summary}")
+        for row in describe_options(name):
+            table.add_row(*row)
+    Console().print(table)
+
+
+def _composition(name: str, options: dict[str, Any], sample_rate: float, steps: int) -> tuple[Composition, float]:
+    _check_name(name)
+    mechanism = build(name, options)
+    knobs = mechanism.knobs()
+    return Counter({mechanism.release(knobs, sample_rate): steps}), knobs.noise_multiplier
+
+
+def _check_name(name: str) -> None:
+    if name not in MECHANISMS:
+        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {', '.join(MECHANISMS)}")
+
+
+def _parse(options: list[str] | None) -> dict[str, Any]:
+    parsed = {}
+    for option in options or []:
+        key, separator, value = option.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {option}", "has no '='", fix="write --set KEY=VALUE")
+        parsed[key.strip()] = value.strip()
+    return parsed
+
+
+def _required(value: float | None, option: str) -> float:
+    if value is None:
+        raise ConfigError(option, "is missing", fix=f"give {option}")
+    return value
+
+
+def _sampling(
+    sample_rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: float | None,
+    epochs: float | None,
+) -> tuple[float, int]:
+    by_rate = sample_rate is not None and steps is not None
+    if by_rate and records is batch is epochs is None:
+        return float(_required(sample_rate, "--sample-rate")), int(_required(steps, "--steps"))
+    if records is not None and batch is not None and epochs is not None and sample_rate is steps is None:
+        return sampling(records, batch, epochs)
+    raise ConfigError(
+        "--sample-rate --steps",
+        "give these two, or all of --records --batch --epochs",
+        fix="choose one of the sets",
+    )
+
+
+def _run(mechanism: str, noise: float, sample_rate: float, steps: int, delta: float) -> dict[str, Any]:
+    return {
+        "mechanism": mechanism,
+        "noise_multiplier": noise,
+        "sample_rate": sample_rate,
+        "steps": steps,
+        "delta": delta,
+    }
+
+
+def _prices(prices: Epsilons) -> dict[str, Any]:
+    return {
+        "epsilon_published": prices.published,
+        "epsilon_noise_only": prices.noise_only,
+        "epsilon_certified": prices.certified,
+        "leaks": list(prices.leaks),
+    }
+
+
+def _one_or_range(values: list[float]) -> float | list[float] | None:
+    if not values:
+        return None
+    return values[0] if values[0] == values[-1] else [values[0], values[-1]]
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({key: _json_number(value) for key, value in result.items()}, allow_nan=False))
+        return
+    table = Table(show_header=False)
+    for key, value in result.items():
+        text = (
+            f"{value:.6g}"
+            if isinstance(value, float)
+            else ("; ".join(value) or "none" if key == "leaks" else str(value))
+        )
+        table.add_row(key, text)
+    Console().print(table)
+
+
+def _json_number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+if __name__ == "__main__":
+    app()

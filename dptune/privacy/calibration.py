@@ -1,0 +1,65 @@
+"""Calibration: the least noise whose epsilon meets a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scipy.optimize import brentq
+
+from dptune.errors import ConfigError
+
+_LOWEST, _HIGHEST = 1e-2, 1e4
+
+
+def calibrate(epsilon_of: Callable[[float], float], target: float, *, tolerance: float = 1e-4) -> float:
+    """The smallest noise multiplier, up to a relative ``tolerance``, with ``epsilon_of(z) <= target``.
+
+    Args:
+        epsilon_of: a decreasing function of the noise multiplier; may return infinity.
+        target: epsilon > 0.
+        tolerance: relative, always on the private side.
+
+    Raises:
+        ConfigError: target not positive, or out of reach of any multiplier up to 1e4 (infinite epsilon: a leak).
+    """
+    if not (math.isfinite(target) and target > 0):
+        raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
+
+    def excess(log_z: float) -> float:
+        epsilon = epsilon_of(math.exp(log_z))
+        return math.log(max(epsilon, 1e-12) / target) if math.isfinite(epsilon) else 1e3
+
+    low, high = 0.0, 0.0
+    while excess(high) > 0:
+        high += math.log(2)
+        if high > math.log(_HIGHEST):
+            raise ConfigError(
+                "epsilon",
+                f"no noise reaches {target}",
+                fix="use a mechanism without leaks, or published accounting",
+            )
+    while excess(low) < 0 and low > math.log(_LOWEST):
+        low -= math.log(2)
+    if excess(low) < 0:
+        return math.exp(low)
+    z = math.exp(brentq(excess, low, high, xtol=tolerance / 4)) if low < high else math.exp(low)
+    while epsilon_of(z) > target:
+        z *= 1 + tolerance / 4
+    return z
+
+
+def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
+    """Poisson sample rate and number of steps for a fixed expected batch: q = batch / records.
+
+    Steps are epochs times ceil(records / batch), rounded up: every started batch counts.
+
+    Raises: ConfigError naming the number that is out of range.
+    """
+    if records < 1:
+        raise ConfigError("records", f"{records} is not positive", fix="count the training records")
+    if not 0 < batch <= records:
+        raise ConfigError("batch", f"{batch} is not in (0, {records}]", fix="use an expected batch below the records")
+    if not epochs > 0:
+        raise ConfigError("epochs", f"{epochs} is not positive", fix="use a positive number of epochs")
+    return batch / records, math.ceil(epochs * math.ceil(records / batch))

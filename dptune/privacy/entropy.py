@@ -1,0 +1,82 @@
+"""Randomness: the operating system's entropy for everything that privacy rests on.
+
+Two things must stay secret for the guarantee: the noise, and the coins of Poisson sampling (an adversary who
+knows which records entered a batch gets no amplification by sampling). Both come from here. A fixed seed is
+for tests; it marks the run as not private.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIXED_SEED_LEAK = "fixed seed for noise and sampling: not private"
+
+
+class Entropy(Protocol):
+    """A stream of independent uniform 64-bit words."""
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """Why a run with this source is not private; empty when it is."""
+        ...
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` fresh words."""
+        ...
+
+
+@dataclass(frozen=True)
+class OsEntropy:
+    """The kernel's cryptographic generator. The only source that supports a guarantee."""
+
+    leaks: tuple[str, ...] = ()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` fresh words."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+@dataclass(frozen=True)
+class FixedSeed:
+    """A reproducible stream for tests and debugging. Whoever knows the seed can subtract the noise."""
+
+    seed: int
+    leaks: tuple[str, ...] = (FIXED_SEED_LEAK,)
+    _generator: np.random.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_generator", np.random.default_rng(self.seed))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next ``count`` words of the stream."""
+        return self._generator.integers(0, 2**64, size=count, dtype=np.uint64)
+
+
+def uniform(entropy: Entropy, count: int) -> NDArray[np.float64]:
+    """``count`` uniforms on the open interval (0, 1), 53 bits each: never 0 or 1, so logs and quantiles are finite."""
+    return ((entropy.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[np.int64]:
+    """Sorted indices of a Poisson sample: each of ``units`` enters with probability ``sample_rate``, independently.
+
+    Draws the geometric gaps between successes, so that the work grows with the sample and not with ``units``.
+    """
+    if sample_rate >= 1.0:
+        return np.arange(units, dtype=np.int64)
+    expected = sample_rate * units
+    block = int(expected + 6 * expected**0.5) + 16
+    position, chosen = -1, []
+    while position < units:
+        gaps = np.floor(np.log(uniform(entropy, block)) / np.log1p(-sample_rate))
+        # A gap may exceed the range of int64 when the rate is tiny; beyond the last unit all gaps are alike.
+        positions = position + np.cumsum(np.minimum(gaps, units).astype(np.int64) + 1)
+        chosen.append(positions)
+        position = int(positions[-1])
+    sample = np.concatenate(chosen)
+    return sample[sample < units]

@@ -1,0 +1,137 @@
+"""The Renyi privacy filter, for noise that is chosen from earlier releases.
+
+Feldman and Zrnic 2021 (arXiv 2008.11193), theorem 4.3: fix the order alpha and the budget B before touching
+data; if every prefix keeps ``sum rho_t(alpha) <= B``, the whole adaptive interaction is (alpha, B)-Renyi DP.
+A filter that tracked several orders and continued while any one allowed it would not be valid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from scipy.optimize import brentq, minimize_scalar
+
+from dptune.errors import ConfigError
+from dptune.privacy.release import Composition, Release
+
+#: Relative slack for the rounding of a sum of up to millions of costs.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """A budget at one Renyi order, both fixed in advance. Public data only; deciding never reads a record.
+
+    Attributes:
+        order: alpha > 1.
+        budget: the largest sum of rho(alpha) that may be spent.
+    """
+
+    order: float
+    budget: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise ConfigError("filter.order", f"{self.order} is not above 1", fix="use RenyiFilter.plan")
+        if not (math.isfinite(self.budget) and self.budget > 0):
+            raise ConfigError("filter.budget", f"{self.budget} is not positive", fix="use RenyiFilter.plan")
+
+    @classmethod
+    def plan(cls, epsilon: float, delta: float, sample_rate: float, steps: int) -> RenyiFilter:
+        """The order (and its budget) that lets ``steps`` steps of constant noise use the least noise.
+
+        Raises: ConfigError if no order reaches epsilon at delta.
+        """
+
+        def needed(order: float) -> float:
+            budget = budget_at(order, epsilon, delta)
+            if budget <= 0:
+                return 1e6 * (1 + abs(budget))
+            return smallest_noise_multiplier(order, budget / steps, sample_rate)
+
+        grid = np.exp(np.linspace(np.log(0.05), np.log(200.0), 60)) + 1
+        best = min(grid, key=needed)
+        around = np.clip([1 + (best - 1) / 1.2, 1 + (best - 1) * 1.2], 1.01, None)
+        order = float(minimize_scalar(needed, bounds=tuple(around), method="bounded").x)
+        return cls(order=order, budget=budget_at(order, epsilon, delta))
+
+    def cost(self, release: Release) -> float:
+        """rho(alpha) of one release, at its effective noise multiplier. Infinite without noise."""
+        if release.noise == "none":
+            return math.inf
+        return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
+
+    def spent(self, composition: Composition) -> float:
+        """Sum of the costs of every release, batches that came out empty included."""
+        return math.fsum(count * self.cost(release) for release, count in composition.items())
+
+    def admits(self, composition: Composition) -> bool:
+        """Whether the composition stays within the budget."""
+        return self.spent(composition) <= self.budget * (1 + _ROUNDING)
+
+    def raise_noise_multiplier(self, wanted: float, sample_rate: float, spent: float) -> float:
+        """The wanted effective noise multiplier, or the smallest larger one that the rest of the budget allows.
+
+        Infinity when nothing is left. Call before the batch is drawn.
+        """
+        left = self.budget - spent
+        if renyi_cost(self.order, sample_rate, wanted) <= left:
+            return wanted
+        return smallest_noise_multiplier(self.order, left, sample_rate)
+
+    def epsilon(self, composition: Composition, delta: float) -> float:
+        """The guarantee of the whole interaction: from the budget, not from what was spent.
+
+        A smaller epsilon that depends on when an adaptive run stopped would need an odometer. Infinite if
+        the composition broke the budget.
+        """
+        if not self.admits(composition):
+            return math.inf
+        return float(compute_epsilon([self.order], [self.budget * (1 + _ROUNDING)], delta)[0])
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain JSON types."""
+        return {"order": self.order, "budget": self.budget}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RenyiFilter:
+        """Inverse of ``to_dict``."""
+        return cls(order=float(data["order"]), budget=float(data["budget"]))
+
+
+def budget_at(order: float, epsilon: float, delta: float) -> float:
+    """The rho at ``order`` that converts to exactly (epsilon, delta); may be negative (out of reach)."""
+    return epsilon - math.log((order - 1) / order) + (math.log(delta) + math.log(order)) / (order - 1)
+
+
+@lru_cache(maxsize=65536)
+def renyi_cost(order: float, sample_rate: float, noise_multiplier: float) -> float:
+    """rho(alpha) of one Poisson-subsampled Gaussian step (Mironov, Talwar and Zhang 2019)."""
+    event = dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
+    return float(RdpAccountant(orders=[order]).compose(event).rdp[0])
+
+
+def smallest_noise_multiplier(order: float, cost: float, sample_rate: float) -> float:
+    """The smallest noise multiplier whose rho(order) is at most ``cost``, rounded up; infinity if cost <= 0."""
+    if cost <= 0:
+        return math.inf
+
+    def excess(log_z: float) -> float:
+        return math.log(max(renyi_cost(order, sample_rate, math.exp(log_z)), 1e-300)) - math.log(cost)
+
+    low, high = math.log(0.05), math.log(1.0)
+    while excess(high) > 0:
+        high += 1.0
+    while excess(low) < 0:
+        low -= 1.0
+    z = math.exp(brentq(excess, low, high, xtol=1e-10))
+    while renyi_cost(order, sample_rate, z) > cost:
+        z *= 1 + 1e-9
+    return float(z)

@@ -1,0 +1,362 @@
+"""The ledger: an append-only file that is charged before any noisy value exists.
+
+One JSON object a line. The first line is the run (what is needed to price it), then one line per release,
+then, when the run is finished, a last line. Every line carries the SHA-256 of the chain up to and including
+itself, so that a torn, reordered or edited line is found and named. Lines cut off whole at the end cannot be
+seen in the file alone: checkpoints keep the length and chain that they rely on, and an unfinished ledger
+says so. The file holds nothing private: a release describes the mechanism, never the records.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, Epsilons, epsilons
+from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.release import Composition, Release
+
+ACCOUNTINGS = ("certified", "published")
+_FORMAT = 1
+_GENESIS = "0" * 64
+
+
+class LedgerError(DptuneError):
+    """A ledger that cannot be trusted or continued; the message names the file, the line and the reason."""
+
+
+class BudgetError(DptuneError):
+    """The next release would pass the budget; it was neither charged nor made."""
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """The first line of a ledger: everything besides the releases that an epsilon depends on. Public.
+
+    Attributes:
+        mechanism: registered name.
+        published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
+        accounting: which epsilon the budget limits, "certified" or "published".
+        epsilon: the budget, or None when the run has none (the non-private mechanism).
+        delta: of every epsilon of this run.
+        unit: "encounter" or "patient": what is added or removed.
+        units: how many units the training data holds (public by assumption).
+        data: label of the data source, "synthetic" included.
+        telemetry: "research" when curves computed from private records are logged beside the adapter.
+        leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
+        renyi_filter: the filter fixed before the run, or None.
+        run_id: ties checkpoints to this ledger.
+    """
+
+    mechanism: str
+    published_accountant: str
+    accounting: str
+    epsilon: float | None
+    delta: float
+    unit: str
+    units: int
+    data: str = "unspecified"
+    telemetry: str = "research"
+    leaks: tuple[str, ...] = ()
+    renyi_filter: RenyiFilter | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        if self.accounting not in ACCOUNTINGS:
+            raise ConfigError("accounting", f"unknown {self.accounting!r}", fix=f"use {' or '.join(ACCOUNTINGS)}")
+        if self.published_accountant not in PUBLISHED_ACCOUNTANTS:
+            raise ConfigError(
+                "published_accountant", f"unknown {self.published_accountant!r}", fix="use a known accountant"
+            )
+        if self.accounting == "certified" and self.leaks and self.epsilon is not None:
+            raise ConfigError(
+                "accounting",
+                f"certified is refused: {'; '.join(self.leaks)}",
+                fix="remove the leak or use published",
+            )
+
+    def price(self, composition: Composition) -> Epsilons:
+        """The three epsilons of a composition in this run."""
+        return epsilons(
+            composition,
+            self.delta,
+            published_accountant=self.published_accountant,
+            renyi_filter=self.renyi_filter,
+            run_leaks=self.leaks,
+        )
+
+    def within_budget(self, composition: Composition) -> bool:
+        """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
+        if self.epsilon is None:
+            return True
+        price = self.price(composition)
+        return (price.certified if self.accounting == "certified" else price.published) <= self.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        data = asdict(self)
+        data["leaks"] = list(self.leaks)
+        return {"format": _FORMAT, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
+        """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
+        values = dict(data)
+        if values.pop("format", None) != _FORMAT:
+            raise ConfigError("format", f"not a dptune ledger of format {_FORMAT}", fix="use the dptune that wrote it")
+        known = {item.name for item in fields(cls)}
+        if set(values) != known:
+            raise ConfigError("run", f"keys {sorted(set(values) ^ known)} missing or unknown", fix="use a whole ledger")
+        values["leaks"] = tuple(values["leaks"])
+        if values["renyi_filter"] is not None:
+            values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class LedgerContents:
+    """What a ledger file says, after every line was checked."""
+
+    header: RunHeader
+    composition: Composition
+    releases: int
+    chain: str
+    complete: bool
+
+    @property
+    def epsilons(self) -> Epsilons:
+        """Recomputed from the file alone."""
+        return self.header.price(self.composition)
+
+
+class Ledger:
+    """A ledger open for charging. One process at a time: the file is locked.
+
+    Use ``create`` or ``resume``, then ``charge`` before every release and ``finish`` at the end.
+    """
+
+    def __init__(self, path: Path, descriptor: int, contents: LedgerContents, planned: Composition) -> None:
+        self.path = path
+        self.header = contents.header
+        self.releases = contents.releases
+        self.composition: Composition = Counter(contents.composition)
+        self.chain = contents.chain
+        self._descriptor = descriptor
+        # Any prefix of a composition that is within the budget is within it too, so the planned run is
+        # priced once and not at every step.
+        self._cleared = planned
+
+    @classmethod
+    def create(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
+        """Start a ledger for a run that plans these releases.
+
+        Raises:
+            BudgetError: the plan itself passes the budget.
+            LedgerError: the file exists or cannot be written.
+        """
+        if not header.within_budget(planned):
+            raise BudgetError(
+                f"the planned {planned.total()} releases cost more than the budget epsilon {header.epsilon} "
+                f"under {header.accounting} accounting. Fix: calibrate the noise for this plan."
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600)
+        except FileExistsError:
+            raise LedgerError(f"{path}: exists already. Fix: resume it, or choose another directory.") from None
+        except OSError as error:
+            raise LedgerError(f"{path}: cannot be created ({error.strerror}). Fix: make its folder writable.") from None
+        _lock(descriptor, path)
+        ledger = cls(path, descriptor, LedgerContents(header, Counter(), 0, _GENESIS, False), Counter(planned))
+        try:
+            ledger._append({"kind": "run", **header.to_dict()})
+        except LedgerError:
+            ledger.close()
+            path.unlink()
+            raise
+        return ledger
+
+    @classmethod
+    def resume(cls, path: Path, planned: Composition) -> Self:
+        """Continue an unfinished ledger.
+
+        A last line without its newline was never acknowledged, so no noisy value came of it: it is cut off.
+
+        Raises:
+            LedgerError: missing, damaged, finished, or in use by another process.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except OSError as error:
+            raise LedgerError(f"{path}: cannot be opened ({error.strerror}). Fix: check the path.") from None
+        _lock(descriptor, path)
+        try:
+            _cut_unacknowledged_line(descriptor)
+            contents = read_ledger(path)
+            if contents.complete:
+                raise LedgerError(f"{path}: the run is finished. Fix: start another run.")
+        except LedgerError:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, contents, Counter(planned))
+
+    def charge(self, release: Release) -> None:
+        """Write the release to disk; when this returns, and only then, the noisy value may be drawn.
+
+        Raises:
+            BudgetError: the release would pass the budget. Nothing was written.
+            LedgerError: the disk refused the line. Nothing counts as released.
+        """
+        count = self.composition[release] + 1
+        if count > self._cleared[release]:
+            wanted = self.composition + Counter({release: 1})
+            if not self.header.within_budget(wanted):
+                raise BudgetError(
+                    f"release {self.releases + 1} would pass the budget epsilon {self.header.epsilon} "
+                    f"({self.header.accounting} accounting)."
+                )
+            self._cleared = wanted
+        self._append({"kind": "release", "step": self.releases, **release.to_dict()})
+        self.composition[release] = count
+        self.releases += 1
+
+    def finish(self) -> None:
+        """Write the last line and close: nothing can be charged afterwards."""
+        self._append({"kind": "end", "releases": self.releases})
+        self.close()
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._descriptor < 0:
+            raise LedgerError(f"{self.path}: is closed. Fix: resume it.")
+        body = _encode(record)
+        chain = _extend(self.chain, body)
+        line = f'{body[:-1]},"chain":"{chain}"}}\n'.encode()
+        length = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError("short write: is the disk full?")
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, length)
+            raise LedgerError(
+                f"{self.path}: cannot be written ({error.strerror or error}); nothing was released. Fix: free space."
+            ) from error
+        self.chain = chain
+
+
+def read_ledger(path: Path) -> LedgerContents:
+    """Read and check a whole ledger.
+
+    Raises: LedgerError naming the first line that is torn, edited, out of order or out of place.
+    """
+    header: RunHeader | None = None
+    composition: Composition = Counter()
+    releases, chain, complete = 0, _GENESIS, False
+    parsed: dict[str, Release] = {}
+    for number, record, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
+        kind = record.pop("kind", None)
+        if complete:
+            raise _bad(path, number, "comes after the end of the run")
+        if (kind == "run") != (number == 1):
+            raise _bad(path, number, "is not where a run line belongs")
+        try:
+            if kind == "run":
+                header = RunHeader.from_dict(record)
+            elif kind == "release":
+                if record.pop("step", None) != releases:
+                    raise _bad(path, number, f"is not step {releases}: lines are missing or reordered")
+                key = json.dumps(record, sort_keys=True)
+                release = parsed.get(key) or parsed.setdefault(key, Release.from_dict(record))
+                composition[release] += 1
+                releases += 1
+            elif kind == "end" and record.get("releases") == releases:
+                complete = True
+            else:
+                raise _bad(path, number, f"is no valid {kind!r} line")
+        except (ConfigError, TypeError, ValueError, KeyError) as error:
+            raise _bad(path, number, f"does not describe a {kind}: {error}") from None
+    if header is None:
+        raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")
+    return LedgerContents(header, composition, releases, chain, complete)
+
+
+def chain_after(path: Path, releases: int) -> str | None:
+    """The checksum of a ledger after its first ``releases`` releases; None if it has fewer."""
+    for number, record, chain in _lines(path):
+        if number == releases + 1 and record.get("kind") != "end":
+            return chain
+    return None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
+    chain = _GENESIS
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({error.strerror}). Fix: check the path.") from None
+    with file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                raise _bad(path, number, "is torn: the write was cut off")
+            try:
+                record = json.loads(raw)
+                stated = record.pop("chain")
+                body = _encode(record)
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise _bad(path, number, "is torn or no ledger line") from None
+            chain = _extend(chain, body)
+            if stated != chain or raw != f'{body[:-1]},"chain":"{chain}"}}\n'.encode():
+                raise _bad(path, number, "was edited or reordered: its checksum does not follow from the lines above")
+            yield number, record, chain
+
+
+def _encode(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _extend(chain: str, body: str) -> str:
+    return hashlib.sha256((chain + body).encode()).hexdigest()
+
+
+def _bad(path: Path, number: int, reason: str) -> LedgerError:
+    return LedgerError(f"{path}, line {number}: {reason}. Fix: restore the file; no epsilon can be computed from it.")
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LedgerError(f"{path}: another process is charging it. Fix: wait for that process or stop it.") from None
+
+
+def _cut_unacknowledged_line(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    tail_length = min(size, 1 << 16)
+    tail = os.pread(descriptor, tail_length, size - tail_length)
+    if tail and not tail.endswith(b"\n"):
+        os.ftruncate(descriptor, size - tail_length + tail.rfind(b"\n") + 1)
+        os.fsync(descriptor)

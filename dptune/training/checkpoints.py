@@ -1,0 +1,94 @@
+"""Checkpoints: one safetensors file, replaced whole, that says which ledger it relies on.
+
+The ledger is ahead of the weights: a killed run resumes from its last checkpoint, keeps every charge, and so
+can only over-count.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dptune.errors import DptuneError
+from dptune.files import replacing
+from dptune.privacy.ledger import Ledger, chain_after
+
+
+class CheckpointError(DptuneError):
+    """A checkpoint that is damaged or belongs to another run."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        run_id: of the ledger.
+        step: optimiser steps that are in the weights.
+        releases: length of the ledger when the checkpoint was written.
+        chain: the ledger's checksum at that length.
+        controller: the controller's public state.
+    """
+
+    run_id: str
+    step: int
+    releases: int
+    chain: str
+    controller: dict[str, Any]
+
+
+def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Write adapter weights, optimiser moments and progress; whole or not at all, mode 0600."""
+    tensors = {}
+    for name, parameter in _trainable(model).items():
+        tensors[f"weight.{name}"] = parameter.detach().cpu().contiguous()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{key}.{name}"] = value.detach().cpu().contiguous()
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"progress": json.dumps(asdict(progress))})
+
+
+def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:
+    """Restore a run's weights, moments and progress in place.
+
+    Raises: CheckpointError if the file is damaged, or its ledger is another one or shorter than it was.
+    """
+    parameters = _trainable(model)
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = Progress(**json.loads(file.metadata()["progress"]))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is damaged ({error}). Fix: remove the run's folder and start again.") from None
+    if progress.run_id != ledger.header.run_id:
+        raise CheckpointError(f"{path}: belongs to run {progress.run_id}, not to {ledger.path}. Fix: restore the pair.")
+    if chain_after(ledger.path, progress.releases) != progress.chain:
+        raise CheckpointError(
+            f"{path}: was written when {ledger.path} held {progress.releases} releases that are no longer there. "
+            "Fix: restore the ledger; its charges cannot be forgotten."
+        )
+    if {key.removeprefix("weight.") for key in tensors if key.startswith("weight.")} != set(parameters):
+        raise CheckpointError(f"{path}: holds other adapter weights than this model. Fix: use the run's own settings.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"weight.{name}"])
+            state = {
+                key.split(".", 2)[1]: value
+                for key, value in tensors.items()
+                if key.startswith("optimizer.") and key.split(".", 2)[2] == name
+            }
+            if state:
+                optimizer.state[parameter] = {
+                    key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
+                }
+    return progress
+
+
+def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

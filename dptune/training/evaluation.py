@@ -1,0 +1,41 @@
+"""Token-level perplexity of a model on a set of records."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptune.training.data import Tokens
+from dptune.training.losses import token_losses
+
+
+@torch.no_grad()
+def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
+    """exp(total negative log-likelihood / number of predicted tokens), in eval mode.
+
+    An aggregate of the records: private if they are.
+
+    Args:
+        model: causal language model; its training mode is restored.
+        tokens: the records, at least one with two tokens.
+        rows: physical batch size.
+        autocast: dtype of the forward pass.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    # Records of like length together: less padding, and the sum does not depend on the order.
+    order = np.argsort([len(row) for row in tokens.rows], kind="stable")
+    for start in range(0, len(order), rows):
+        ids, mask = tokens.batch(order[start : start + rows], device)
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        losses, valid = token_losses(logits, ids, mask)
+        total += float(losses.double().sum())
+        count += int(valid.sum())
+    model.train(was_training)
+    return math.exp(total / count)

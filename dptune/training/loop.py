@@ -1,0 +1,263 @@
+"""The private training loop: one file to read from top to bottom.
+
+knobs    = mechanism.knobs()                 # from past releases only
+ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
+batch    = units.draw(q)                     # Poisson, secret coins; may be empty
+noisy    = mechanism.privatise(per-sample gradients of the batch, knobs)
+optimizer.step(noisy / expected_batch_size)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dptune.mechanisms.mechanism import Knobs, Mechanism
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.ledger import Ledger, LedgerError, RunHeader
+from dptune.privacy.release import Composition
+from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
+from dptune.training.data import PrivacyUnits, Tokens, micro_batches
+from dptune.training.model import assert_trained, frozen_fingerprint, trainable_state
+from dptune.training.per_sample import PairGradients, PairModules, lora_pairs, per_sample_gradients
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The public schedule of a run.
+
+    Attributes:
+        sample_rate: q, of each unit at each step.
+        expected_batch_size: q times units; divides every sum, never the realised size.
+        steps: releases to make; charges of a killed process count among them.
+        learning_rate: AdamW's, after warm-up.
+        warmup_steps: linear warm-up.
+        physical_batch_size: rows that fit the device together; changes no result.
+        checkpoint_every: steps between checkpoints.
+        autocast: "bfloat16" runs the forward pass in it; None is float32.
+    """
+
+    sample_rate: float
+    expected_batch_size: float
+    steps: int
+    learning_rate: float = 5e-4
+    warmup_steps: int = 100
+    physical_batch_size: int = 16
+    checkpoint_every: int = 50
+    autocast: str | None = None
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then constant."""
+        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The torch dtype of ``autocast``."""
+        return getattr(torch, self.autocast) if self.autocast else None
+
+
+@dataclass
+class StepReport:
+    """What a step hands to whoever logs. ``private`` must not leave a run with private telemetry.
+
+    Attributes:
+        step: 1-based optimiser step.
+        releases: length of the ledger.
+        public: functions of the configuration and of releases.
+        private: functions of raw records (batch loss, clipped fraction).
+    """
+
+    step: int
+    releases: int
+    public: dict[str, float]
+    private: dict[str, float] = field(repr=False)
+
+
+def planned(mechanism: Mechanism, plan: Plan) -> Composition:
+    """The releases that a run with constant noise will make."""
+    return Counter({mechanism.release(mechanism.knobs(), plan.sample_rate): plan.steps})
+
+
+def train(
+    model: Any,
+    tokens: Tokens,
+    units: PrivacyUnits,
+    mechanism: Mechanism,
+    plan: Plan,
+    header: RunHeader,
+    directory: Path,
+    entropy: Entropy,
+    on_step: Callable[[StepReport], None] = lambda report: None,
+) -> Ledger:
+    """Fine-tune the model's adapters, resuming what ``directory`` holds of the run.
+
+    Guarantee: the final weights are a function of releases that the returned ledger lists, charged before they
+    were made, so its certified epsilon is theirs (add/remove one of ``units``). Private: ``tokens``, ``units``'
+    members, and every gradient. Public: everything else.
+
+    Args:
+        model: PEFT model on its device, as the checkpoint's run started it (same initialisation).
+        directory: receives ledger.jsonl and checkpoint.safetensors.
+        on_step: called after each step.
+
+    Returns: the ledger, still open: the caller finishes it when the run's results are safe.
+
+    Raises: LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move or are not finite.
+    """
+    if entropy.leaks != header.leaks:
+        raise LedgerError(f"{directory}: the ledger's header does not declare the run's entropy. Fix: declare it.")
+    pairs = lora_pairs(model)
+    optimizer = _optimizer(pairs, plan)
+    initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
+    ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
+    # Dropout masks must be as secret as the noise: known masks would tie the records of a batch together.
+    torch.manual_seed(secrets.randbits(63) if not entropy.leaks else progress.step)
+    model.train()
+    step = progress.step
+    while ledger.releases < plan.steps:
+        report = _step(model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, step)
+        step += 1
+        on_step(report)
+        if step % plan.checkpoint_every == 0 or ledger.releases == plan.steps:
+            progress = Progress(
+                ledger.header.run_id, step, ledger.releases, ledger.chain, mechanism.controller.state_dict()
+            )
+            save_checkpoint(directory / "checkpoint.safetensors", model, optimizer, progress)
+    assert_trained(model, initial, fingerprint)
+    return ledger
+
+
+def _step(
+    model: Any,
+    pairs: list[PairModules],
+    tokens: Tokens,
+    units: PrivacyUnits,
+    mechanism: Mechanism,
+    plan: Plan,
+    ledger: Ledger,
+    optimizer: torch.optim.Optimizer,
+    entropy: Entropy,
+    step: int,
+) -> StepReport:
+    knobs = mechanism.knobs()
+    ledger.charge(mechanism.release(knobs, plan.sample_rate))
+    batch = units.draw(plan.sample_rate, entropy)
+    raw = _RawStatistics()
+    gradients = _gradients(model, pairs, tokens, batch, plan, knobs, raw)
+    zeros = [torch.zeros(sum(p.numel() for p in pair.parameters), device=pair.up.weight.device) for pair in pairs]
+    noisy = mechanism.privatise(gradients, zeros, knobs, entropy)
+    learning_rate = plan.learning_rate_at(step)
+    _apply(pairs, [total / plan.expected_batch_size for total in noisy], optimizer, learning_rate)
+    mechanism.controller.observe(noisy)
+    public = {
+        "learning_rate": learning_rate,
+        "noise_multiplier": knobs.noise_multiplier,
+        **{f"radius_{index}": radius for index, radius in enumerate(knobs.radii)},
+    }
+    private = raw.summary()
+    # Without noise the sum is as private as the records.
+    norm = float(torch.stack([total.norm() for total in noisy]).norm())
+    (public if mechanism.private else private)["gradient_sum_norm"] = norm
+    return StepReport(step + 1, ledger.releases, public, private)
+
+
+def _gradients(
+    model: Any,
+    pairs: list[PairModules],
+    tokens: Tokens,
+    batch: list[Any],
+    plan: Plan,
+    knobs: Knobs,
+    raw: _RawStatistics,
+) -> Iterator[PairGradients]:
+    device = pairs[0].up.weight.device
+    for part in micro_batches(batch, plan.physical_batch_size):
+        ids, mask = tokens.batch(part.records, device)
+        owners = torch.from_numpy(part.owners).to(device)
+        gradients, losses = per_sample_gradients(
+            model, pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
+        )
+        raw.add(losses, gradients.norms(), knobs)
+        yield gradients
+
+
+@dataclass
+class _RawStatistics:
+    """Un-noised figures of one batch, for research telemetry only; nothing in the loop reads them."""
+
+    loss: float = 0.0
+    rows: int = 0
+    units: int = 0
+    clipped: int = 0
+
+    def add(self, losses: torch.Tensor, norms: torch.Tensor, knobs: Knobs) -> None:
+        self.loss += float(losses.sum())
+        self.rows += len(losses)
+        self.units += len(norms)
+        if len(knobs.radii) == 1:
+            self.clipped += int((norms.square().sum(dim=1).sqrt() > knobs.radii[0]).sum())
+
+    def summary(self) -> dict[str, float]:
+        figures = {"batch_units": float(self.units)}
+        if self.rows:
+            figures |= {"batch_loss": self.loss / self.rows, "clipped_fraction": self.clipped / self.units}
+        return figures
+
+
+def _apply(
+    pairs: list[PairModules], gradients: list[torch.Tensor], optimizer: torch.optim.Optimizer, learning_rate: float
+) -> None:
+    for pair, gradient in zip(pairs, gradients, strict=True):
+        start = 0
+        for parameter in pair.parameters:
+            parameter.grad = gradient[start : start + parameter.numel()].view_as(parameter).to(parameter.dtype)
+            start += parameter.numel()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _optimizer(pairs: list[PairModules], plan: Plan) -> torch.optim.AdamW:
+    parameters = [parameter for pair in pairs for parameter in pair.parameters]
+    return torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+
+
+def _open(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    mechanism: Mechanism,
+    plan: Plan,
+    header: RunHeader,
+    directory: Path,
+) -> tuple[Ledger, Progress]:
+    """Start the run, or take it up where its ledger and checkpoint left it."""
+    path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
+    if not path.exists():
+        if checkpoint.exists():
+            raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")
+        ledger = Ledger.create(path, header, planned(mechanism, plan))
+        return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
+    ledger = Ledger.resume(path, planned(mechanism, plan))
+    _check_same_run(ledger, header)
+    if not checkpoint.exists():
+        return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
+    progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+    mechanism.controller.load_state_dict(progress.controller)
+    return ledger, progress
+
+
+def _check_same_run(ledger: Ledger, header: RunHeader) -> None:
+    ours, theirs = header.to_dict() | {"run_id": ""}, ledger.header.to_dict() | {"run_id": ""}
+    changed = [key for key in ours if ours[key] != theirs.get(key)]
+    if changed:
+        ledger.close()
+        raise LedgerError(
+            f"{ledger.path}: was started with other settings ({', '.join(changed)}). Fix: use another run directory."
+        )

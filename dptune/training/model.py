@@ -1,0 +1,150 @@
+"""The base model, by pinned revision or from a local directory, and the LoRA adapters on it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dptune.errors import ConfigError
+
+#: The query and value projections of every attention block, by model type (GPT-2 fuses q, k and v).
+TARGET_MODULES = {"gpt2": ("c_attn",), "llama": ("q_proj", "v_proj"), "mistral": ("q_proj", "v_proj")}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """Where the frozen weights come from.
+
+    Attributes:
+        source: a hub id or a local directory.
+        revision: the 40-digit commit of a hub id; None for a directory.
+        dtype: of the frozen weights, "float32" or "bfloat16".
+    """
+
+    source: str
+    revision: str | None = None
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not Path(self.source).is_dir() and not (self.revision and _COMMIT.fullmatch(self.revision)):
+            raise ConfigError(
+                "model.revision",
+                f"{self.source!r} is no local directory and its revision {self.revision!r} is no commit",
+                fix="pin the hub model to a 40-digit commit, or give the path of a checkpoint",
+            )
+
+
+@dataclass(frozen=True)
+class Lora:
+    """LoRA hyper-parameters; ``target_modules`` None takes q and v of the model's family."""
+
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    target_modules: tuple[str, ...] | None = None
+
+
+def load_base(base: BaseModel, device: torch.device) -> Any:
+    """The causal language model on its device, every weight frozen.
+
+    Only safetensors are read and no code from the checkpoint is run.
+
+    Raises: ConfigError if the checkpoint cannot be had; the message says why.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base.source,
+            revision=base.revision,
+            dtype=getattr(torch, base.dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "model.source", f"{base.source!r} cannot be loaded ({error})", fix="check the name, revision and network"
+        ) from error
+    # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
+    return model.to(device).requires_grad_(False)
+
+
+def load_tokenizer(base: BaseModel) -> Any:
+    """The checkpoint's tokenizer, with a padding token."""
+    tokenizer = AutoTokenizer.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
+    """LoRA adapters in float32 on the frozen model; the initialisation is public and reproducible.
+
+    Raises: ConfigError for a model family without known q and v projections.
+    """
+    family = model.config.model_type
+    targets = lora.target_modules or TARGET_MODULES.get(family)
+    if targets is None:
+        raise ConfigError(
+            "lora.target_modules", f"not known for model type {family!r}", fix="name the q and v projections"
+        )
+    with torch.random.fork_rng(devices=_cuda_devices(model)):
+        torch.manual_seed(init_seed)
+        return get_peft_model(
+            model,
+            LoraConfig(
+                task_type="CAUSAL_LM",
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(targets),
+                fan_in_fan_out=family == "gpt2",
+            ),
+        )
+
+
+def frozen_fingerprint(model: torch.nn.Module) -> float:
+    """A number that changes when any frozen weight does."""
+    total = 0.0
+    for index, parameter in enumerate(p for p in model.parameters() if not p.requires_grad):
+        total += (index + 1) * float(parameter.detach().double().sum())
+    return total
+
+
+def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: float) -> None:
+    """Every adapter tensor moved, is finite, and no frozen weight changed.
+
+    Raises: RuntimeError naming the first tensor that contradicts it.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if not torch.isfinite(parameter).all():
+            raise RuntimeError(f"adapter weight {name} is not finite after training")
+        if torch.equal(parameter.detach().cpu(), initial[name]):
+            raise RuntimeError(f"adapter weight {name} did not move: the update never reached it")
+    if frozen_fingerprint(model) != fingerprint:
+        raise RuntimeError("a frozen weight changed during training")
+
+
+def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """CPU copies of the adapter weights by name."""
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def save_adapter(model: PeftModel, directory: Path) -> None:
+    """Write the adapter so that ``PeftModel.from_pretrained(base, directory)`` loads it."""
+    # "auto" would ask the hub whether the vocabulary was resized.
+    model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
+
+
+def _cuda_devices(model: Any) -> list[int]:
+    device = next(model.parameters()).device
+    return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,148 @@
+"""Per-sample gradients of LoRA pairs.
+
+For a linear layer y = W x the gradient of sample b is sum_t outer(dL/dy[b, t], x[b, t]). Forward hooks keep x
+and y of every lora_A and lora_B; one ``torch.autograd.grad`` asks for dL/dy alone, so that no weight gradient
+is ever computed over the batch. A LoRA gradient is small (rank times width), so it is kept per unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dptune.training.losses import sequence_losses
+
+
+@dataclass(frozen=True)
+class PairModules:
+    """One LoRA pair: its name in the model and its two linear layers."""
+
+    name: str
+    down: torch.nn.Linear  # lora_A: width -> rank
+    up: torch.nn.Linear  # lora_B: rank -> width
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A then B, the order in which a pair's flat vector holds them."""
+        return self.down.weight, self.up.weight
+
+
+def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
+    """Every LoRA pair, in model order.
+
+    Raises: ValueError if some trainable parameter belongs to no pair (it would train without privacy).
+    """
+    pairs = [
+        PairModules(name, module.lora_A["default"], module.lora_B["default"])
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and "default" in getattr(module, "lora_A", {})
+    ]
+    covered = {id(parameter) for pair in pairs for parameter in pair.parameters}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in covered:
+            raise ValueError(f"trainable parameter {name} is in no LoRA pair, so its gradient would not be privatised")
+    if len(covered) != 2 * len(pairs):
+        raise ValueError("two LoRA pairs share a parameter")
+    return pairs
+
+
+class PairGradients:
+    """Gradients of one micro-batch: one row per unit, one tensor per pair. Private, never leaves the step.
+
+    A unit with any non-finite entry becomes all zeros, so that it cannot spread and its influence stays bounded.
+    """
+
+    def __init__(self, per_pair: list[torch.Tensor]) -> None:
+        """Args: per_pair: for each pair a (units, parameters of the pair) float32 tensor."""
+        norms = torch.stack([gradient.norm(dim=1) for gradient in per_pair], dim=1)
+        # A norm beyond float32 (finite entries, infinite square) counts as non-finite too.
+        finite = torch.isfinite(norms.double().square().sum(dim=1).float())
+        if not bool(finite.all()):
+            per_pair = [torch.where(finite[:, None], gradient, 0.0) for gradient in per_pair]
+            norms = torch.where(finite[:, None], norms, 0.0)
+        self._per_pair, self._norms = per_pair, norms
+
+    def norms(self) -> torch.Tensor:
+        """(units, pairs) l2 norms, A and B jointly."""
+        return self._norms
+
+    def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
+        """Per pair, sum over units of factors[unit, pair] * gradient, flat float32."""
+        # Not a matrix product: a GPU may round those to TF32, which would exceed the clip radius.
+        return [(factors[:, pair, None] * gradient).sum(dim=0) for pair, gradient in enumerate(self._per_pair)]
+
+
+def per_sample_gradients(
+    model: Any,
+    pairs: list[PairModules],
+    input_ids: torch.Tensor,
+    mask: torch.Tensor,
+    owners: torch.Tensor,
+    units: int,
+    *,
+    autocast: torch.dtype | None = None,
+) -> tuple[PairGradients, torch.Tensor]:
+    """Gradients of each unit's loss, and the detached losses.
+
+    A unit's loss is the sum of its rows' losses (one row for an encounter, up to m for a patient).
+
+    Args:
+        model: the PEFT model.
+        pairs: from ``lora_pairs(model)``.
+        input_ids: (rows, tokens), rows > 0.
+        mask: (rows, tokens).
+        owners: (rows,) index of each row's unit, 0 <= owner < units.
+        units: number of units in this micro-batch.
+        autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.
+
+    Returns: gradients (units, ...) per pair, and (rows,) losses: both private.
+    """
+    device = input_ids.device.type
+    with _tapped(pairs) as taps, torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
+    losses = sequence_losses(logits, input_ids, mask)
+    outputs = [output for _, output in taps]
+    output_gradients = torch.autograd.grad(losses.sum(), outputs)
+    per_parameter = [
+        _sum_by_owner(_linear_gradient(tap[0], gradient), owners, units)
+        for tap, gradient in zip(taps, output_gradients, strict=True)
+    ]
+    per_pair = [torch.cat(per_parameter[i : i + 2], dim=1) for i in range(0, len(per_parameter), 2)]
+    return PairGradients(per_pair), losses.detach()
+
+
+def _linear_gradient(inputs: torch.Tensor, output_gradient: torch.Tensor) -> torch.Tensor:
+    """(rows, out * in) in float32, whatever dtype the forward pass ran in."""
+    return torch.einsum("bto,bti->boi", output_gradient.float(), inputs.float()).flatten(1)
+
+
+def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch.Tensor:
+    return rows.new_zeros(units, rows.shape[1]).index_add_(0, owners, rows)
+
+
+@contextmanager
+def _tapped(pairs: list[PairModules]) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Record (input, output) of every A and B, in pair order."""
+    layers = [layer for pair in pairs for layer in (pair.down, pair.up)]
+    taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    taps: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if id(layer) in taken:
+            raise RuntimeError("a LoRA layer ran twice in one forward pass: its per-sample gradient is not supported")
+        taken[id(layer)] = (inputs[0].detach(), output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield taps
+        missing = [pair.name for pair in pairs if id(pair.down) not in taken or id(pair.up) not in taken]
+        if missing:
+            raise RuntimeError(f"LoRA pair {missing[0]} took no part in the forward pass")
+        taps.extend(taken[id(layer)] for layer in layers)
+    finally:
+        for handle in handles:
+            handle.remove()
