@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError, DataError
+from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
 
 UNITS = ("encounter", "patient")
-
-
-@dataclass(frozen=True)
-class Records:
-    """Texts with the person each belongs to, as a Parquet file of the corpus stages holds them. Private.
-
-    Attributes:
-        texts: one training example each.
-        patients: (records,) dense pseudonymous index of the patient.
-        label: what the data is, "synthetic" included; public.
-        synthetic: whether no real person is behind it.
-    """
-
-    texts: list[str]
-    patients: NDArray[np.int64]
-    label: str
-    synthetic: bool
-
-    def __repr__(self) -> str:
-        return f"Records({len(self.texts)} records, {self.label})"
-
-
-def read_records(path: Path) -> Records:
-    """Read a Parquet file with the columns ``text`` and ``patient``.
-
-    Raises: DataError if it is missing, unreadable, empty or lacks a column.
-    """
-    try:
-        table = pq.read_table(path, columns=["text", "patient"])
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot be read ({error})", fix="run the data stages again", file=path) from None
-    if table.num_rows == 0:
-        raise DataError("holds no record", fix="run the data stages with more records", file=path)
-    metadata = json.loads((table.schema.metadata or {}).get(b"dptune", b"{}"))
-    return Records(
-        texts=table.column("text").to_pylist(),
-        patients=table.column("patient").to_numpy(),
-        label=str(metadata.get("label", "unlabelled")),
-        synthetic=bool(metadata.get("synthetic", False)),
-    )
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,14 @@ class StepReport:
     Attributes:
         step: 1-based optimiser step.
         releases: length of the ledger.
+        composition: what the ledger holds so far.
         public: functions of the configuration and of releases.
         private: functions of raw records (batch loss, clipped fraction).
     """
 
     step: int
     releases: int
+    composition: Composition
     public: dict[str, float]
     private: dict[str, float] = field(repr=False)
 
@@ -164,7 +166,7 @@ def _step(
     # Without noise the sum is as private as the records.
     norm = float(torch.stack([total.norm() for total in noisy]).norm())
     (public if mechanism.private else private)["gradient_sum_norm"] = norm
-    return StepReport(step + 1, ledger.releases, public, private)
+    return StepReport(step + 1, ledger.releases, ledger.composition, public, private)
 
 
 def _gradients(

@@ -1,0 +1,56 @@
+"""One file over HTTP, whole or an error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+import requests
+from tqdm import tqdm
+
+from dptune.errors import DataError
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = (10.0, 60.0)  # seconds to connect, seconds without a byte
+_CHUNK = 1 << 16
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def download(url: str, target: Path) -> None:
+    """Stream ``url`` into ``target``, with a bar on a terminal and log lines elsewhere.
+
+    Raises: DataError if the server cannot be reached, refuses, or sends less than it promised.
+    """
+    fix = "check the network and retry, or give uci.path a copy of the table (CSV or zip)"
+    log.info("downloading %s", url)
+    try:
+        # Without "identity" the length that the server promises may be that of compressed bytes.
+        headers = {"Accept-Encoding": "identity"}
+        with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+            response.raise_for_status()
+            promised = int(response.headers.get("Content-Length") or 0)
+            received = _stream(response, target, promised)
+    except (requests.RequestException, ValueError) as error:
+        raise DataError(f"download failed ({type(error).__name__}: {error})", fix=fix, file=url) from None
+    if promised and received != promised:  # urllib3 2 raises by itself, urllib3 1 does not
+        raise DataError(f"download stopped at {received} of {promised} bytes", fix=fix, file=url)
+
+
+def _stream(response: requests.Response, target: Path, promised: int) -> int:
+    received, spoke = 0, time.monotonic()
+    terminal = sys.stderr.isatty()
+    with (
+        target.open("wb") as file,
+        tqdm(total=promised or None, unit="B", unit_scale=True, desc=target.name, disable=not terminal) as bar,
+    ):
+        for chunk in response.iter_content(_CHUNK):
+            received += file.write(chunk)
+            bar.update(len(chunk))
+            if not terminal and time.monotonic() - spoke > _SECONDS_BETWEEN_LINES:
+                spoke = time.monotonic()
+                log.info("downloaded %d of %s bytes", received, promised or "unknown")
+    log.info("downloaded %d bytes", received)
+    return received

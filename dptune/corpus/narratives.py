@@ -1,0 +1,128 @@
+"""From table to text: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dptune.corpus.records import Records, write_records
+from dptune.corpus.schema import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING
+from dptune.corpus.table import UNKNOWN, Table, read_table
+from dptune.errors import DataError
+
+OPENING = "This is the record of a hospital encounter of a patient with diabetes."
+NEVER_VERBALISED = ("encounter_id", "patient_nbr")
+_UNKNOWN_VALUES = (MISSING, "Unknown/Invalid")
+_ORDER = ("primary", "secondary", "additional secondary")
+_DOSE = {"No": "not prescribed", "Steady": "unchanged", "Up": "increased", "Down": "decreased"}
+_CLOSING = {
+    "change": {"Ch": "The medication is changed.", "No": "The medication is not changed."},
+    "diabetesMed": {
+        "Yes": "Diabetes medication is prescribed.",
+        "No": "Diabetes medication is not prescribed.",
+    },
+    "readmitted": {
+        "<30": "The patient is readmitted in less than 30 days.",
+        ">30": "The patient is readmitted after more than 30 days.",
+        "NO": "The patient is not readmitted.",
+    },
+}
+
+Clause = Callable[[str], str]
+
+
+def verbalise(table: Table) -> list[str]:
+    """One paragraph per row of ``table``, in its order.
+
+    Clauses follow the column order; encounter_id and patient_nbr are never told; a missing value is
+    "unknown"; ids are decoded; a diagnosis is told by its category, the digits before the point.
+    """
+    clauses = clause_makers(table.ids)
+    columns = [_clauses_of(table.frame[name], clauses[name]) for name in clauses]
+    return [" ".join((OPENING, *row)) for row in zip(*columns, strict=True)]
+
+
+def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
+    """Column name -> function from a field's value to its clause, in column order."""
+    makers: dict[str, Clause] = {name: partial(_plain, name.replace("_", " ")) for name in COLUMNS}
+    makers["age"] = _age
+    makers["time_in_hospital"] = _stay
+    makers |= {name: partial(_decoded, name.replace("_", " "), ids[name]) for name in ID_COLUMNS}
+    makers |= {f"number_{kind}": partial(_visits, kind) for kind in ("outpatient", "emergency", "inpatient")}
+    makers |= {name: partial(_diagnosis, order) for name, order in zip(DIAGNOSES, _ORDER, strict=True)}
+    makers |= {drug: partial(_drug, drug) for drug in DRUGS}
+    makers |= {name: wording.__getitem__ for name, wording in _CLOSING.items()}
+    return {name: maker for name, maker in makers.items() if name not in NEVER_VERBALISED}
+
+
+def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path) -> None:
+    """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, patient, text.
+
+    ``patient`` numbers patients from 0 by first appearance and is not patient_nbr. What the data is (source,
+    synthetic, label) goes from ``source_json`` into the schema metadata.
+
+    Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
+    """
+    about = _read_source(source_json)
+    table = read_table(table_csv, ids_mapping)
+    patient, _ = pd.factorize(table.frame["patient_nbr"])
+    record = np.arange(len(table.frame), dtype=np.int64)
+    text = pa.array(verbalise(table), pa.string())
+    write_records(out, Records(record, patient.astype(np.int64), text, about))
+
+
+def _read_source(path: Path) -> dict[str, Any]:
+    try:
+        source = json.loads(path.read_text(encoding="utf-8"))
+        return {name: source[name] for name in ("source", "synthetic", "label")}
+    except (OSError, ValueError, KeyError, TypeError):
+        problem = "cannot be read as the description of a source"
+        raise DataError(problem, fix="acquire the table again, which writes it", file=path) from None
+
+
+def _clauses_of(values: pd.Series, clause: Clause) -> np.ndarray:
+    # A column has few distinct values: word each once, then look rows up.
+    codes, distinct = pd.factorize(values)
+    return np.array([clause(value) for value in distinct], dtype=object)[codes]
+
+
+def _known(value: str) -> str:
+    return UNKNOWN if value in _UNKNOWN_VALUES else value
+
+
+def _plain(column: str, value: str) -> str:
+    return f"{column} is {_known(value)}."
+
+
+def _decoded(column: str, descriptions: Mapping[str, str], code: str) -> str:
+    return f"{column} is {descriptions[code]}."
+
+
+def _age(band: str) -> str:
+    low, high = band.strip("[)").split("-")
+    return f"The patient is between {low} and {high} years old."
+
+
+def _stay(days: str) -> str:
+    return f"The patient is in hospital for {days} day{'' if days == '1' else 's'}."
+
+
+def _visits(kind: str, count: str) -> str:
+    number = "no" if count == "0" else count
+    visits = "visit" if count == "1" else "visits"
+    return f"The patient had {number} {kind} {visits} in the year preceding the encounter."
+
+
+def _diagnosis(order: str, code: str) -> str:
+    return f"{order} diagnosis code is {_known(code.partition('.')[0])}."
+
+
+def _drug(drug: str, dose: str) -> str:
+    return f"{drug} is {_DOSE[dose]}."

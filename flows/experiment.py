@@ -1,0 +1,175 @@
+"""The experiment flow: every cell of the grid as a Prefect task that runs in a process of its own.
+
+python -m flows.experiment        # what the DVC stage runs
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from prefect import flow, get_run_logger, task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import TaskRun
+from prefect.concurrency.sync import concurrency
+from prefect.context import TaskRunContext
+from prefect.filesystems import LocalFileSystem
+from prefect.runtime import flow_run
+from prefect.states import State
+
+from dptune.files import write_json, write_text
+from tasks import tracking
+from tasks.cells import Cell, grid
+from tasks.paths import EXPERIMENT, RUNS, TRAIN
+from tasks.settings import Experiment, load_settings
+from tasks.stage import USER_ERROR, run_stage
+
+_LAST_LINES = 15
+
+
+class CellError(Exception):
+    """A cell's process ended with an error; ``hopeless`` when trying again cannot mend it."""
+
+    def __init__(self, label: str, status: int, output: str) -> None:
+        super().__init__(f"cell {label} ended with status {status}:\n{output}")
+        self.hopeless = status == USER_ERROR
+
+
+def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
+    """A cell's result lies in its own folder, so removing the folder forgets the result."""
+    return f"{parameters['cell'].directory.name}/prefect_result"
+
+
+async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
+    try:
+        await state.aresult()
+    except CellError as error:
+        return not error.hopeless
+    except Exception:
+        return True
+    return False
+
+
+@task(
+    name="fine-tune",
+    task_run_name="{cell.label}",
+    cache_key_fn=_cache_key,
+    persist_result=True,
+    retry_delay_seconds=2,
+    retry_condition_fn=_worth_retrying,
+)
+def fine_tune(cell: Cell, device: str, parent: str) -> str:
+    """Run one cell to its end; a retry resumes from its ledger and checkpoint. Returns its folder."""
+    directory = cell.directory
+    specification = directory / "cell.json"
+    write_text(specification, cell.model_dump_json(indent=2))
+    command = [sys.executable, "-m", "tasks.finetune", str(specification), "--device", device]
+    command += ["--parent", parent, "--flow-run", str(flow_run.id or "none")]
+    with concurrency(_limit_name(device), occupy=1, strict=True):
+        _run(cell.label, command)
+    return str(directory)
+
+
+@flow(name="experiment", log_prints=True)
+def experiment(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> list[str]:
+    """Fine-tune every cell of the grid and say where the results are.
+
+    Args:
+        params: the parameter file.
+        overrides: sections to merge over it, such as ``{"experiment": {"epsilons": [4]}}``.
+
+    Raises: RuntimeError naming every cell that failed, after all others have run.
+    """
+    settings = load_settings(Path(params), overrides)
+    cells, logger = grid(settings), get_run_logger()
+    devices = available_devices(settings.experiment)
+    parent = tracking.parent_run(settings.experiment.name, _tags(settings.experiment))
+    for device in devices:
+        _set_limit(device, settings.experiment.cells_per_device)
+    configured = fine_tune.with_options(
+        retries=settings.experiment.retries, result_storage=LocalFileSystem(basepath=str(RUNS.resolve()))
+    )
+    futures = [
+        configured.submit(cell, devices[index % len(devices)], parent, return_state=False)
+        for index, cell in enumerate(cells)
+    ]
+    failed = []
+    for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
+        future.wait()
+        state = future.state
+        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, state.name.lower())
+        if not state.is_completed():
+            failed.append(cell.label)
+    write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
+    tracking.finish_parent(parent, failed=bool(failed))
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
+    return [str(cell.directory) for cell in cells]
+
+
+def available_devices(settings: Experiment) -> list[str]:
+    """The devices that params.yaml names, or every CUDA device, or the CPU."""
+    if settings.devices != "auto":
+        return list(settings.devices)
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def _tags(settings: Experiment) -> dict[str, str]:
+    return {
+        "telemetry": settings.telemetry,
+        "accounting": settings.accounting,
+        "git_commit": tracking.git_commit(),
+        "dvc_hash": tracking.dvc_hash(TRAIN),
+        "prefect_flow_run": str(flow_run.id or "none"),
+    }
+
+
+def _limit_name(device: str) -> str:
+    return f"dptune-{device.replace(':', '-')}"
+
+
+def _set_limit(device: str, cells: int) -> None:
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(_limit_name(device), cells)
+
+
+def _run(label: str, command: list[str]) -> None:
+    """Run a cell's process and pass its output on line by line."""
+    logger, last = get_run_logger(), deque[str](maxlen=_LAST_LINES)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    try:
+        for line in _lines(process):
+            last.append(line)
+            logger.info("%s", line)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        raise CellError(label, status, "\n".join(last))
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip():
+            yield line.rstrip()
+
+
+def main() -> None:
+    """Run the flow on params.yaml; failed cells end it with a message and status 1."""
+    try:
+        experiment()
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_stage(main)

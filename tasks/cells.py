@@ -1,0 +1,118 @@
+"""The grid as data: one cell is one (model, mechanism, epsilon, seed), fully spelled out.
+
+A cell's folder name carries a digest of everything that decides its result: its settings, its data, its model
+and the code that runs it. A cell whose digest is unchanged need not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from dptune.files import sha256
+from dptune.mechanisms.registry import takes_noise
+from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
+from tasks.settings import Lora, Model, Settings, Training
+
+_CODE = ("privacy", "mechanisms", "training")
+
+
+class Cell(BaseModel):
+    """Everything that one fine-tuning run needs to know. Public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experiment: str
+    model_name: str
+    model: Model
+    mechanism: str
+    options: dict[str, Any]
+    epsilon: float | None
+    seed: int
+    delta: float
+    accounting: str
+    telemetry: str
+    unit: str
+    lora: Lora
+    training: Training
+    inputs: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """Short and readable: ``public.static.eps2.seed0``."""
+        epsilon = "" if self.epsilon is None else f".eps{self.epsilon:g}"
+        return f"{self.model_name}.{self.mechanism}{epsilon}.seed{self.seed}"
+
+    @property
+    def directory(self) -> Path:
+        """The cell's own folder under data/runs."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def grid(settings: Settings) -> list[Cell]:
+    """Every cell of the experiment; a mechanism without noise to calibrate has one cell for all epsilons."""
+    experiment = settings.experiment
+    cells = []
+    for name, model in experiment.models.items():
+        inputs = digests(model)
+        for mechanism in experiment.mechanisms:
+            options = settings.mechanisms[mechanism]
+            epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
+            cells += [
+                Cell(
+                    experiment=experiment.name,
+                    model_name=name,
+                    model=model,
+                    mechanism=mechanism,
+                    options=options,
+                    epsilon=epsilon,
+                    seed=seed,
+                    delta=experiment.delta,
+                    accounting=experiment.accounting,
+                    telemetry=experiment.telemetry,
+                    unit=settings.data.unit,
+                    lora=settings.lora,
+                    training=settings.training,
+                    inputs=inputs,
+                )
+                for epsilon in epsilons
+                for seed in experiment.seeds
+            ]
+    return cells
+
+
+def digests(model: Model) -> dict[str, str]:
+    """SHA-256 of each input of a cell: data, base model (or its pinned commit), and code."""
+    local = Path(model.source)
+    weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
+    return {
+        "train": sha256(TRAIN),
+        "eval": sha256(EVAL),
+        "public_validation": sha256(PUBLIC_VALIDATION),
+        "model": weights,
+        "code": code_digest(),
+    }
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Digest of the sources that decide a cell's result."""
+    import dptune
+
+    root = Path(dptune.__file__).parent
+    files = [path for part in _CODE for path in sorted((root / part).rglob("*.py"))]
+    return _digest([*files, Path(__file__).with_name("finetune.py")])
+
+
+def _digest_of_folder(folder: Path) -> str:
+    return _digest(sorted(path for path in folder.iterdir() if path.is_file()))
+
+
+def _digest(files: list[Path]) -> str:
+    return hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in files).encode()).hexdigest()

@@ -1,0 +1,20 @@
+"""Where everything lies, relative to the directory that holds params.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = Path("data")
+RAW = DATA / "raw"
+NARRATIVES = DATA / "narratives" / "narratives.parquet"
+SPLITS = DATA / "splits"
+CANARIES = DATA / "canaries"
+TRAIN = CANARIES / "train.parquet"
+EVAL = SPLITS / "eval.parquet"
+SECRETS = DATA / "secrets" / "canaries.json"
+MANIFEST = CANARIES / "manifest.json"
+PUBLIC_MODEL = DATA / "models" / "public"
+PUBLIC_VALIDATION = DATA / "models" / "public_validation.parquet"
+RUNS = DATA / "runs"
+EXPERIMENT = RUNS / "experiment.json"
+REPORT = DATA / "report"

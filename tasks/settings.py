@@ -1,0 +1,177 @@
+"""params.yaml, checked: every unknown, missing or impossible entry is an error that names it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.registry import build, takes_noise
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Synthetic(_Section):
+    """The generated cohort."""
+
+    encounters: Annotated[int, Field(ge=50)]
+    seed: int
+
+
+class Data(_Section):
+    """Which table, and whose privacy."""
+
+    source: Literal["synthetic", "uci"]
+    path: Path | None = None
+    unit: Literal["encounter", "patient"]
+    split_seed: int
+    synthetic: Synthetic
+
+    @property
+    def uci_path(self) -> Path | None:
+        """The user's copy of the table: DPTUNE_UCI_PATH, else ``path``."""
+        given = os.environ.get("DPTUNE_UCI_PATH")
+        return Path(given) if given else self.path
+
+
+class Canaries(_Section):
+    """How many secrets are planted."""
+
+    extraction: Annotated[int, Field(ge=0)]
+    audit: Annotated[int, Field(ge=0)]
+    position_seed: int
+
+
+class Pretrain(_Section):
+    """The public model and the public narratives it is trained on."""
+
+    encounters: Annotated[int, Field(ge=50)]
+    validation_encounters: Annotated[int, Field(ge=10)]
+    data_seed: int
+    vocabulary: Annotated[int, Field(ge=300)]
+    layers: Count
+    width: Count
+    heads: Count
+    max_length: Annotated[int, Field(ge=2)]
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    seed: int
+
+
+class Lora(_Section):
+    """Adapters on the query and value projections."""
+
+    rank: Count
+    alpha: Count
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    target_modules: tuple[str, ...] | None = None
+
+
+class Training(_Section):
+    """The schedule that all cells share."""
+
+    expected_batch_size: Positive
+    epochs: Positive
+    max_length: Annotated[int, Field(ge=2)]
+    encounters_per_patient: Count
+    learning_rate: Positive
+    warmup_steps: Annotated[int, Field(ge=0)]
+    physical_batch_size: Count
+    checkpoint_every: Count
+    evaluate_every: Count
+    evaluate_records: Count
+    autocast: Literal["bfloat16"] | None = None
+
+
+class Model(_Section):
+    """A base model: hub id with its commit, or a local directory."""
+
+    source: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class Experiment(_Section):
+    """The grid, and how it is run."""
+
+    name: str
+    models: Annotated[dict[str, Model], Field(min_length=1)]
+    mechanisms: Annotated[tuple[str, ...], Field(min_length=1)]
+    epsilons: tuple[Epsilon, ...]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    accounting: Literal["certified", "published"]
+    telemetry: Literal["research", "private"]
+    devices: Literal["auto"] | tuple[str, ...] = "auto"
+    cells_per_device: Count = 1
+    retries: Annotated[int, Field(ge=0)] = 2
+
+
+class Settings(_Section):
+    """All of params.yaml."""
+
+    data: Data
+    canaries: Canaries
+    pretrain: Pretrain
+    lora: Lora
+    training: Training
+    mechanisms: dict[str, dict[str, Any]]
+    experiment: Experiment
+
+    @model_validator(mode="after")
+    def _mechanisms_exist(self) -> Settings:
+        for name in self.experiment.mechanisms:
+            if name not in self.mechanisms:
+                raise ValueError(f"experiment.mechanisms: {name!r} has no entry under mechanisms")
+        for name, entry in self.mechanisms.items():
+            try:
+                needs_noise = takes_noise(name, entry) and "noise_multiplier" not in entry
+                build(name, entry | ({"noise_multiplier": 1.0} if needs_noise else {}))
+            except ConfigError as error:
+                raise ValueError(f"mechanisms.{name}: {error}") from None
+        return self
+
+
+def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | None = None) -> Settings:
+    """Read and check params.yaml.
+
+    Args:
+        overrides: sections to merge over the file, as a deployment's parameters give them.
+
+    Raises: ConfigError naming each entry that is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"is not YAML ({error})", fix="correct that line") from None
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
+    try:
+        return Settings.model_validate(_merge(content, overrides or {}))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        )
+        raise ConfigError(str(path), problems, fix="correct these entries") from None
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,32 @@
+"""What every stage does around its work: privacy of files, logging, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from dptune.errors import DptuneError
+from dptune.files import private_directory
+from tasks.paths import DATA
+
+#: Exit status of an error that trying again cannot mend.
+USER_ERROR = 2
+
+
+def run_stage(work: Callable[[], None]) -> None:
+    """Run a stage's work; a problem that the user can fix ends it with a message and status 2."""
+    os.umask(0o077)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        private_directory(DATA)
+        work()
+    except DptuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}. Fix: free space or make it writable.", file=sys.stderr)
+        sys.exit(USER_ERROR)

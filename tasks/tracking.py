@@ -1,0 +1,132 @@
+"""MLflow: one parent run per experiment, one child per cell. Nothing but what it is handed reaches it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.paths import DATA
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# Alembic's start-up chatter says nothing to a user.
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
+from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+
+_PARENT_TAG = "dptune.parent"
+_BATCH = 500
+
+
+def tracking_uri() -> str:
+    """MLFLOW_TRACKING_URI, else a SQLite file in data/."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(DATA / 'mlflow.db').resolve()}"
+
+
+def client() -> MlflowClient:
+    """A client of the tracking server in use."""
+    return MlflowClient(tracking_uri=tracking_uri())
+
+
+def parent_run(experiment: str, tags: dict[str, str]) -> str:
+    """The run id of the experiment's parent run: found by its name, or started."""
+    mlflow = client()
+    experiment_id = _experiment_id(mlflow, experiment)
+    found = mlflow.search_runs([experiment_id], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
+    if found:
+        run_id = str(found[0].info.run_id)
+    else:
+        run_id = str(mlflow.create_run(experiment_id, tags={_PARENT_TAG: "true"}, run_name=experiment).info.run_id)
+    for key, value in tags.items():
+        mlflow.set_tag(run_id, key, value)
+    return run_id
+
+
+def finish_parent(run_id: str, failed: bool) -> None:
+    """Mark the parent run as ended."""
+    client().set_terminated(run_id, "FAILED" if failed else "FINISHED")
+
+
+class ChildRun:
+    """A cell's run in MLflow: buffers metrics, and survives the death and resumption of its process."""
+
+    def __init__(self, parent: str, name: str, marker: Path, params: dict[str, Any], tags: dict[str, str]) -> None:
+        """Continue the run whose id ``marker`` holds, else start one and write ``marker``."""
+        self._client = client()
+        self._metrics: list[Metric] = []
+        experiment_id = self._client.get_run(parent).info.experiment_id
+        if marker.exists():
+            self.run_id = marker.read_text().strip()
+            self._client.update_run(self.run_id, status="RUNNING")
+        else:
+            tags = {"mlflow.parentRunId": parent, **tags}
+            self.run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
+            self._client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in params.items()])
+            marker.write_text(self.run_id)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Buffer metrics of a step; infinities are logged as they are."""
+        now = int(time.time() * 1000)
+        self._metrics += [Metric(key, float(value), now, step) for key, value in metrics.items()]
+        if len(self._metrics) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is buffered."""
+        for start in range(0, len(self._metrics), _BATCH):
+            self._client.log_batch(self.run_id, metrics=self._metrics[start : start + _BATCH])
+        self._metrics = []
+
+    def tag(self, tags: dict[str, str]) -> None:
+        """Set tags."""
+        self._client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def artifact(self, path: Path) -> None:
+        """Upload a file or a folder under its own name."""
+        if path.is_dir():
+            self._client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
+        else:
+            self._client.log_artifact(self.run_id, str(path))
+
+    def end(self, status: str = "FINISHED") -> None:
+        """Flush and close the run."""
+        self.flush()
+        self._client.set_terminated(self.run_id, status)
+
+
+def git_commit() -> str:
+    """The commit of the working tree, with "+changes" if it differs; "none" outside git."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return commit + ("+changes" if changed else "")
+
+
+def dvc_hash(output: Path) -> str:
+    """DVC's hash of an output, from dvc.lock; "none" outside a DVC pipeline."""
+    try:
+        stages = yaml.safe_load(Path("dvc.lock").read_text())["stages"]
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        return "none"
+    for stage in stages.values():
+        for out in stage.get("outs", []):
+            if out["path"] == output.as_posix():
+                return str(out.get("md5", "none"))
+    return "none"
+
+
+def _experiment_id(mlflow: MlflowClient, name: str) -> str:
+    found = mlflow.get_experiment_by_name(name)
+    if found:
+        return str(found.experiment_id)
+    local = tracking_uri().startswith("sqlite:")
+    location = (DATA / "mlartifacts").resolve().as_uri() if local else None
+    return str(mlflow.create_experiment(name, artifact_location=location))

@@ -1,0 +1,149 @@
+"""Canaries are where they should be, by fair coins, and nobody else learns of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from corpus_helpers import write_train
+
+from dptune.corpus.canaries import Secrets, inject, read_secrets, suffix
+from dptune.corpus.records import Records, read_records
+from dptune.errors import ConfigError, DataError
+from dptune.files import sha256
+
+Planted = tuple[Records, Records, Secrets, Path]
+
+
+def plant(
+    directory: Path, extraction: int, audit: int, *, records: int = 600, patients: int = 200, unit: str = "encounter"
+) -> Planted:
+    old = write_train(directory / "train.parquet", records, patients, unit)
+    out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
+    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42)
+    return old, read_records(out), read_secrets(hidden), manifest
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    return plant(tmp_path_factory.mktemp("planted"), 10, 400)
+
+
+def test_a_text_gains_the_suffix_if_included_and_nothing_else_changes(planted: Planted) -> None:
+    old, new, secrets, _ = planted
+    gained = {one.record: suffix(one.secret) for one in (*secrets.extraction, *secrets.audit) if one.included}
+    pairs = zip(old.record.tolist(), old.text.to_pylist(), strict=True)
+    assert new.text.to_pylist() == [text + gained.get(record, "") for record, text in pairs]
+    assert new.record.tolist() == old.record.tolist()
+    assert new.patient.tolist() == old.patient.tolist()
+
+
+def test_all_candidates_are_listed_with_a_record_and_a_secret_of_their_own(planted: Planted) -> None:
+    _, _, secrets, _ = planted
+    every = (*secrets.extraction, *secrets.audit)
+    assert (len(secrets.extraction), len(secrets.audit)) == (10, 400)
+    assert all(one.included for one in secrets.extraction)
+    assert len({one.record for one in every}) == len({one.secret for one in every}) == 410
+    assert all(re.fullmatch("[A-Z0-9]{10}", one.secret) for one in every)
+    assert suffix("A1B2C3D4E5") == " secret_id=A1B2C3D4E5."
+
+
+def test_coins_and_letters_are_fair(planted: Planted) -> None:
+    """False alarms: 400 coins leave [140, 260] (six standard deviations) with chance 2e-9; the 4,100
+    letters leave 113.9 +- 74 (seven) for any of 36 with chance below 1e-9."""
+    _, _, secrets, _ = planted
+    assert 140 <= sum(one.included for one in secrets.audit) <= 260
+    letters = "".join(one.secret for one in (*secrets.extraction, *secrets.audit))
+    assert all(40 <= letters.count(letter) <= 188 for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
+
+def test_positions_are_public_and_secrets_and_coins_are_not(tmp_path: Path, planted: Planted) -> None:
+    _, new, secrets, _ = planted
+    _, other_new, other, _ = plant(tmp_path, 10, 400)
+    assert [one.record for one in secrets.audit] == [one.record for one in other.audit]
+    assert not {one.secret for one in secrets.audit} & {one.secret for one in other.audit}
+    assert [one.included for one in secrets.audit] != [one.included for one in other.audit]  # chance 2^-400
+    assert secrets.salt != other.salt
+    assert new.about["salt"] != other_new.about["salt"]
+
+
+def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
+    _, _, secrets, manifest = planted
+    public = json.loads(manifest.read_text())
+    folder = manifest.parent
+    assert public == {
+        "records": 600,
+        "extraction": 10,
+        "audit_candidates": 400,
+        "unit": "encounter",
+        "train_sha256": sha256(folder / "new.parquet"),
+        "secrets_sha256": sha256(folder / "secrets.json"),
+    }
+    shown = manifest.read_text() + repr(secrets) + repr(secrets.extraction[0]) + str(secrets.audit[0])
+    for one in (*secrets.extraction, *secrets.audit):
+        assert one.secret not in shown
+    assert "included" not in shown
+    assert secrets.salt not in shown
+    assert len(bytes.fromhex(secrets.salt)) == 32
+
+
+def test_every_file_is_its_owners_alone(planted: Planted) -> None:
+    folder = planted[3].parent
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_the_metadata_goes_on(planted: Planted) -> None:
+    about = planted[1].about
+    assert (about["label"], about["split"]) == ("made up", "train")
+    assert about["canaries"] == {"extraction": 10, "audit": 400}
+
+
+def test_with_unit_patient_no_patient_has_two_canaries(tmp_path: Path) -> None:
+    old, _, secrets, _ = plant(tmp_path, 10, 190, unit="patient")
+    owner = dict(zip(old.record.tolist(), old.patient.tolist(), strict=True))
+    owners = [owner[one.record] for one in (*secrets.extraction, *secrets.audit)]
+    assert len(owners) == len(set(owners)) == 200
+
+
+@pytest.mark.parametrize(
+    ("extraction", "audit", "unit"), [(10, 591, "encounter"), (10, 191, "patient"), (-1, 0, "patient")]
+)
+def test_counts_that_cannot_be_are_refused_and_leave_nothing(
+    extraction: int, audit: int, unit: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"canaries: .* Fix: "):
+        plant(tmp_path, extraction, audit, unit=unit)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+
+
+def test_no_canaries_are_fine(tmp_path: Path) -> None:
+    old, new, secrets, _ = plant(tmp_path, 0, 0)
+    assert new.text.to_pylist() == old.text.to_pylist()
+    assert secrets.extraction == secrets.audit == ()
+
+
+def test_a_train_file_is_injected_once(planted: Planted, tmp_path: Path) -> None:
+    new = planted[3].parent / "new.parquet"
+    with pytest.raises(DataError, match="holds canaries already"):
+        inject(new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: object) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dptune.corpus.canaries.write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        plant(tmp_path, 1, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+
+
+def test_other_files_are_no_secrets(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    for name in ("x", "absent"):
+        with pytest.raises(DataError, match="not a secrets file"):
+            read_secrets(tmp_path / name)
