@@ -1,0 +1,56 @@
+# `make repro` runs the whole experiment, `make test` the tests. Both set up .venv first; a second run installs nothing.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+
+# Only this user may read what the pipeline writes; every tool's state stays inside the repository.
+SHELL := /bin/sh
+export PREFECT_HOME ?= $(CURDIR)/data/prefect
+export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+export MLFLOW_DISABLE_TELEMETRY ?= true
+export DVC_NO_ANALYTICS ?= true
+export HF_HUB_DISABLE_TELEMETRY ?= 1
+ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
+
+.DEFAULT_GOAL := help
+.PHONY: help setup repro test test-slow check format ui paper clean
+
+help:
+	@echo "make setup   build .venv (once)"
+	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
+	@echo "make test    run the tests"
+	@echo "make check   lint, types, import rules"
+	@echo "make ui      Prefect UI and scheduler, and MLflow UI, on this machine"
+	@echo "make paper   the published study: real table, hub models, five epsilons, three seeds (needs GPUs)"
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(SETUP)
+
+repro: $(SETUP)
+	@$(ACTIVATE) dvc repro
+
+test: $(SETUP)
+	@$(ACTIVATE) python -m pytest -m "not slow and not gpu"
+
+test-slow: $(SETUP)
+	@$(ACTIVATE) python -m pytest
+
+check: $(SETUP)
+	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports
+
+format: $(SETUP)
+	@$(ACTIVATE) ruff format . && ruff check --fix .
+
+ui: $(SETUP)
+	@$(ACTIVATE) python -m flows.ui
+
+paper: $(SETUP)
+	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && dvc repro
+
+clean:
+	rm -rf data/report data/runs data/prefect

@@ -1,0 +1,135 @@
+"""DVC stage: the report, as one HTML page, PNGs, and the metrics and plot tables that DVC reads."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from dptune.errors import DataError
+from dptune.files import replacing, write_json, write_text
+from tasks import tracking
+from tasks.paths import EXPERIMENT, REPORT, RUNS
+from tasks.plots import Result, draw_curves, draw_epsilons, draw_perplexity, perplexity_metric
+from tasks.settings import load_settings
+from tasks.stage import run_stage
+
+_PICTURES = {
+    "perplexity.png": draw_perplexity,
+    "epsilon.png": draw_epsilons,
+    "curves.png": draw_curves,
+}
+
+
+def report() -> None:
+    """Read every cell that the last experiment listed, and write data/report."""
+    results = read_results(EXPERIMENT, RUNS)
+    write_report(results, REPORT, load_settings().experiment.name)
+    _to_mlflow(load_settings().experiment.name)
+
+
+def read_results(experiment: Path, runs: Path) -> list[Result]:
+    """The results of the cells that an experiment file lists.
+
+    Raises: DataError if the file or a cell's result is missing.
+    """
+    fix = "run the experiment stage again"
+    try:
+        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        raise DataError("is missing or no experiment file", fix=fix, file=experiment) from None
+    results = []
+    for name in names:
+        path = runs / name / "result.json"
+        try:
+            results.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            raise DataError("is missing or unreadable", fix=fix, file=path) from None
+    return results
+
+
+def write_report(results: list[Result], directory: Path, name: str) -> None:
+    """Write report.html, three PNGs, metrics.json and plots/*.csv."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file, draw in _PICTURES.items():
+        draw(results, directory / file)
+    write_json(directory / "metrics.json", {result["label"]: _metrics(result) for result in results})
+    write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
+    _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
+    write_text(directory / "report.html", _page(results, directory, name))
+
+
+def _page(results: list[Result], directory: Path, name: str) -> str:
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape())
+    environment.filters["epsilon"] = _epsilon
+    pictures = {file: base64.b64encode((directory / file).read_bytes()).decode() for file in _PICTURES}
+    metric = perplexity_metric(results)
+    return environment.get_template("report.html.j2").render(
+        name=name,
+        results=sorted(results, key=lambda result: result["after"][metric]),
+        before={result["model"]: result["before"] for result in results},
+        metric=metric,
+        pictures=pictures,
+        guarantees=sorted({result["guarantee"] for result in results}),
+        sources=sorted({result["data"] for result in results}),
+        synthetic=any(result["synthetic"] for result in results),
+        first=results[0],
+    )
+
+
+def _epsilon(value: float | str) -> str:
+    number = float(value)
+    return f"{number:.3g}" if math.isfinite(number) else "∞"
+
+
+def _metrics(result: Result) -> dict[str, Any]:
+    keys = ("epsilon_published", "epsilon_noise_only", "epsilon_certified", "noise_multiplier", "releases")
+    return {**{key: result[key] for key in keys}, **result["after"]}
+
+
+def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:
+    metric = perplexity_metric(results)
+    return [
+        {
+            "mechanism": f"{result['model']} {result['mechanism']}",
+            "epsilon_certified": result["epsilon_certified"],
+            "epsilon_published": result["epsilon_published"],
+            "perplexity": result["after"][metric],
+            "seed": result["seed"],
+        }
+        for result in results
+        if math.isfinite(float(result["epsilon_certified"]))
+    ]
+
+
+def _curve_rows(results: list[Result]) -> list[dict[str, Any]]:
+    metric = "eval_sample_perplexity" if perplexity_metric(results) == "eval_perplexity" else "public_perplexity"
+    return [
+        {"cell": result["label"], "releases": point["releases"], "perplexity": point[metric]}
+        for result in results
+        for point in result["history"]
+        if metric in point
+    ]
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=["cell", "releases", "perplexity"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _to_mlflow(name: str) -> None:
+    parent = tracking.parent_run(name, {})
+    client = tracking.client()
+    for file in [*_PICTURES, "report.html"]:
+        client.log_artifact(parent, str(REPORT / file), artifact_path="report")
+
+
+if __name__ == "__main__":
+    run_stage(report)
