@@ -15,18 +15,16 @@ from typing import Any
 import torch
 from prefect import flow, get_run_logger, task
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import TaskRun
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
-from prefect.filesystems import LocalFileSystem
 from prefect.runtime import flow_run
-from prefect.states import State
 
 from dptune.files import write_json, write_text
 from tasks import tracking
 from tasks.cells import Cell, grid
 from tasks.paths import EXPERIMENT, RUNS, TRAIN
-from tasks.settings import Experiment, load_settings
+from tasks.settings import Experiment, load_settings, merge
 from tasks.stage import USER_ERROR, run_stage
 
 _LAST_LINES = 15
@@ -76,24 +74,33 @@ def fine_tune(cell: Cell, device: str, parent: str) -> str:
 
 
 @flow(name="experiment", log_prints=True)
-def experiment(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> list[str]:
+def experiment(
+    epsilons: list[float] | None = None,
+    mechanisms: list[str] | None = None,
+    seeds: list[int] | None = None,
+    params: str = "params.yaml",
+    overrides: dict[str, Any] | None = None,
+) -> list[str]:
     """Fine-tune every cell of the grid and say where the results are.
 
     Args:
+        epsilons: privacy budgets in place of the file's.
+        mechanisms: labels in place of the file's.
+        seeds: in place of the file's.
         params: the parameter file.
-        overrides: sections to merge over it, such as ``{"experiment": {"epsilons": [4]}}``.
+        overrides: any other sections to merge over it, such as ``{"training": {"epochs": 3}}``.
 
     Raises: RuntimeError naming every cell that failed, after all others have run.
     """
-    settings = load_settings(Path(params), overrides)
+    chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, logger = grid(settings), get_run_logger()
     devices = available_devices(settings.experiment)
     parent = tracking.parent_run(settings.experiment.name, _tags(settings.experiment))
     for device in devices:
         _set_limit(device, settings.experiment.cells_per_device)
-    configured = fine_tune.with_options(
-        retries=settings.experiment.retries, result_storage=LocalFileSystem(basepath=str(RUNS.resolve()))
-    )
+    configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
     futures = [
         configured.submit(cell, devices[index % len(devices)], parent, return_state=False)
         for index, cell in enumerate(cells)
@@ -102,7 +109,7 @@ def experiment(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
         future.wait()
         state = future.state
-        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, state.name.lower())
+        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, (state.name or state.type).lower())
         if not state.is_completed():
             failed.append(cell.label)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})

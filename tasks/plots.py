@@ -63,6 +63,9 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
         for model, perplexity in _before(results, metric).items():
             axis.axhline(perplexity, color="grey", linestyle=":", label=f"{model} model, not fine-tuned")
         axis.set(xlabel=f"epsilon, {title}", xscale="log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="x", which="both", labelsize=8)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(metric.replace("_", " "))
     figure.suptitle(_title("Perplexity against epsilon", results))

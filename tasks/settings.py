@@ -160,7 +160,7 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
     try:
-        return Settings.model_validate(_merge(content, overrides or {}))
+        return Settings.model_validate(merge(content, overrides or {}))
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg'].removeprefix('Value error, ')}"
@@ -169,9 +169,10 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
         raise ConfigError(str(path), problems, fix="correct these entries") from None
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``base`` with ``over`` written over it, section by section."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if both else value
     return merged

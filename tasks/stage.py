@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from dptune.errors import DptuneError
 from dptune.files import private_directory
@@ -20,8 +22,14 @@ def run_stage(work: Callable[[], None]) -> None:
     os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     try:
         private_directory(DATA)
+        if Path(".dvc").is_dir():
+            # DVC makes its copies readable to all; the folder around them keeps others out.
+            private_directory(Path(".dvc") / "cache")
         work()
     except DptuneError as error:
         print(f"error: {error}", file=sys.stderr)

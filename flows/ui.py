@@ -1,0 +1,101 @@
+"""Everything with a face, on this machine only: Prefect's UI and scheduler, the deployments, and MLflow's UI.
+
+    python -m flows.ui        # `make ui`; Ctrl-C stops all of it
+
+Set PREFECT_API_URL to use a Prefect server of your own, MLFLOW_TRACKING_URI for an MLflow server of your own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from dptune.errors import DptuneError
+from tasks.stage import run_stage
+from tasks.tracking import tracking_uri
+
+HOST = "127.0.0.1"
+PREFECT_PORT = int(os.environ.get("DPTUNE_PREFECT_PORT", "4200"))
+MLFLOW_PORT = int(os.environ.get("DPTUNE_MLFLOW_PORT", "5000"))
+_START_SECONDS = 180
+
+
+def serve_deployments() -> None:
+    """Register the deployments and run what the UI, a schedule or the API asks for, until stopped."""
+    from flows.experiment import experiment
+
+    experiment.serve(
+        name="experiment",
+        description="The grid of params.yaml: models x mechanisms x epsilons x seeds. Finished cells are kept.",
+        tags=["dptune"],
+        limit=1,
+        print_starting_message=False,
+    )
+
+
+def run_ui() -> None:
+    """Start the servers and the deployments; stop all of them when one ends or on Ctrl-C."""
+    environment = dict(os.environ)
+    processes: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if "PREFECT_API_URL" not in environment:
+            url = f"http://{HOST}:{PREFECT_PORT}"
+            processes.append(_start(["prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)]))
+            environment["PREFECT_API_URL"] = f"{url}/api"
+            _wait_for(f"{url}/api/health", processes[-1])
+            print(f"Prefect UI:  {url}   (Deployments -> experiment -> Run, or add a schedule)", flush=True)
+        processes.append(_start(["flows.ui", "deployments"], environment))
+        if "MLFLOW_TRACKING_URI" not in environment:
+            store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
+            processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store]))
+            _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", processes[-1])
+            print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)
+        while all(process.poll() is None for process in processes):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
+    finally:
+        _stop(processes)
+
+
+def _start(module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    # A session of its own, so that a server's worker processes end with it.
+    return subprocess.Popen([sys.executable, "-m", *module], env=environment, start_new_session=True)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(_START_SECONDS):
+        if process.poll() is not None:
+            raise DptuneError(f"the server for {url} ended at once. Fix: free its port, or set another one.")
+        try:
+            with urlopen(url, timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(1)
+    raise DptuneError(f"no answer from {url} in {_START_SECONDS} s. Fix: look at its output above.")
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in reversed(processes):
+        try:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=15)
+        except ProcessLookupError:
+            continue
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    run_stage(serve_deployments if sys.argv[1:] == ["deployments"] else run_ui)

@@ -1,0 +1,58 @@
+"""Write a profile (a named set of parameters) over params.yaml, keeping its comments.
+
+python -m tasks.profile profiles/paper.yaml     # `git checkout params.yaml` takes it back
+"""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from dptune.errors import ConfigError
+from dptune.files import write_text
+from tasks.settings import load_settings
+from tasks.stage import run_stage
+
+PARAMS = Path("params.yaml")
+
+
+def apply_profile(profile: Path, params: Path = PARAMS) -> None:
+    """Merge ``profile`` over ``params``.
+
+    Raises: ConfigError if a file is unreadable or the result would not be valid; ``params`` is then unchanged.
+    """
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    try:
+        base, over = (yaml.load(path.read_text(encoding="utf-8")) for path in (params, profile))
+    except (OSError, YAMLError) as error:
+        raise ConfigError(str(profile), f"cannot be read ({error})", fix="give a YAML file of parameters") from None
+    load_settings(params, over)
+    _overlay(base, over)
+    text = StringIO()
+    yaml.dump(base, text)
+    write_text(params, text.getvalue())
+    params.chmod(0o644)
+
+
+def _overlay(base: Any, over: Any) -> None:
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and key != "models":
+            _overlay(base[key], value)
+        else:
+            base[key] = value
+
+
+def _main() -> None:
+    if len(sys.argv) != 2:
+        raise ConfigError("profile", "is missing", fix="python -m tasks.profile profiles/paper.yaml")
+    apply_profile(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    run_stage(_main)
