@@ -28,6 +28,7 @@ def apply_profile(profile: Path, params: Path = PARAMS) -> None:
     """
     yaml = YAML()
     yaml.preserve_quotes = True
+    yaml.width = 200
     try:
         base, over = (yaml.load(path.read_text(encoding="utf-8")) for path in (params, profile))
     except (OSError, YAMLError) as error:

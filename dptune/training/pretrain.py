@@ -38,7 +38,7 @@ class Pretraining:
     layers: int = 2
     width: int = 64
     heads: int = 2
-    max_length: int = 128
+    max_length: int = 192
     epochs: int = 3
     batch_size: int = 32
     learning_rate: float = 3e-3
