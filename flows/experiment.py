@@ -61,7 +61,7 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=2,
     retry_condition_fn=_worth_retrying,
 )
-def fine_tune(cell: Cell, device: str, parent: str) -> str:
+def fine_tune(cell: Cell, device: str, parent: str, terminal: bool = False) -> str:
     """Run one cell to its end; a retry resumes from its ledger and checkpoint. Returns its folder."""
     directory = cell.directory
     specification = directory / "cell.json"
@@ -69,7 +69,9 @@ def fine_tune(cell: Cell, device: str, parent: str) -> str:
     command = [sys.executable, "-m", "tasks.finetune", str(specification), "--device", device]
     command += ["--parent", parent, "--flow-run", str(flow_run.id or "none")]
     with concurrency(_limit_name(device), occupy=1, strict=True):
-        _run(cell.label, command)
+        # A lone cell at a terminal draws its own progress bar; otherwise its output becomes log lines.
+        run = _run_attached if terminal else _run
+        run(cell.label, command)
     return str(directory)
 
 
@@ -100,10 +102,10 @@ def experiment(
     parent = tracking.parent_run(settings.experiment.name, _tags(settings.experiment))
     for device in devices:
         _set_limit(device, settings.experiment.cells_per_device)
+    terminal = sys.stderr.isatty() and len(devices) * settings.experiment.cells_per_device == 1
     configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
     futures = [
-        configured.submit(cell, devices[index % len(devices)], parent, return_state=False)
-        for index, cell in enumerate(cells)
+        configured.submit(cell, devices[index % len(devices)], parent, terminal) for index, cell in enumerate(cells)
     ]
     failed = []
     for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
@@ -143,6 +145,12 @@ def _limit_name(device: str) -> str:
 def _set_limit(device: str, cells: int) -> None:
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(_limit_name(device), cells)
+
+
+def _run_attached(label: str, command: list[str]) -> None:
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        raise CellError(label, status, "see its output above")
 
 
 def _run(label: str, command: list[str]) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from tqdm import tqdm
 
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
@@ -27,7 +29,7 @@ from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.calibration import calibrate, sampling
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
 from dptune.training.data import PrivacyUnits, Tokens, tokenize
 from dptune.training.evaluation import perplexity
@@ -44,6 +46,7 @@ GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
     "private": "The guarantee covers the adapter and everything logged: only releases and public data are shown.",
 }
+_SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +103,7 @@ def run_cell(
         write_json(result_file, result)
         draw_curves([result], directory / "curves.png")
         ledger.finish()
-        _publish(child, directory, ledger.releases, prices, after)
+        _publish(child, directory, ledger, prices, after)
     except BaseException:
         if child:
             child.end("FAILED")
@@ -146,17 +149,18 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
             leaks=entropy.leaks,
         ),
         units=units,
-        train=_tokens(records, tokenizer, training.max_length),
-        evaluation=_tokens(read_records(EVAL), tokenizer, training.max_length),
-        validation=_tokens(read_records(PUBLIC_VALIDATION), tokenizer, training.max_length),
+        train=_tokens(cell, records, tokenizer),
+        evaluation=_tokens(cell, read_records(EVAL), tokenizer),
+        validation=_tokens(cell, read_records(PUBLIC_VALIDATION), tokenizer),
         about=dict(records.about),
     )
 
 
-def _tokens(records: Records, tokenizer: Any, max_length: int) -> Tokens:
-    tokens = tokenize(records.text.to_pylist(), tokenizer, max_length)
-    if tokens.truncated:
-        _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), max_length)
+def _tokens(cell: Cell, records: Records, tokenizer: Any) -> Tokens:
+    limit = cell.training.max_length
+    tokens = tokenize(records.text.to_pylist(), tokenizer, limit)
+    if tokens.truncated and cell.telemetry == "research":
+        _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)
     return tokens
 
 
@@ -177,10 +181,12 @@ def _calibrated(cell: Cell, pairs: int, sample_rate: float, steps: int) -> Mecha
 def _observer(job: Job, child: ChildRun | None, history: Path) -> Callable[[StepReport], None]:
     """Called after each step: logs it, and at times evaluates."""
     every, total = job.cell.training.evaluate_every, job.plan.steps
+    bar = tqdm(total=total, desc=job.cell.label, disable=not sys.stderr.isatty())
     reported = time.monotonic()
 
     def observe(report: StepReport) -> None:
         nonlocal reported
+        bar.update(report.releases - bar.n)
         metrics = dict(report.public)
         if job.cell.telemetry == "research":
             metrics |= report.private
@@ -190,7 +196,7 @@ def _observer(job: Job, child: ChildRun | None, history: Path) -> Callable[[Step
             _append(history, {"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
-        if time.monotonic() - reported > 10 or report.releases == total:
+        if bar.disable and (time.monotonic() - reported > _SECONDS_BETWEEN_LINES or report.releases == total):
             reported = time.monotonic()
             _log.info("%s: step %d of %d", job.cell.label, report.releases, total)
 
@@ -308,17 +314,19 @@ def _child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
         "git_commit": git_commit(),
         "dvc_hash": dvc_hash(TRAIN),
         "prefect_flow_run": flow_run,
-        "ledger_run_id": job.header.run_id,
     }
     return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags)
 
 
-def _publish(child: ChildRun | None, directory: Path, step: int, prices: Epsilons, after: dict[str, float]) -> None:
+def _publish(
+    child: ChildRun | None, directory: Path, ledger: Ledger, prices: Epsilons, after: dict[str, float]
+) -> None:
     if child is None:
         return
-    child.log(step, after | {f"final_{key}": value for key, value in _named(prices).items()})
+    child.log(ledger.releases, after | {f"final_{key}": value for key, value in _named(prices).items()})
     for name in ("ledger.jsonl", "adapter", "result.json", "curves.png"):
         child.artifact(directory / name)
+    child.tag({"ledger_run_id": ledger.header.run_id})
     child.end()
 
 
