@@ -123,7 +123,11 @@ def verify(
         "unit": header.unit,
     }
     _show(result, as_json)
-    if header.telemetry == "research" and not as_json:
+    if as_json:
+        return
+    if not contents.complete:
+        Console().print("The run is not finished: these are the epsilons so far, not those of the planned run.")
+    if header.telemetry == "research":
         Console().print("telemetry: research. The guarantee covers the adapter, not the logged curves.")
 
 

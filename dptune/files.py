@@ -6,6 +6,7 @@ directory, mode 0600, fsynced, then renamed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from dptune.errors import DptuneError
 
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
@@ -31,7 +34,7 @@ def replacing(target: Path) -> Iterator[Path]:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)
-        _fsync_directory(target.parent)
+        fsync_directory(target.parent)
     except BaseException:
         with suppress(FileNotFoundError):
             temporary.unlink()
@@ -62,7 +65,22 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fsync_directory(path: Path) -> None:
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on ``path`` (made if absent); it ends with the process, however that ends.
+
+    Raises: DptuneError at once if another process holds it.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DptuneError(f"{path.parent}: another process works on it. Fix: wait for it, or stop it.") from None
+        yield
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a directory's entries durable: a new file's name survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

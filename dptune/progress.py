@@ -27,7 +27,7 @@ def progress(items: Iterable[T], description: str, *, total: int | None = None, 
         return
     started = last = time.monotonic()
     done = initial
-    for done, item in enumerate(items, start=initial + 1):  # noqa: B007 (done is reported after the loop)
+    for done, item in enumerate(items, start=initial + 1):
         yield item
         now = time.monotonic()
         if now - last >= _SECONDS_BETWEEN_LINES:

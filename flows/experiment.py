@@ -133,7 +133,7 @@ def _tags(settings: Experiment) -> dict[str, str]:
         "telemetry": settings.telemetry,
         "accounting": settings.accounting,
         "git_commit": tracking.git_commit(),
-        "dvc_hash": tracking.dvc_hash(TRAIN),
+        "dvc_hash": tracking.dvc_hash(TRAIN.parent),
         "prefect_flow_run": str(flow_run.id or "none"),
     }
 

@@ -7,6 +7,7 @@ and the code that runs it. A cell whose digest is unchanged need not run again.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from dptune.corpus.records import read_records
 from dptune.files import sha256
 from dptune.mechanisms.registry import takes_noise
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
@@ -88,13 +90,16 @@ def grid(settings: Settings) -> list[Cell]:
 
 
 def digests(model: Model) -> dict[str, str]:
-    """SHA-256 of each input of a cell: data, base model (or its pinned commit), and code."""
+    """A digest of each input of a cell: data, base model (or its pinned commit), and code.
+
+    The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
+    """
     local = Path(model.source)
     weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
+    salt = str(read_records(TRAIN).about["salt"])
+    files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))
     return {
-        "train": sha256(TRAIN),
-        "eval": sha256(EVAL),
-        "public_validation": sha256(PUBLIC_VALIDATION),
+        "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
         "model": weights,
         "code": code_digest(),
     }

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,20 +23,20 @@ from tqdm import tqdm
 
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
-from dptune.files import private_directory, write_json
+from dptune.files import locked, private_directory, write_json, write_text
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.calibration import calibrate, sampling
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
 from dptune.training.data import PrivacyUnits, Tokens, tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import Plan, StepReport, train
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.per_sample import lora_pairs
-from tasks.cells import Cell
+from tasks.cells import Cell, digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
 from tasks.plots import draw_curves
 from tasks.stage import run_stage
@@ -47,6 +47,7 @@ GUARANTEE = {
     "private": "The guarantee covers the adapter and everything logged: only releases and public data are shown.",
 }
 _SECONDS_BETWEEN_LINES = 10.0
+_PUBLISHED = "published"
 _log = logging.getLogger(__name__)
 
 
@@ -74,11 +75,16 @@ def run_cell(
     The last line of the ledger is written after everything else is safe, so a finished ledger means a
     finished cell.
     """
-    entropy = entropy or OsEntropy()
     directory = private_directory(cell.directory)
-    result_file = directory / "result.json"
-    if _finished(directory):
-        return dict(json.loads(result_file.read_text()))
+    with locked(directory / "lock"):
+        if not _finished(directory):
+            _train_cell(cell, directory, device, parent, flow_run, entropy or OsEntropy())
+        _publish(directory, parent)
+        (directory / "checkpoint.safetensors").unlink(missing_ok=True)
+        return dict(json.loads((directory / "result.json").read_text(encoding="utf-8")))
+
+
+def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, flow_run: str, entropy: Entropy) -> None:
     started = time.monotonic()
     job = prepare(cell, torch.device(device), entropy)
     child = _child_run(job, parent, flow_run)
@@ -100,20 +106,27 @@ def run_cell(
         prices = ledger.header.price(ledger.composition)
         history = _read_history(directory / "history.jsonl")
         result = _result(job, prices, ledger.releases, before, after, history, time.monotonic() - started, device)
-        write_json(result_file, result)
         draw_curves([result], directory / "curves.png")
+        write_json(directory / "result.json", result)
         ledger.finish()
-        _publish(child, directory, ledger, prices, after)
+        if child:
+            child.flush()
     except BaseException:
         if child:
             child.end("FAILED")
         raise
-    (directory / "checkpoint.safetensors").unlink(missing_ok=True)
-    return result
 
 
 def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
-    """Load model and data, and calibrate the noise to the cell's budget."""
+    """Load model and data, and calibrate the noise to the cell's budget.
+
+    Raises: ConfigError if the data or model are no longer those the cell was made for, or the run would leak
+    what private telemetry promises to keep.
+    """
+    if digests(cell.model) != cell.inputs:
+        raise ConfigError(
+            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
+        )
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer = load_tokenizer(base)
     records = read_records(TRAIN)
@@ -122,6 +135,13 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient)
     sample_rate, steps = sampling(len(units), training.expected_batch_size, training.epochs)
     mechanism = _calibrated(cell, len(lora_pairs(model)), sample_rate, steps)
+    leaks = (*entropy.leaks, *mechanism.release(mechanism.knobs(), sample_rate).leaks)
+    if cell.telemetry == "private" and leaks:
+        raise ConfigError(
+            "experiment.telemetry",
+            f"private cannot hold for {cell.label}: {'; '.join(leaks)}",
+            fix="leave that mechanism out, or use research",
+        )
     return Job(
         cell=cell,
         model=model,
@@ -239,7 +259,7 @@ def _evaluate(job: Job, *, final: bool) -> dict[str, float]:
 
 
 def _first(tokens: Tokens, most: int | None) -> Tokens:
-    return Tokens(tokens.rows[:most], tokens.padding, tokens.truncated)
+    return replace(tokens, rows=tokens.rows[:most])
 
 
 def _result(
@@ -264,7 +284,7 @@ def _result(
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": GUARANTEE[cell.telemetry],
+        "guarantee": guarantee(cell.telemetry, prices.leaks),
         "data": job.about["label"],
         "synthetic": bool(job.about["synthetic"]),
         "noise_multiplier": job.mechanism.noise.noise_multiplier,
@@ -272,12 +292,12 @@ def _result(
         "releases": releases,
         **{key: _number(value) for key, value in _named(prices).items()},
         "leaks": list(prices.leaks),
-        "before": before,
-        "after": after,
+        "before": {key: _number(value) for key, value in before.items()},
+        "after": {key: _number(value) for key, value in after.items()},
         "history": history,
-        "seconds": round(seconds, 1),
+        # Time depends on the lengths of the drawn records.
+        "seconds": round(seconds, 1) if cell.telemetry == "research" else None,
         "device": device,
-        "inputs": cell.inputs,
     }
 
 
@@ -308,26 +328,34 @@ def _child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
     }
     tags = {
         "telemetry": cell.telemetry,
-        "guarantee": GUARANTEE[cell.telemetry],
         "data": job.about["label"],
         "data_kind": "SYNTHETIC" if job.about["synthetic"] else "real",
         "git_commit": git_commit(),
-        "dvc_hash": dvc_hash(TRAIN),
+        "dvc_hash": dvc_hash(TRAIN.parent),
         "prefect_flow_run": flow_run,
     }
     return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags)
 
 
-def _publish(
-    child: ChildRun | None, directory: Path, ledger: Ledger, prices: Epsilons, after: dict[str, float]
-) -> None:
-    if child is None:
+def _publish(directory: Path, parent: str | None) -> None:
+    """Send a finished cell's results to MLflow, once; after a crash, whatever was not sent yet."""
+    marker = directory / _PUBLISHED
+    if parent is None or marker.exists():
         return
-    child.log(ledger.releases, after | {f"final_{key}": value for key, value in _named(prices).items()})
+    contents, result = read_ledger(directory / "ledger.jsonl"), json.loads((directory / "result.json").read_text())
+    child = ChildRun(parent, result["label"], directory / "mlflow_run", {}, {})
+    final = {f"final_{key}": value for key, value in _named(contents.epsilons).items()}
+    child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
+    child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
     for name in ("ledger.jsonl", "adapter", "result.json", "curves.png"):
         child.artifact(directory / name)
-    child.tag({"ledger_run_id": ledger.header.run_id})
     child.end()
+    write_text(marker, child.run_id)
+
+
+def guarantee(telemetry: str, leaks: tuple[str, ...]) -> str:
+    """One sentence on what a run's certified epsilon covers."""
+    return f"No guarantee: {'; '.join(leaks)}." if leaks else GUARANTEE[telemetry]
 
 
 def _save_adapter(model: Any, directory: Path) -> None:
@@ -365,4 +393,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    # Tracebacks must not print local variables: they hold records.
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    app.command()(main)
+    app()

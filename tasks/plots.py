@@ -54,7 +54,7 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
     for axis, (key, title) in zip(axes, EPSILONS.items(), strict=True):
         for index, name in enumerate(sorted({_series(result) for result in results})):
             mine = [result for result in results if _series(result) == name]
-            points = sorted((_value(result[key]), result["after"][metric]) for result in mine)
+            points = sorted((_value(result[key]), _value(result["after"][metric])) for result in mine)
             finite = [point for point in points if math.isfinite(point[0])]
             if finite:
                 axis.plot(*_columns(finite), "o-", color=_colour(index), label=name)
@@ -99,7 +99,7 @@ def _series(result: Result) -> str:
 
 
 def _before(results: Sequence[Result], metric: str) -> dict[str, float]:
-    return {result["model"]: result["before"][metric] for result in results if metric in result["before"]}
+    return {result["model"]: _value(result["before"][metric]) for result in results if metric in result["before"]}
 
 
 def _value(number: float | str) -> float:

@@ -71,7 +71,7 @@ def _page(results: list[Result], directory: Path, name: str) -> str:
     metric = perplexity_metric(results)
     return environment.get_template("report.html.j2").render(
         name=name,
-        results=sorted(results, key=lambda result: result["after"][metric]),
+        results=sorted(results, key=lambda result: float(result["after"][metric])),
         before={result["model"]: result["before"] for result in results},
         metric=metric,
         pictures=pictures,
@@ -79,6 +79,7 @@ def _page(results: list[Result], directory: Path, name: str) -> str:
         sources=sorted({result["data"] for result in results}),
         synthetic=any(result["synthetic"] for result in results),
         first=results[0],
+        total=math.fsum(float(result["epsilon_certified"]) for result in results),
     )
 
 

@@ -22,6 +22,7 @@ from dptune.files import replacing, sha256, write_json
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
 _SALT_BITS = 256
+_PADDING_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Canary:
 
     record: int
     secret: str = field(repr=False)
-    included: bool = field(repr=False)
+    included: int = field(repr=False)  # 0 or 1, of one width in the file: its size must not tell the count
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,17 @@ def _draw(records: np.ndarray, extraction: int) -> Secrets:
 
     def canary(record: int, always: bool) -> Canary:
         secret = "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
-        return Canary(record, secret, always or bool(entropy.getrandbits(1)))
+        return Canary(record, secret, int(always) or entropy.getrandbits(1))
 
     drawn = [canary(record, place < extraction) for place, record in enumerate(records.tolist())]
     return Secrets(tuple(drawn[:extraction]), tuple(drawn[extraction:]), _salt())
 
 
 def _salt() -> str:
-    return f"{SystemRandom().getrandbits(_SALT_BITS):064x}"
+    """Random digits of random length, so that neither hash nor size of a file tells what was planted."""
+    entropy = SystemRandom()
+    bits = _SALT_BITS + 8 * entropy.randrange(_PADDING_BYTES)
+    return f"{entropy.getrandbits(bits):x}"
 
 
 def _plant(text: pa.Array, rows: np.ndarray, planted: Secrets) -> pa.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ class Records:
     """``record`` (row of the table, from 0), ``patient`` (dense pseudonymous index) and ``text``, equally
     long, and ``about``: at least source, synthetic and label."""
 
-    record: np.ndarray
-    patient: np.ndarray
-    text: pa.Array
+    record: np.ndarray = field(repr=False)
+    patient: np.ndarray = field(repr=False)
+    text: pa.Array = field(repr=False)
     about: Mapping[str, Any]
 
 

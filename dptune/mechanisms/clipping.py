@@ -13,8 +13,8 @@ from dptune.mechanisms.mechanism import Gradients
 if TYPE_CHECKING:
     import torch
 
-#: Clip a little inside the radius, so that float32 rounding of norms and products stays within it.
-_FLOAT32_MARGIN = 1e-5
+#: Norms, factors and sums are float64; this covers their rounding.
+_FLOAT64_MARGIN = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Flat:
         return (radii[0],) * pairs
 
     def clipped_sum(self, gradients: Gradients, radii: Sequence[float]) -> list[torch.Tensor]:
-        """Sum of the clipped gradients, flat float32 per pair."""
+        """Sum of the clipped gradients, flat float64 per pair."""
         norms = gradients.norms()
-        total = norms.double().square().sum(dim=1, keepdim=True).sqrt()
-        factors = (radii[0] * (1 - _FLOAT32_MARGIN) / total.clamp(min=1e-30)).clamp(max=1.0)
-        return gradients.weighted_sum(factors.to(norms.dtype).expand_as(norms))
+        total = norms.square().sum(dim=1, keepdim=True).sqrt()
+        factors = (radii[0] * (1 - _FLOAT64_MARGIN) / total.clamp(min=1e-300)).clamp(max=1.0)
+        return gradients.weighted_sum(factors.expand_as(norms))
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Unclipped:
         return ()
 
     def sensitivity(self, radii: Sequence[float], pairs: int) -> float:
-        """A placeholder that no accountant reads: without noise every epsilon is infinite."""
-        return 1.0
+        """Infinite: no noise bounds what one unit adds."""
+        return math.inf
 
     def noise_scales(self, radii: Sequence[float], pairs: int) -> tuple[float, ...]:
         """Zero."""

@@ -8,10 +8,12 @@ joint l2 sensitivity of the sum divided pairwise by those scales. So the standar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 
@@ -23,11 +25,11 @@ class Gradients(Protocol):
     """Gradients of the units in one physical micro-batch; finite (a unit that was not is all zeros)."""
 
     def norms(self) -> torch.Tensor:
-        """(units, pairs): l2 norm of each unit's gradient of each pair, A and B jointly."""
+        """(units, pairs) float64: l2 norm of each unit's gradient of each pair, A and B jointly."""
         ...
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
-        """Per pair, the flat float32 vector sum_u factors[u, pair] * gradient[u, pair]."""
+        """Per pair, the flat float64 vector sum_u factors[u, pair] * gradient[u, pair]."""
         ...
 
 
@@ -60,7 +62,7 @@ class Clipper(Protocol):
         ...
 
     def clipped_sum(self, gradients: Gradients, radii: Sequence[float]) -> list[torch.Tensor]:
-        """Per pair, the sum of the clipped gradients of a micro-batch, flat float32."""
+        """Per pair, the sum of the clipped gradients of a micro-batch, flat float64."""
         ...
 
 
@@ -80,7 +82,7 @@ class Noise(Protocol):
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """Noisy sums; drawn even when every sum is zero."""
+        """Noisy float32 sums; drawn even when every sum is zero."""
         ...
 
 
@@ -131,6 +133,14 @@ class Mechanism:
     published_accountant: str
     pairs: int = 1
 
+    def __post_init__(self) -> None:
+        if self.private and not math.isfinite(self.clipper.sensitivity(self.knobs().radii, self.pairs)):
+            raise ConfigError(
+                f"mechanisms.{self.name}.clipper",
+                "bounds nothing, so noise cannot hide it",
+                fix="clip, or add no noise",
+            )
+
     @property
     def private(self) -> bool:
         """Whether any noise is added at all."""
@@ -145,7 +155,8 @@ class Mechanism:
         return Release(
             sample_rate=sample_rate,
             noise_multiplier=knobs.noise_multiplier,
-            sensitivity=self.clipper.sensitivity(knobs.radii, self.pairs),
+            # Without noise there is no sensitivity to speak of: the release says so by its family.
+            sensitivity=self.clipper.sensitivity(knobs.radii, self.pairs) if self.private else 1.0,
             noise=self.noise.family,
             raw_inputs=self.controller.raw_inputs,
             adaptive=self.controller.adaptive,
@@ -161,11 +172,11 @@ class Mechanism:
 
         Args:
             batches: micro-batches; a unit lies in exactly one.
-            zeros: one flat float32 zero vector per pair, on the device of the result.
+            zeros: one flat float64 zero vector per pair, on the device of the result.
             knobs: from ``knobs()``, charged to the ledger before this call.
             entropy: the source of the noise.
 
-        Returns: one flat vector per pair, to be divided by the *expected* batch size.
+        Returns: one flat float32 vector per pair, to be divided by the *expected* batch size.
         """
         sums = [zero.clone() for zero in zeros]
         for gradients in batches:

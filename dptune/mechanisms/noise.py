@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
-from dptune.privacy.entropy import Entropy, uniform
+from dptune.privacy.entropy import Entropy, signed_tail
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
+#: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
+#: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
+_GRID = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,13 @@ class Gaussian:
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """Noise is drawn and added in float64 and cast once."""
+        """Added in float64, rounded to a public grid, then cast: see ``_GRID``."""
         noisy = []
         for total, scale in zip(sums, scales, strict=True):
-            noise = standard_normal(entropy, total.numel(), total.device)
-            noisy.append((total.double() + noise_multiplier * scale * noise.view_as(total)).to(total.dtype))
+            deviation = noise_multiplier * scale
+            value = total.double() + deviation * standard_normal(entropy, total.numel(), total.device)
+            step = deviation * _GRID
+            noisy.append(((value / step).round() * step).float())
         return noisy
 
 
@@ -50,12 +58,13 @@ class NoNoise:
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """The sums as they are."""
-        return sums
+        """The sums as they are, in float32."""
+        return [total.float() for total in sums]
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
-    """``count`` standard normals in float64, by the inverse distribution function of 53-bit uniforms."""
+    """``count`` standard normals in float64, by the inverse distribution function, fine into the tails."""
     import torch
 
-    return torch.special.ndtri(torch.from_numpy(uniform(entropy, count)).to(device))
+    signs, tail = (torch.from_numpy(values).to(device) for values in signed_tail(entropy, count))
+    return -signs * torch.special.ndtri(tail)

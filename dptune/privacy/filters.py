@@ -60,7 +60,7 @@ class RenyiFilter:
         best = min(grid, key=needed)
         around = np.clip([1 + (best - 1) / 1.2, 1 + (best - 1) * 1.2], 1.01, None)
         order = float(minimize_scalar(needed, bounds=tuple(around), method="bounded").x)
-        return cls(order=order, budget=budget_at(order, epsilon, delta))
+        return cls(order=order, budget=budget_at(order, epsilon, delta) / (1 + 2 * _ROUNDING))
 
     def cost(self, release: Release) -> float:
         """rho(alpha) of one release, at its effective noise multiplier. Infinite without noise."""

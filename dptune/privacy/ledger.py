@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dptune.errors import ConfigError, DptuneError
+from dptune.files import fsync_directory
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, Epsilons, epsilons
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
@@ -180,6 +181,7 @@ class Ledger:
         ledger = cls(path, descriptor, LedgerContents(header, Counter(), 0, _GENESIS, False), Counter(planned))
         try:
             ledger._append({"kind": "run", **header.to_dict()})
+            fsync_directory(path.parent)
         except LedgerError:
             ledger.close()
             path.unlink()
@@ -208,7 +210,17 @@ class Ledger:
         except LedgerError:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, contents, Counter(planned))
+        # What the file holds counts against the budget together with what is still planned.
+        union = contents.composition | planned
+        cleared = union if contents.header.within_budget(union) else contents.composition
+        return cls(path, descriptor, contents, Counter(cleared))
+
+    @staticmethod
+    def discard_unborn(path: Path) -> None:
+        """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it."""
+        with path.open("rb") as file:
+            if b"\n" not in file.read(1 << 16):
+                path.unlink()
 
     def charge(self, release: Release) -> None:
         """Write the release to disk; when this returns, and only then, the noisy value may be drawn.

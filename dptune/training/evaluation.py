@@ -11,6 +11,8 @@ import torch
 from dptune.training.data import Tokens
 from dptune.training.losses import token_losses
 
+_LARGEST_LOG = 700.0
+
 
 @torch.no_grad()
 def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
@@ -25,17 +27,18 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
         autocast: dtype of the forward pass.
     """
     device = next(model.parameters()).device
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     total, count = 0.0, 0
     # Records of like length together: less padding, and the sum does not depend on the order.
     order = np.argsort([len(row) for row in tokens.rows], kind="stable")
     for start in range(0, len(order), rows):
-        ids, mask = tokens.batch(order[start : start + rows], device)
+        ids, mask = tokens.compact(order[start : start + rows], device)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         losses, valid = token_losses(logits, ids, mask)
         total += float(losses.double().sum())
         count += int(valid.sum())
-    model.train(was_training)
-    return math.exp(total / count)
+    for module, mode in modes:
+        module.training = mode
+    return math.exp(total / count) if total / count < _LARGEST_LOG else math.inf

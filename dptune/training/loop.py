@@ -9,6 +9,7 @@ optimizer.step(noisy / expected_batch_size)
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,13 +19,14 @@ from typing import Any
 
 import torch
 
+from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Knobs, Mechanism
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader
+from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader
 from dptune.privacy.release import Composition
 from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens, micro_batches
-from dptune.training.model import assert_trained, frozen_fingerprint, trainable_state
+from dptune.training.model import assert_trained, frozen_fingerprint, train_adapters, trainable_state, uses_dropout
 from dptune.training.per_sample import PairGradients, PairModules, lora_pairs, per_sample_gradients
 
 
@@ -38,7 +40,7 @@ class Plan:
         steps: releases to make; charges of a killed process count among them.
         learning_rate: AdamW's, after warm-up.
         warmup_steps: linear warm-up.
-        physical_batch_size: rows that fit the device together; changes no result.
+        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
         checkpoint_every: steps between checkpoints.
         autocast: "bfloat16" runs the forward pass in it; None is float32.
     """
@@ -110,29 +112,57 @@ def train(
 
     Returns: the ledger, still open: the caller finishes it when the run's results are safe.
 
-    Raises: LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move or are not finite.
+    Raises: ConfigError, LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move.
     """
-    if entropy.leaks != header.leaks:
-        raise LedgerError(f"{directory}: the ledger's header does not declare the run's entropy. Fix: declare it.")
+    _check(model, units, plan, header, entropy)
     pairs = lora_pairs(model)
     optimizer = _optimizer(pairs, plan)
     initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
-    # Dropout masks must be as secret as the noise: known masks would tie the records of a batch together.
+    # Dropout masks must be secret: known masks would tie the records of a batch together.
     torch.manual_seed(secrets.randbits(63) if not entropy.leaks else progress.step)
-    model.train()
     step = progress.step
-    while ledger.releases < plan.steps:
-        report = _step(model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, step)
-        step += 1
-        on_step(report)
-        if step % plan.checkpoint_every == 0 or ledger.releases == plan.steps:
-            progress = Progress(
-                ledger.header.run_id, step, ledger.releases, ledger.chain, mechanism.controller.state_dict()
+    try:
+        while ledger.releases < plan.steps:
+            train_adapters(model)
+            report = _step(model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, step)
+            step += 1
+            on_step(report)
+            if step % plan.checkpoint_every == 0 or ledger.releases == plan.steps:
+                _save(model, optimizer, mechanism, ledger, step, directory)
+        if step == 0:
+            raise BudgetError(
+                f"{directory}: every release is charged and no checkpoint was written before the process died. "
+                "Fix: checkpoint more often (training.checkpoint_every), which starts another run."
             )
-            save_checkpoint(directory / "checkpoint.safetensors", model, optimizer, progress)
-    assert_trained(model, initial, fingerprint)
+        assert_trained(model, initial, fingerprint)
+    except BaseException:
+        ledger.close()
+        raise
     return ledger
+
+
+def _check(model: Any, units: PrivacyUnits, plan: Plan, header: RunHeader, entropy: Entropy) -> None:
+    """The header must describe this very run; nothing else would notice if it did not."""
+    if entropy.leaks != header.leaks:
+        raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
+    if (header.unit, header.units) != (units.kind, len(units)):
+        raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
+    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
+        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and header.accounting == "certified" and header.epsilon is not None and uses_dropout(model):
+        raise ConfigError(
+            "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
+        )
+
+
+def _save(
+    model: Any, optimizer: torch.optim.Optimizer, mechanism: Mechanism, ledger: Ledger, step: int, directory: Path
+) -> None:
+    controller = mechanism.controller.state_dict()
+    progress = Progress(ledger.header.run_id, step, ledger.releases, ledger.chain, controller)
+    save_checkpoint(directory / "checkpoint.safetensors", model, optimizer, progress)
 
 
 def _step(
@@ -152,7 +182,7 @@ def _step(
     batch = units.draw(plan.sample_rate, entropy)
     raw = _RawStatistics()
     gradients = _gradients(model, pairs, tokens, batch, plan, knobs, raw)
-    zeros = [torch.zeros(sum(p.numel() for p in pair.parameters), device=pair.up.weight.device) for pair in pairs]
+    zeros = [_zeros(pair) for pair in pairs]
     noisy = mechanism.privatise(gradients, zeros, knobs, entropy)
     learning_rate = plan.learning_rate_at(step)
     _apply(pairs, [total / plan.expected_batch_size for total in noisy], optimizer, learning_rate)
@@ -169,6 +199,11 @@ def _step(
     return StepReport(step + 1, ledger.releases, ledger.composition, public, private)
 
 
+def _zeros(pair: PairModules) -> torch.Tensor:
+    size = sum(parameter.numel() for parameter in pair.parameters)
+    return torch.zeros(size, dtype=torch.float64, device=pair.up.weight.device)
+
+
 def _gradients(
     model: Any,
     pairs: list[PairModules],
@@ -180,12 +215,13 @@ def _gradients(
 ) -> Iterator[PairGradients]:
     device = pairs[0].up.weight.device
     for part in micro_batches(batch, plan.physical_batch_size):
-        ids, mask = tokens.batch(part.records, device)
-        owners = torch.from_numpy(part.owners).to(device)
+        ids, mask = tokens.batch(part.records, device, height=plan.physical_batch_size)
+        owners = torch.full((len(ids),), part.units, device=device)
+        owners[: len(part.owners)] = torch.from_numpy(part.owners)
         gradients, losses = per_sample_gradients(
             model, pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
         )
-        raw.add(losses, gradients.norms(), knobs)
+        raw.add(losses[: len(part.records)], gradients.norms(), knobs)
         yield gradients
 
 
@@ -241,6 +277,8 @@ def _open(
 ) -> tuple[Ledger, Progress]:
     """Start the run, or take it up where its ledger and checkpoint left it."""
     path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
+    if path.exists() and not checkpoint.exists():
+        Ledger.discard_unborn(path)
     if not path.exists():
         if checkpoint.exists():
             raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")

@@ -110,6 +110,25 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
         )
 
 
+def train_adapters(model: torch.nn.Module) -> None:
+    """Adapters in training mode, the frozen model in evaluation mode.
+
+    The base model's own dropout would draw masks over the whole batch, and adds nothing where it is frozen.
+    """
+    model.eval()
+    for name, module in model.named_modules():
+        if "lora_dropout" in name:
+            module.train()
+
+
+def uses_dropout(model: torch.nn.Module) -> bool:
+    """Whether the adapters drop anything."""
+    return any(
+        "lora_dropout" in name and isinstance(module, torch.nn.Dropout) and module.p > 0
+        for name, module in model.named_modules()
+    )
+
+
 def frozen_fingerprint(model: torch.nn.Module) -> float:
     """A number that changes when any frozen weight does."""
     total = 0.0

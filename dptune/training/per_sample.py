@@ -58,22 +58,24 @@ class PairGradients:
 
     def __init__(self, per_pair: list[torch.Tensor]) -> None:
         """Args: per_pair: for each pair a (units, parameters of the pair) float32 tensor."""
-        norms = torch.stack([gradient.norm(dim=1) for gradient in per_pair], dim=1)
-        # A norm beyond float32 (finite entries, infinite square) counts as non-finite too.
-        finite = torch.isfinite(norms.double().square().sum(dim=1).float())
+        # float32 norms of long vectors err by more than any margin one would like to keep.
+        norms = torch.stack(
+            [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in per_pair], dim=1
+        )
+        finite = torch.isfinite(norms).all(dim=1)
         if not bool(finite.all()):
             per_pair = [torch.where(finite[:, None], gradient, 0.0) for gradient in per_pair]
             norms = torch.where(finite[:, None], norms, 0.0)
         self._per_pair, self._norms = per_pair, norms
 
     def norms(self) -> torch.Tensor:
-        """(units, pairs) l2 norms, A and B jointly."""
+        """(units, pairs) float64 l2 norms, A and B jointly."""
         return self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
-        """Per pair, sum over units of factors[unit, pair] * gradient, flat float32."""
-        # Not a matrix product: a GPU may round those to TF32, which would exceed the clip radius.
-        return [(factors[:, pair, None] * gradient).sum(dim=0) for pair, gradient in enumerate(self._per_pair)]
+        """Per pair, sum over units of factors[unit, pair] * gradient, flat float64."""
+        factors = factors.double()
+        return [factors[:, pair] @ gradient.double() for pair, gradient in enumerate(self._per_pair)]
 
 
 def per_sample_gradients(
@@ -95,7 +97,7 @@ def per_sample_gradients(
         pairs: from ``lora_pairs(model)``.
         input_ids: (rows, tokens), rows > 0.
         mask: (rows, tokens).
-        owners: (rows,) index of each row's unit, 0 <= owner < units.
+        owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch.
         units: number of units in this micro-batch.
         autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.
 
@@ -121,7 +123,7 @@ def _linear_gradient(inputs: torch.Tensor, output_gradient: torch.Tensor) -> tor
 
 
 def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch.Tensor:
-    return rows.new_zeros(units, rows.shape[1]).index_add_(0, owners, rows)
+    return rows.new_zeros(units + 1, rows.shape[1]).index_add_(0, owners, rows)[:units]
 
 
 @contextmanager

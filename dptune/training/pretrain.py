@@ -97,7 +97,7 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
     for step in progress(range(steps), "pretraining the public model", total=steps):
         if step % math.ceil(len(tokens.rows) / plan.batch_size) == 0:
             batches = np.array_split(order.permutation(len(tokens.rows)), math.ceil(len(tokens.rows) / plan.batch_size))
-        ids, mask = tokens.batch(batches[step % len(batches)], torch.device("cpu"))
+        ids, mask = tokens.compact(batches[step % len(batches)], torch.device("cpu"))
         loss = sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
