@@ -11,6 +11,8 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export MLFLOW_DISABLE_TELEMETRY ?= true
 export DVC_NO_ANALYTICS ?= true
 export HF_HUB_DISABLE_TELEMETRY ?= 1
+# Threads that wait sleep instead of spinning: several processes share the cores.
+export OMP_WAIT_POLICY ?= PASSIVE
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 
 .DEFAULT_GOAL := help

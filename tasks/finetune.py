@@ -90,7 +90,7 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
     child = _child_run(job, parent, flow_run)
     try:
         before = _evaluate(job, final=True)
-        ledger = train(
+        with train(
             job.model,
             job.train,
             job.units,
@@ -100,15 +100,15 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
             directory,
             entropy,
             on_step=_observer(job, child, directory / "history.jsonl"),
-        )
-        after = _evaluate(job, final=True)
-        _save_adapter(job.model, directory)
-        prices = ledger.header.price(ledger.composition)
-        history = _read_history(directory / "history.jsonl")
-        result = _result(job, prices, ledger.releases, before, after, history, time.monotonic() - started, device)
-        draw_curves([result], directory / "curves.png")
-        write_json(directory / "result.json", result)
-        ledger.finish()
+        ) as ledger:
+            after = _evaluate(job, final=True)
+            _save_adapter(job.model, directory)
+            prices = ledger.header.price(ledger.composition)
+            history = _read_history(directory / "history.jsonl")
+            result = _result(job, prices, ledger.releases, before, after, history, time.monotonic() - started, device)
+            draw_curves([result], directory / "curves.png")
+            write_json(directory / "result.json", result)
+            ledger.finish()
         if child:
             child.flush()
     except BaseException:

@@ -120,7 +120,7 @@ def _salt() -> str:
     """Random digits of random length, so that neither hash nor size of a file tells what was planted."""
     entropy = SystemRandom()
     bits = _SALT_BITS + 8 * entropy.randrange(_PADDING_BYTES)
-    return f"{entropy.getrandbits(bits):x}"
+    return f"{entropy.getrandbits(bits):0{bits // 4}x}"
 
 
 def _plant(text: pa.Array, rows: np.ndarray, planted: Secrets) -> pa.Array:

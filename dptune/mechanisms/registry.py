@@ -66,7 +66,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     """
     parts, options = _resolve(name, entry)
     pairs = _number("pairs", options.pop("pairs", 1))
-    if pairs != int(pairs) or pairs < 1:
+    if not (pairs >= 1 and pairs.is_integer()):
         raise ConfigError("pairs", f"{pairs} is not a positive whole number", fix="count the LoRA pairs")
     known = {item.name for cls in parts.values() for item in _tunable(cls)}
     for option in options:

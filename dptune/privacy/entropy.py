@@ -46,7 +46,7 @@ class FixedSeed:
     """A reproducible stream for tests and debugging. Whoever knows the seed can subtract the noise."""
 
     seed: int
-    leaks: tuple[str, ...] = (FIXED_SEED_LEAK,)
+    leaks: tuple[str, ...] = field(default=(FIXED_SEED_LEAK,), init=False)
     _generator: np.random.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

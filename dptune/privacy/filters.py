@@ -129,6 +129,8 @@ def smallest_noise_multiplier(order: float, cost: float, sample_rate: float) -> 
     low, high = math.log(0.05), math.log(1.0)
     while excess(high) > 0:
         high += 1.0
+        if high > 15:
+            return math.inf
     while excess(low) < 0:
         low -= 1.0
     z = math.exp(brentq(excess, low, high, xtol=1e-10))

@@ -16,7 +16,6 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -73,6 +72,10 @@ class RunHeader:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
+            raise ConfigError("delta", f"{self.delta!r} is not in (0, 1)", fix="use a number")
+        if self.epsilon is not None and not isinstance(self.epsilon, int | float):
+            raise ConfigError("epsilon", f"{self.epsilon!r} is not a number", fix="use a number")
         if self.accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {self.accounting!r}", fix=f"use {' or '.join(ACCOUNTINGS)}")
         if self.published_accountant not in PUBLISHED_ACCOUNTANTS:
@@ -118,6 +121,8 @@ class RunHeader:
         known = {item.name for item in fields(cls)}
         if set(values) != known:
             raise ConfigError("run", f"keys {sorted(set(values) ^ known)} missing or unknown", fix="use a whole ledger")
+        if not isinstance(values["leaks"], list):
+            raise ConfigError("leaks", "is not a list", fix="write a list of reasons")
         values["leaks"] = tuple(values["leaks"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
@@ -219,6 +224,10 @@ class Ledger:
     def discard_unborn(path: Path) -> None:
         """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it."""
         with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LedgerError(f"{path}: another process is starting it. Fix: wait for it.") from None
             if b"\n" not in file.read(1 << 16):
                 path.unlink()
 
@@ -271,8 +280,10 @@ class Ledger:
                 raise OSError("short write: is the disk full?")
             os.fsync(self._descriptor)
         except OSError as error:
-            with suppress(OSError):
+            try:
                 os.ftruncate(self._descriptor, length)
+            except OSError:
+                self.close()
             raise LedgerError(
                 f"{self.path}: cannot be written ({error.strerror or error}); nothing was released. Fix: free space."
             ) from error
@@ -337,7 +348,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
                 record = json.loads(raw)
                 stated = record.pop("chain")
                 body = _encode(record)
-            except (ValueError, KeyError, AttributeError, TypeError):
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
                 raise _bad(path, number, "is torn or no ledger line") from None
             chain = _extend(chain, body)
             if stated != chain or raw != f'{body[:-1]},"chain":"{chain}"}}\n'.encode():

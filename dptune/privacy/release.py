@@ -82,6 +82,9 @@ class Release:
         for key in ("sample_rate", "noise_multiplier", "sensitivity"):
             if isinstance(data[key], bool) or not isinstance(data[key], int | float):
                 raise ConfigError(key, f"{data[key]!r} is not a number", fix="write a number")
+        for key in ("statistics", "raw_inputs"):
+            if not isinstance(data[key], list) or not all(isinstance(item, str) for item in data[key]):
+                raise ConfigError(key, f"{data[key]!r} is not a list of names", fix="write a list")
         if not isinstance(data["adaptive"], bool):
             raise ConfigError("adaptive", f"{data['adaptive']!r} is not true or false", fix="write true or false")
         values: dict[str, Any] = {

@@ -75,6 +75,9 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
         )
     if {key.removeprefix("weight.") for key in tensors if key.startswith("weight.")} != set(parameters):
         raise CheckpointError(f"{path}: holds other adapter weights than this model. Fix: use the run's own settings.")
+    for name, parameter in parameters.items():
+        if tensors[f"weight.{name}"].shape != parameter.shape:
+            raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight.{name}"])

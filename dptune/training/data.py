@@ -129,8 +129,8 @@ class MicroBatch:
         units: number of units.
     """
 
-    records: NDArray[np.int64]
-    owners: NDArray[np.int64]
+    records: NDArray[np.int64] = field(repr=False)
+    owners: NDArray[np.int64] = field(repr=False)
     units: int
 
 

@@ -115,6 +115,11 @@ def train(
     Raises: ConfigError, LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move.
     """
     _check(model, units, plan, header, entropy)
+    if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
+        raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
+    if units.most > plan.physical_batch_size:
+        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
+        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
     pairs = lora_pairs(model)
     optimizer = _optimizer(pairs, plan)
     initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
@@ -135,7 +140,9 @@ def train(
                 f"{directory}: every release is charged and no checkpoint was written before the process died. "
                 "Fix: checkpoint more often (training.checkpoint_every), which starts another run."
             )
-        assert_trained(model, initial, fingerprint)
+        # B starts at zero, so without noise A has no gradient at the first step.
+        if mechanism.private or step > 1:
+            assert_trained(model, initial, fingerprint)
     except BaseException:
         ledger.close()
         raise
@@ -196,7 +203,7 @@ def _step(
     # Without noise the sum is as private as the records.
     norm = float(torch.stack([total.norm() for total in noisy]).norm())
     (public if mechanism.private else private)["gradient_sum_norm"] = norm
-    return StepReport(step + 1, ledger.releases, ledger.composition, public, private)
+    return StepReport(step + 1, ledger.releases, Counter(ledger.composition), public, private)
 
 
 def _zeros(pair: PairModules) -> torch.Tensor:
@@ -288,7 +295,11 @@ def _open(
     _check_same_run(ledger, header)
     if not checkpoint.exists():
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
-    progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+    try:
+        progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+    except BaseException:
+        ledger.close()
+        raise
     mechanism.controller.load_state_dict(progress.controller)
     return ledger, progress
 

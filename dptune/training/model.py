@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from dataclasses import dataclass
@@ -129,15 +130,16 @@ def uses_dropout(model: torch.nn.Module) -> bool:
     )
 
 
-def frozen_fingerprint(model: torch.nn.Module) -> float:
-    """A number that changes when any frozen weight does."""
-    total = 0.0
-    for index, parameter in enumerate(p for p in model.parameters() if not p.requires_grad):
-        total += (index + 1) * float(parameter.detach().double().sum())
-    return total
+def frozen_fingerprint(model: torch.nn.Module) -> str:
+    """A checksum that changes when any bit of a frozen weight does."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
-def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: float) -> None:
+def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
     """Every adapter tensor moved, is finite, and no frozen weight changed.
 
     Raises: RuntimeError naming the first tensor that contradicts it.

@@ -1,0 +1,92 @@
+"""Noise: P0.5 of the specification, and that it depends on nothing but its scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.noise import Gaussian, NoNoise, standard_normal
+from dptune.privacy.entropy import FixedSeed, OsEntropy
+
+COORDINATES = 400_000
+
+
+class Constant:
+    """Entropy that repeats one word."""
+
+    leaks = ("test",)
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.full(count, self.word, dtype=np.uint64)
+
+
+@pytest.mark.parametrize(("multiplier", "scale"), [(1.0, 1.0), (0.51, 3.0), (7.0, 0.01)])
+def test_p05_the_standard_deviation_is_multiplier_times_scale(multiplier: float, scale: float) -> None:
+    """Within 1 %, nine standard errors of the estimate: false alarm below 1e-18."""
+    (noisy,) = Gaussian(multiplier).add([torch.zeros(COORDINATES)], [scale], multiplier, OsEntropy())
+    assert float(noisy.double().std()) == pytest.approx(multiplier * scale, rel=0.01)
+
+
+def test_the_noise_is_normal() -> None:
+    """Kolmogorov-Smirnov; false alarm 1e-9."""
+    noise = standard_normal(OsEntropy(), COORDINATES, torch.device("cpu"))
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-9
+
+
+def test_each_pair_has_its_own_scale() -> None:
+    """As above: false alarm below 1e-18."""
+    sums = [torch.zeros(COORDINATES), torch.zeros(COORDINATES)]
+    small, large = Gaussian(2.0).add(sums, [0.5, 5.0], 2.0, OsEntropy())
+    assert float(small.double().std()) == pytest.approx(1.0, rel=0.01)
+    assert float(large.double().std()) == pytest.approx(10.0, rel=0.01)
+
+
+def test_the_multiplier_of_the_step_counts_and_not_the_initial_one() -> None:
+    (noisy,) = Gaussian(1.0).add([torch.zeros(COORDINATES)], [1.0], 4.0, OsEntropy())
+    assert float(noisy.double().std()) == pytest.approx(4.0, rel=0.01)
+
+
+def test_steps_and_pairs_are_uncorrelated() -> None:
+    """Three correlations of 400,000 coordinates, six standard errors: false alarm 6e-9."""
+    add = Gaussian(1.0).add
+    first = add([torch.zeros(COORDINATES)] * 2, [1.0, 1.0], 1.0, OsEntropy())
+    second = add([torch.zeros(COORDINATES)], [1.0], 1.0, OsEntropy())
+    correlations = np.corrcoef(torch.stack([*first, *second]).double().numpy())[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 6 / math.sqrt(COORDINATES)
+
+
+def test_noise_does_not_depend_on_the_data() -> None:
+    data = torch.linspace(-3, 3, 1000)
+    (with_data,) = Gaussian(1.0).add([data], [1.0], 1.0, FixedSeed(5))
+    (alone,) = Gaussian(1.0).add([torch.zeros(1000)], [1.0], 1.0, FixedSeed(5))
+    torch.testing.assert_close(with_data - data, alone, atol=1e-6, rtol=0)
+
+
+def test_the_sum_is_kept_under_the_noise() -> None:
+    (noisy,) = Gaussian(1e-3).add([torch.arange(1000.0)], [1.0], 1e-3, OsEntropy())
+    assert float((noisy - torch.arange(1000.0)).abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_extreme_words_give_finite_noise(word: int) -> None:
+    assert torch.isfinite(standard_normal(Constant(word), 3, torch.device("cpu"))).all()
+
+
+def test_without_noise_the_sum_is_untouched() -> None:
+    (same,) = NoNoise().add([torch.arange(3.0)], [1.0], 0.0, OsEntropy())
+    assert torch.equal(same, torch.arange(3.0))
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
+def test_bad_multiplier_is_refused(multiplier: float) -> None:
+    with pytest.raises(ConfigError, match="noise_multiplier"):
+        Gaussian(multiplier)

@@ -1,0 +1,115 @@
+"""Coins and noise: open intervals, independence, and what a fixed seed may not claim."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed, OsEntropy, poisson_sample, uniform
+
+
+class Words:
+    """Entropy that repeats one word."""
+
+    leaks = ("test",)
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.full(count, self.word, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("word", [0, 1, 2**64 - 1, 2**64 - 2**11, 2**63, 2**63 - 1])
+def test_uniforms_stay_inside_the_open_interval(word: int) -> None:
+    """A one would be infinite noise, a zero an infinite gap."""
+    (value,) = uniform(Words(word), 1)
+    assert 0.0 < value < 1.0
+
+
+def test_uniforms_are_uniform() -> None:
+    """Kolmogorov-Smirnov on fresh entropy; false alarm 1e-9."""
+    assert stats.kstest(uniform(OsEntropy(), 200_000), "uniform").pvalue > 1e-9
+
+
+def draws(units: int, rate: float, times: int) -> NDArray[np.bool_]:
+    hit = np.zeros((times, units), dtype=bool)
+    for row in hit:
+        row[poisson_sample(OsEntropy(), units, rate)] = True
+    return hit
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.9])
+def test_every_unit_enters_with_its_rate(rate: float) -> None:
+    """Chi-square over the marginals of 20 units; false alarm 1e-8."""
+    units, times = 20, 4000
+    counts = draws(units, rate, times).sum(axis=0)
+    statistic = ((counts - times * rate) ** 2).sum() / (times * rate * (1 - rate))
+    assert stats.chi2.sf(statistic, units) > 1e-8
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.8])
+def test_units_enter_independently(rate: float) -> None:
+    """Correlation of each of 45 pairs (Bonferroni), and the batch size against the binomial; false alarm 2e-8."""
+    units, times = 10, 6000
+    hit = draws(units, rate, times)
+    standard = (hit - rate) / math.sqrt(rate * (1 - rate))
+    correlations = (standard.T @ standard)[np.triu_indices(units, 1)] / math.sqrt(times)
+    assert stats.norm.sf(abs(correlations).max()) * 2 * len(correlations) > 1e-8
+    sizes = np.bincount(hit.sum(axis=1), minlength=units + 1)
+    expected = stats.binom.pmf(np.arange(units + 1), units, rate) * times
+    usual = expected > 20
+    observed = [*sizes[usual], sizes[~usual].sum()]
+    assert stats.chisquare(observed, [*expected[usual], expected[~usual].sum()]).pvalue > 1e-8
+
+
+@given(seed=st.integers(0, 10**6), units=st.integers(0, 300), rate=st.floats(1e-300, 1.0))
+def test_samples_are_sorted_distinct_and_in_range(seed: int, units: int, rate: float) -> None:
+    sample = poisson_sample(FixedSeed(seed), units, rate)
+    assert (np.diff(sample) > 0).all()
+    assert ((sample >= 0) & (sample < units)).all()
+
+
+def test_rate_one_takes_everything() -> None:
+    assert poisson_sample(OsEntropy(), 7, 1.0).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("rate", [1e-12, 1e-300, 5e-324])
+def test_tiny_rates_give_empty_batches(rate: float) -> None:
+    """False alarm 1e-9 at the largest of the rates."""
+    assert len(poisson_sample(OsEntropy(), 1000, rate)) == 0
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_extreme_words_end(word: int) -> None:
+    assert set(poisson_sample(Words(word), 50, 0.1)) <= set(range(50))
+
+
+def test_the_systems_entropy_never_repeats() -> None:
+    """False alarm 2^-512."""
+    source = OsEntropy()
+    assert source.leaks == ()
+    assert not np.array_equal(source.words(8), source.words(8))
+
+
+def test_a_fixed_seed_repeats_and_says_so() -> None:
+    first, second = FixedSeed(3), FixedSeed(3)
+    assert np.array_equal(first.words(5), second.words(5))
+    assert not np.array_equal(first.words(5), FixedSeed(4).words(5))
+    assert first.leaks == (FIXED_SEED_LEAK,)
+
+
+def test_a_fixed_seed_moves_on() -> None:
+    source = FixedSeed(3)
+    assert not np.array_equal(source.words(5), source.words(5))
+
+
+def test_a_fixed_seed_cannot_be_declared_private() -> None:
+    with pytest.raises(TypeError):
+        FixedSeed(3, leaks=())

@@ -1,0 +1,171 @@
+"""The command line keeps its contract: fields, numbers, exit codes, and errors that name the option."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dptune.cli import app
+from dptune.mechanisms.registry import MECHANISMS
+from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.release import Release
+
+ACCOUNT = ["account", "static", "--sample-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
+CALIBRATE = ["calibrate", "static", "--epsilon", "2", "--delta", "1e-5"]
+FIELDS = [
+    "mechanism",
+    "noise_multiplier",
+    "sample_rate",
+    "steps",
+    "delta",
+    "epsilon_published",
+    "epsilon_noise_only",
+    "epsilon_certified",
+    "leaks",
+]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def answer(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def refusal(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def ledger(directory: Path, **changes: Any) -> Path:
+    values: dict[str, Any] = {
+        "mechanism": "static",
+        "published_accountant": "gdp_clt",
+        "accounting": "certified",
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "unit": "encounter",
+        "units": 100,
+        "data": "synthetic cohort",
+    }
+    path, release = directory / "ledger.jsonl", Release(0.01, 1.0)
+    opened = Ledger.create(path, RunHeader(**(values | changes)), Counter({release: 3}))
+    for _ in range(3):
+        opened.charge(release)
+    opened.finish()
+    return path
+
+
+def test_account_has_exactly_the_agreed_fields() -> None:
+    found = answer(*ACCOUNT, "--set", "noise_multiplier=1.0")
+    assert list(found) == FIELDS
+    assert found["epsilon_certified"] == found["epsilon_noise_only"] == pytest.approx(1.83, abs=5e-3)
+    assert found["epsilon_published"] == pytest.approx(1.62, abs=5e-3)
+    assert (found["mechanism"], found["steps"], found["leaks"]) == ("static", 1000, [])
+
+
+def test_account_of_no_noise_says_inf_in_valid_json() -> None:
+    found = answer("account", "nonprivate", "--sample-rate", "0.01", "--steps", "10", "--delta", "1e-5")
+    assert [found[f"epsilon_{name}"] for name in ("published", "noise_only", "certified")] == ["inf"] * 3
+    assert found["leaks"]
+
+
+def test_account_without_json_is_a_table() -> None:
+    result = run(*ACCOUNT, "--set", "noise_multiplier=1.0")
+    assert result.exit_code == 0
+    assert "1.82824" in result.stdout
+
+
+def test_account_never_certifies_a_mechanism_without_noise() -> None:
+    result = run(*ACCOUNT, "--set", "noise_multiplier=1.0", "--set", "clipper=none", "--json")
+    assert result.exit_code == 2 or json.loads(result.stdout)["epsilon_certified"] == "inf"
+
+
+def test_calibrate_from_a_rate_and_steps_agrees_with_account() -> None:
+    found = answer(*CALIBRATE, "--sample-rate", "0.01", "--steps", "1000")
+    assert list(found) == FIELDS
+    assert 1.99 < found["epsilon_certified"] <= 2.0
+    again = answer(*ACCOUNT, "--set", f"noise_multiplier={found['noise_multiplier']}")
+    assert again == found
+
+
+@pytest.mark.parametrize(
+    ("accounting", "noise"),
+    [
+        pytest.param("certified", 0.511, marks=pytest.mark.slow),
+        pytest.param("published", 0.410, marks=pytest.mark.slow),
+    ],
+)
+def test_calibrate_from_records_batch_and_epochs(accounting: str, noise: float) -> None:
+    found = answer(*CALIBRATE, "--records", "73271", "--batch", "16", "--epochs", "3", "--accounting", accounting)
+    assert (found["sample_rate"], found["steps"]) == (16 / 73271, 13740)
+    assert found["noise_multiplier"] == pytest.approx(noise, abs=5e-4)
+    assert found[f"epsilon_{accounting}"] == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([*ACCOUNT], ["noise_multiplier", "Fix"]),
+        ([*ACCOUNT, "--set", "noise_multiplier=-1"], ["noise_multiplier"]),
+        ([*ACCOUNT, "--set", "noise_multiplier=loud"], ["noise_multiplier", "loud"]),
+        ([*ACCOUNT, "--set", "noise_multiplier"], ["--set noise_multiplier", "KEY=VALUE"]),
+        ([*ACCOUNT, "--set", "noise_multiplier=1", "--set", "sigma=1"], ["sigma", "noise_multiplier"]),
+        ([*ACCOUNT, "--set", "noise_multiplier=1", "--set", "pairs=nan"], ["pairs"]),
+        ([*ACCOUNT[:-1], "0", "--set", "noise_multiplier=1"], ["delta"]),
+        (["account", "magic", *ACCOUNT[2:]], ["mechanism", "magic", "static"]),
+        (["account", "static", "--sample-rate", "0.01", "--delta", "1e-5"], ["--steps"]),
+        (["account", "static", "--steps", "5", "--delta", "1e-5"], ["--sample-rate"]),
+        (["account", "static", "--sample-rate", "2", *ACCOUNT[4:], "--set", "noise_multiplier=1"], ["sample_rate"]),
+        ([*CALIBRATE], ["--records", "--batch", "--epochs"]),
+        ([*CALIBRATE, "--sample-rate", "0.01", "--steps", "9", "--records", "9"], ["--records"]),
+        ([*CALIBRATE, "--records", "9", "--batch", "10", "--epochs", "1"], ["batch"]),
+        ([*CALIBRATE, "--sample-rate", "0.01", "--steps", "9", "--set", "noise_multiplier=1"], ["noise_multiplier"]),
+        ([*CALIBRATE, "--epsilon", "-1", "--sample-rate", "0.01", "--steps", "9"], ["epsilon"]),
+        (["calibrate", "nonprivate", *CALIBRATE[2:], "--sample-rate", "0.01", "--steps", "9"], ["nonprivate"]),
+        (["mechanisms", "magic"], ["magic", "static"]),
+        (["verify", "/nowhere/ledger.jsonl"], ["/nowhere/ledger.jsonl"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_exits_2_and_names_its_option(arguments: list[str], names: list[str]) -> None:
+    message = refusal(*arguments)
+    assert all(name in message for name in names), message
+
+
+def test_verify_recomputes_from_the_file_alone(tmp_path: Path) -> None:
+    found = answer("verify", str(ledger(tmp_path)))
+    assert (found["steps"], found["noise_multiplier"], found["sample_rate"]) == (3, 1.0, 0.01)
+    assert (found["complete"], found["unit"], found["data"]) == (True, "encounter", "synthetic cohort")
+    by_hand = answer("account", "static", "--sample-rate", "0.01", "--steps", "3", "--delta", "1e-5",
+                     "--set", "noise_multiplier=1.0")  # fmt: skip
+    assert all(found[field] == by_hand[field] for field in FIELDS)
+
+
+def test_verify_says_what_research_telemetry_means(tmp_path: Path) -> None:
+    assert "telemetry" in run("verify", str(ledger(tmp_path / "a", telemetry="research"))).stdout
+    assert "curves" in run("verify", str(ledger(tmp_path / "b", telemetry="research"))).stdout
+    assert "curves" not in run("verify", str(ledger(tmp_path / "c", telemetry="private"))).stdout
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_json: list[str]) -> None:
+    path = ledger(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"noise_multiplier":1.0', b'"noise_multiplier":9.0', 1))
+    assert "line 2" in refusal("verify", str(path), *as_json)
+
+
+def test_mechanisms_lists_all_and_explains_one() -> None:
+    listing = run("mechanisms").stdout
+    assert all(name in listing for name in MECHANISMS)
+    assert "noise_multiplier" in run("mechanisms", "static").stdout

@@ -1,0 +1,57 @@
+"""Imports run one way, and the library carries no more than it needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_layers_hold() -> None:
+    beside = Path(sys.executable).parent / "lint-imports"
+    command = str(beside) if beside.exists() else shutil.which("lint-imports")
+    if command is None:
+        pytest.skip("import-linter is not installed")
+    result = subprocess.run([command, "--no-cache"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert ", 0 broken" in result.stdout
+
+
+@pytest.mark.parametrize("module", ["dptune.cli", "dptune.privacy.ledger", "dptune.mechanisms.registry"])
+def test_pricing_loads_nothing_heavy(module: str) -> None:
+    heavy = ["torch", "transformers", "peft", "opacus", "prefect", "dvc", "mlflow"]
+    result = python(f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_every_module_of_the_library_imports_without_the_pipelines_packages() -> None:
+    """``opacus_accountant`` alone may need Opacus."""
+    code = """
+import importlib, pkgutil, sys, warnings
+warnings.simplefilter("ignore")
+for name in ("prefect", "dvc", "mlflow", "opacus"):
+    sys.modules[name] = None
+import dptune
+names = [module.name for module in pkgutil.walk_packages(dptune.__path__, "dptune.")]
+for name in names:
+    if name not in ("dptune.opacus_accountant", "dptune.__main__"):
+        importlib.import_module(name)
+print(len(names))
+"""
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 20
+
+
+def test_the_opacus_accountant_does_need_opacus() -> None:
+    result = python("import sys; sys.modules['opacus'] = None; import dptune.opacus_accountant")
+    assert "ModuleNotFoundError" in result.stderr

@@ -1,0 +1,56 @@
+"""Perplexity against the definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import VOCABULARY, adapted, records, row_loss
+
+from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
+
+
+def test_perplexity_is_exp_of_the_mean_token_loss() -> None:
+    model, tokens = adapted(randomised=True), records(7)
+    counts = [len(row) - 1 for row in tokens.rows]
+    with torch.no_grad():
+        total = sum(float(row_loss(model, row)) * n for row, n in zip(tokens.rows, counts, strict=True))
+    assert perplexity(model, tokens, 3) == pytest.approx(math.exp(total / sum(counts)), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+def test_perplexity_depends_neither_on_order_nor_on_padding(rows: int) -> None:
+    model, tokens = adapted(randomised=True), records(7)
+    reverse = Tokens(rows=tokens.rows[::-1], padding=50, width=30)
+    assert perplexity(model, reverse, rows) == pytest.approx(perplexity(model, tokens, 4), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_is_restored(training: bool) -> None:
+    model, tokens = adapted(randomised=True, dropout=0.5).train(training), records(4)
+    assert perplexity(model, tokens, 4) == perplexity(model, tokens, 4)
+    assert model.training is training
+
+
+def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
+    model = adapted("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    assert perplexity(model, records(3), 2) == pytest.approx(VOCABULARY, rel=1e-6)
+
+
+def test_single_tokens_do_not_count() -> None:
+    model, tokens = adapted(), records(3)
+    longer = Tokens(rows=[*tokens.rows, np.array([5], dtype=np.int32)], padding=0, width=tokens.width)
+    assert perplexity(model, longer, 2) == pytest.approx(perplexity(model, tokens, 2), rel=1e-6)
+
+
+def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
+    """A run that diverged must still be reported."""
+    model = adapted("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(std=1e4)
+    assert perplexity(model, records(3), 2) == math.inf

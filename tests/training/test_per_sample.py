@@ -1,0 +1,199 @@
+"""Per-sample gradients equal a loop with batch size 1, and Opacus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import CPU, FAMILIES, adapted, llama, records, row_gradient, trainable
+
+from dptune.training.losses import sequence_losses
+from dptune.training.model import Lora, attach_lora
+from dptune.training.per_sample import lora_pairs, per_sample_gradients
+
+
+def flat(gradients: object, units: int) -> torch.Tensor:
+    """(units, parameters) from one-hot weighted sums: what ``weighted_sum`` can see is all there is."""
+    norms = gradients.norms()  # type: ignore[attr-defined]
+    rows = []
+    for unit in range(units):
+        factors = torch.zeros_like(norms)
+        factors[unit] = 1.0
+        rows.append(torch.cat(gradients.weighted_sum(factors)))  # type: ignore[attr-defined]
+    return torch.stack(rows)
+
+
+def computed(model: object, tokens: object, owners: list[int] | None = None, **options: object) -> torch.Tensor:
+    count = len(tokens.rows)  # type: ignore[attr-defined]
+    ids, mask = tokens.batch(np.arange(count), CPU)  # type: ignore[attr-defined]
+    owners = owners or list(range(count))
+    gradients, _ = per_sample_gradients(
+        model, lora_pairs(model), ids, mask, torch.tensor(owners), max(owners) + 1, **options  # type: ignore[arg-type]
+    )  # fmt: skip
+    return flat(gradients, max(owners) + 1)
+
+
+def looped(model: object, tokens: object) -> torch.Tensor:
+    return torch.stack([row_gradient(model, row) for row in tokens.rows])  # type: ignore[attr-defined]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Worst entry, relative to the record's own largest entry."""
+    return float(((found - expected).abs().amax(dim=1) / expected.abs().amax(dim=1)).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dropped_in", [False, True], ids=["first step", "trained"])
+def test_equal_to_batch_size_one(family: str, dropped_in: bool) -> None:
+    """Right-padded records of 3 to 12 tokens; also at B = 0, where the gradient of A is exactly zero."""
+    model, tokens = adapted(family, randomised=dropped_in), records(6)
+    assert error(computed(model, tokens), looped(model, tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_other_target_modules(family: str) -> None:
+    targets = {"gpt2": ("c_attn", "c_proj", "c_fc"), "llama": ("q_proj", "k_proj", "o_proj", "up_proj", "down_proj")}
+    model = attach_lora(FAMILIES[family](), Lora(rank=2, dropout=0.0, target_modules=targets[family]), init_seed=1)
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.normal_(std=0.2)
+    tokens = records(4)
+    assert error(computed(model, tokens), looped(model, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_bfloat16_autocast_stays_near_and_never_clips_in_half_precision(family: str) -> None:
+    model, tokens = adapted(family, randomised=True), records(6)
+    found, expected = computed(model, tokens, autocast=torch.bfloat16), looped(model, tokens)
+    assert found.dtype == torch.float64
+    assert float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max()) < 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_p03_neighbours_do_not_change_one_bit(family: str, autocast: torch.dtype | None) -> None:
+    """Batches have a public shape, so that no kernel rounds one record by what others it came with."""
+    model, tokens = adapted(family, randomised=True), records(6)
+    pairs, first = lora_pairs(model), []
+    for others in ([1, 2, 3], [5, 4, 4], []):
+        ids, mask = tokens.batch(np.array([0, *others]), CPU, height=4)
+        owners = torch.tensor([0, 1, 2, 3][: 1 + len(others)] + [1 + len(others)] * (3 - len(others)))
+        gradients, _ = per_sample_gradients(model, pairs, ids, mask, owners, 1 + len(others), autocast=autocast)
+        first.append(flat(gradients, 1)[0])
+    assert torch.equal(first[0], first[1])
+    assert torch.equal(first[0], first[2])
+
+
+def test_rows_that_only_fill_the_batch_belong_to_nobody() -> None:
+    model, tokens = adapted(randomised=True), records(2)
+    ids, mask = tokens.batch(np.array([0, 1]), CPU, height=5)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokens.padding] = float("nan")
+    gradients, _ = per_sample_gradients(model, lora_pairs(model), ids, mask, torch.tensor([0, 1, 2, 2, 2]), 2)
+    assert gradients.norms().shape[0] == 2
+
+
+def test_norms_are_those_of_each_pair() -> None:
+    model, tokens = adapted(randomised=True), records(4)
+    ids, mask = tokens.batch(np.arange(4), CPU)
+    pairs = lora_pairs(model)
+    gradients, _ = per_sample_gradients(model, pairs, ids, mask, torch.arange(4), 4)
+    sizes = [sum(p.numel() for p in pair.parameters) for pair in pairs]
+    expected = torch.stack([part.norm(dim=1) for part in looped(model, tokens).split(sizes, dim=1)], dim=1)
+    torch.testing.assert_close(gradients.norms(), expected.double(), rtol=1e-5, atol=0)
+
+
+def test_a_units_gradient_is_the_sum_of_its_rows() -> None:
+    model, tokens = adapted(randomised=True), records(5)
+    expected = looped(model, tokens)
+    found = computed(model, tokens, owners=[0, 1, 0, 1, 2])
+    expected = torch.stack([expected[0] + expected[2], expected[1] + expected[3], expected[4]])
+    assert error(found, expected) < 1e-5
+
+
+def test_losses_come_with_the_gradients_and_carry_no_graph() -> None:
+    model, tokens = adapted(), records(3)
+    ids, mask = tokens.batch(np.arange(3), CPU)
+    _, losses = per_sample_gradients(model, lora_pairs(model), ids, mask, torch.arange(3), 3)
+    assert losses.shape == (3,)
+    assert not losses.requires_grad
+
+
+def test_a_record_whose_loss_is_not_a_number_does_not_spread() -> None:
+    model = adapted("llama", randomised=True)
+    tokens = records(4)
+    for row in tokens.rows:
+        row[row == 5] = 6
+    clean = computed(model, tokens)
+    tokens.rows[2][1] = 5
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] = float("nan")
+    found = computed(model, tokens)
+    assert (found[2] == 0).all()
+    torch.testing.assert_close(found[[0, 1, 3]], clean[[0, 1, 3]], rtol=1e-5, atol=1e-7)
+
+
+def test_records_without_a_second_token_have_no_gradient() -> None:
+    """All of a batch may be such records; a crash here would depend on private data."""
+    model, tokens = adapted(randomised=True), records(2)
+    tokens.rows[:] = [tokens.rows[0][:1], tokens.rows[1][:1]]
+    assert (computed(model, tokens) == 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_trainable_parameter_is_in_exactly_one_pair(family: str) -> None:
+    model = adapted(family)
+    covered = [id(parameter) for pair in lora_pairs(model) for parameter in pair.parameters]
+    assert sorted(covered) == sorted(id(parameter) for parameter in trainable(model).values())
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "norm.weight"])
+def test_a_trainable_parameter_outside_the_pairs_is_refused(name: str) -> None:
+    model = adapted("llama")
+    for full_name, parameter in model.named_parameters():
+        if full_name.endswith(name):
+            parameter.requires_grad_(True)
+    with pytest.raises(ValueError, match=name):
+        lora_pairs(model)
+
+
+def test_an_adapter_of_another_name_is_refused() -> None:
+    from peft import LoraConfig
+
+    model = adapted("llama")
+    model.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj"]))
+    model.set_adapter("second")
+    with pytest.raises(ValueError, match="second"):
+        lora_pairs(model)
+
+
+def test_hooks_are_gone_afterwards_even_after_an_error() -> None:
+    model, tokens = adapted(), records(2)
+    computed(model, tokens)
+    pairs = lora_pairs(model)
+    with pytest.raises(TypeError):
+        per_sample_gradients(torch.nn.Identity(), pairs, *tokens.batch(np.arange(2), CPU), torch.arange(2), 2)
+    assert not any(layer._forward_hooks for pair in pairs for layer in (pair.down, pair.up))
+
+
+def test_a_layer_that_runs_twice_is_refused() -> None:
+    base = llama()
+    base.model.layers[1].self_attn = base.model.layers[0].self_attn
+    model = attach_lora(base, Lora(rank=2, dropout=0.0), init_seed=0)
+    with pytest.raises((RuntimeError, ValueError)):
+        computed(model, records(2))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_equal_to_opacus(family: str) -> None:
+    opacus = pytest.importorskip("opacus")
+    model, tokens = adapted(family, randomised=True), records(5)
+    ours = computed(model, tokens)
+    names = list(trainable(model))
+    wrapped = opacus.GradSampleModule(model, loss_reduction="sum")
+    ids, mask = tokens.batch(np.arange(5), CPU)
+    logits = wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    sequence_losses(logits, ids, mask).sum().backward()
+    by_name = dict(wrapped._module.named_parameters())
+    theirs = torch.cat([by_name[name].grad_sample.flatten(1) for name in names], dim=1)
+    assert error(ours, theirs) < 1e-5

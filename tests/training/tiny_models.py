@@ -1,0 +1,157 @@
+"""Models and records so small that a step takes milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from dptune.privacy.entropy import Entropy, OsEntropy
+from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.loop import Plan
+from dptune.training.model import Lora, attach_lora
+
+torch.set_num_threads(1)  # so small that a second thread only waits for the first
+
+VOCABULARY = 97
+CPU = torch.device("cpu")
+
+
+def gpt2(seed: int = 0, layers: int = 2) -> Any:
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        n_embd=32,
+        n_layer=layers,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return GPT2LMHeadModel(config).requires_grad_(False)
+
+
+def llama(seed: int = 0, layers: int = 2) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    return LlamaForCausalLM(config).requires_grad_(False)
+
+
+def mistral(seed: int = 0, layers: int = 2) -> Any:
+    torch.manual_seed(seed)
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        sliding_window=4,
+    )
+    return MistralForCausalLM(config).requires_grad_(False)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama": llama, "mistral": mistral}
+
+
+def adapted(family: str = "gpt2", *, randomised: bool = False, dropout: float = 0.0, **options: Any) -> Any:
+    """A model with adapters; ``randomised`` also moves B away from zero, so that A has a gradient."""
+    model = attach_lora(FAMILIES[family](**options), Lora(rank=4, alpha=8, dropout=dropout), init_seed=7)
+    if randomised:
+        generator = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.train()
+
+
+def records(count: int = 8, seed: int = 0, longest: int = 12) -> Tokens:
+    """Random records of different lengths; token 0 pads."""
+    generator = np.random.default_rng(seed)
+    rows = [
+        generator.integers(1, VOCABULARY, size=generator.integers(3, longest + 1)).astype(np.int32)
+        for _ in range(count)
+    ]
+    return Tokens(rows=rows, padding=0, width=longest + 2)
+
+
+def trainable(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainable(model).items()}
+
+
+def row_loss(model: Any, row: Any) -> torch.Tensor:
+    """The loss of one unpadded record, written down a second time."""
+    ids = torch.from_numpy(np.asarray(row, dtype=np.int64))[None]
+    logits = model(input_ids=ids, use_cache=False).logits
+    return cross_entropy(logits[0, :-1].float(), ids[0, 1:])
+
+
+def row_gradient(model: Any, row: Any) -> torch.Tensor:
+    """The gradient of one record over all adapter weights, A and B of each pair in turn, by plain autograd."""
+    gradients = torch.autograd.grad(row_loss(model, row), list(trainable(model).values()))
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def encounters(tokens: Tokens) -> PrivacyUnits:
+    return PrivacyUnits.of("encounter", np.arange(len(tokens.rows)), 1)
+
+
+def make_plan(of: int = 8, **changes: Any) -> Plan:
+    """A schedule for ``of`` units."""
+    values = {
+        "sample_rate": 0.5,
+        "expected_batch_size": of * changes.get("sample_rate", 0.5),
+        "steps": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 1,
+        "checkpoint_every": 2,
+    }
+    return Plan(**(values | changes))
+
+
+def make_header(entropy: Entropy | None = None, of: PrivacyUnits | None = None, **changes: Any) -> RunHeader:
+    values = {
+        "mechanism": "static",
+        "published_accountant": "gdp_clt",
+        "accounting": "certified",
+        "epsilon": None,
+        "delta": 1e-5,
+        "unit": of.kind if of else "encounter",
+        "units": len(of) if of else 8,
+        "leaks": (entropy or OsEntropy()).leaks,
+    }
+    return RunHeader(**(values | changes))
+
+
+def close(ledger: Ledger) -> Ledger:
+    ledger.close()
+    return ledger
+
+
+def release_lines(directory: Path) -> int:
+    """Releases on the disk, counted without the library."""
+    path = directory / "ledger.jsonl"
+    return path.read_bytes().count(b'"kind":"release"') if path.exists() else 0
