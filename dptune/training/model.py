@@ -135,7 +135,7 @@ def frozen_fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
