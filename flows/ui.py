@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ def run_ui() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         if "PREFECT_API_URL" not in environment:
+            _check_free(PREFECT_PORT, "DPTUNE_PREFECT_PORT")
             url = f"http://{HOST}:{PREFECT_PORT}"
             processes.append(_start(["prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)]))
             environment["PREFECT_API_URL"] = f"{url}/api"
@@ -53,12 +55,14 @@ def run_ui() -> None:
             print(f"Prefect UI:  {url}   (Deployments -> experiment -> Run, or add a schedule)", flush=True)
         processes.append(_start(["flows.ui", "deployments"], environment))
         if "MLFLOW_TRACKING_URI" not in environment:
+            _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
             store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
             processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store]))
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", processes[-1])
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)
         while all(process.poll() is None for process in processes):
             time.sleep(0.5)
+        raise DptuneError("one of the servers ended by itself. Fix: look at its output above.")
     except KeyboardInterrupt:
         print("stopping", flush=True)
     finally:
@@ -68,6 +72,12 @@ def run_ui() -> None:
 def _start(module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     # A session of its own, so that a server's worker processes end with it.
     return subprocess.Popen([sys.executable, "-m", *module], env=environment, start_new_session=True)
+
+
+def _check_free(port: int, variable: str) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise DptuneError(f"port {port} is in use. Fix: stop what listens there, or set {variable}.")
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -30,9 +30,11 @@ def apply_profile(profile: Path, params: Path = PARAMS) -> None:
     yaml.preserve_quotes = True
     yaml.width = 200
     try:
-        base, over = (yaml.load(path.read_text(encoding="utf-8")) for path in (params, profile))
-    except (OSError, YAMLError) as error:
+        base, over = (yaml.load(path.read_text(encoding="utf-8")) or {} for path in (params, profile))
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(str(profile), f"cannot be read ({error})", fix="give a YAML file of parameters") from None
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        raise ConfigError(str(profile), "is no table of parameters", fix="give a YAML file of parameters")
     load_settings(params, over)
     _overlay(base, over)
     text = StringIO()

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader
 
 from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
@@ -43,6 +43,8 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
         names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         raise DataError("is missing or no experiment file", fix=fix, file=experiment) from None
+    if not names:
+        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
     results = []
     for name in names:
         path = runs / name / "result.json"
@@ -65,7 +67,7 @@ def write_report(results: list[Result], directory: Path, name: str) -> None:
 
 
 def _page(results: list[Result], directory: Path, name: str) -> str:
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape())
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = _epsilon
     pictures = {file: base64.b64encode((directory / file).read_bytes()).decode() for file in _PICTURES}
     metric = perplexity_metric(results)

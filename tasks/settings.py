@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -106,16 +107,21 @@ class Experiment(_Section):
     """The grid, and how it is run."""
 
     name: str
-    models: Annotated[dict[str, Model], Field(min_length=1)]
-    mechanisms: Annotated[tuple[str, ...], Field(min_length=1)]
+    models: Annotated[dict[Name, Model], Field(min_length=1)]
+    mechanisms: Annotated[tuple[Name, ...], Field(min_length=1)]
     epsilons: tuple[Epsilon, ...]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     accounting: Literal["certified", "published"]
     telemetry: Literal["research", "private"]
-    devices: Literal["auto"] | tuple[str, ...] = "auto"
+    devices: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     cells_per_device: Count = 1
     retries: Annotated[int, Field(ge=0)] = 2
+
+    @field_validator("mechanisms", "epsilons", "seeds")
+    @classmethod
+    def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(values))
 
 
 class Settings(_Section):
@@ -140,6 +146,8 @@ class Settings(_Section):
                 build(name, entry | ({"noise_multiplier": 1.0} if needs_noise else {}))
             except ConfigError as error:
                 raise ValueError(f"mechanisms.{name}: {error}") from None
+            if needs_noise and name in self.experiment.mechanisms and not self.experiment.epsilons:
+                raise ValueError(f"experiment.epsilons: is empty, but {name!r} needs a budget")
         return self
 
 

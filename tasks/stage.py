@@ -36,5 +36,7 @@ def run_stage(work: Callable[[], None]) -> None:
         sys.exit(USER_ERROR)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}. Fix: free space or make it writable.", file=sys.stderr)
+        missing = isinstance(error, FileNotFoundError)
+        fix = "run `dvc repro`, which makes it" if missing else "free space or make it writable"
+        print(f"error: {where}{error.strerror or error}. Fix: {fix}.", file=sys.stderr)
         sys.exit(USER_ERROR)

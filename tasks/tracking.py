@@ -19,6 +19,7 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
 
 _PARENT_TAG = "dptune.parent"
 _BATCH = 500
@@ -61,14 +62,21 @@ class ChildRun:
         self._client = client()
         self._metrics: list[Metric] = []
         experiment_id = self._client.get_run(parent).info.experiment_id
-        if marker.exists():
-            self.run_id = marker.read_text().strip()
-            self._client.update_run(self.run_id, status="RUNNING")
+        known = marker.read_text().strip() if marker.exists() else None
+        if known and self._continue(known):
+            self.run_id = known
         else:
             tags = {"mlflow.parentRunId": parent, **tags}
             self.run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
             self._client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in params.items()])
             marker.write_text(self.run_id)
+
+    def _continue(self, run_id: str) -> bool:
+        try:
+            self._client.update_run(run_id, status="RUNNING")
+        except MlflowException:
+            return False  # another server, or a store that was emptied
+        return True
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Buffer metrics of a step; infinities are logged as they are."""

@@ -1,0 +1,315 @@
+"""The experiment flow: the whole road once with real processes, then its rules with a stand-in for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, read_json, write_params
+
+from dptune.corpus.records import read_records
+from dptune.errors import ConfigError
+from dptune.privacy.ledger import read_ledger
+from flows import experiment as module
+from flows.experiment import available_devices, experiment
+from tasks import tracking
+from tasks.paths import EVAL, EXPERIMENT, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
+from tasks.report import report
+from tasks.settings import load_settings
+
+QUICK = {"experiment": {"cells_per_device": 4}}
+# A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
+STAND_IN = """#!{python}
+import json, pathlib, sys, time
+cell = json.loads(pathlib.Path(sys.argv[3]).read_text())
+label = cell["mechanism"] + str(cell["epsilon"] or "")
+device = sys.argv[sys.argv.index("--device") + 1]
+plan = json.loads(pathlib.Path("plan.json").read_text())
+started = time.time()
+time.sleep(plan.get("seconds", 0))
+runs = pathlib.Path("ran.jsonl").read_text().splitlines() if pathlib.Path("ran.jsonl").exists() else []
+tries = sum(json.loads(run)["label"] == label for run in runs)
+with open("ran.jsonl", "a") as file:
+    print(json.dumps(dict(label=label, device=device, start=started, end=time.time(), argv=sys.argv[1:])), file=file)
+print("a line of", label)
+statuses = plan.get("status", {{}}).get(label, [])
+sys.exit(statuses[tries] if tries < len(statuses) else 0)
+"""
+
+
+@dataclass
+class Finished:
+    """What a whole experiment and its report left."""
+
+    directory: Path
+    output: str
+    secrets: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(server: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """``python -m flows.experiment`` as DVC runs it, then the report."""
+    directory = copied(built(tmp_path_factory), tmp_path_factory.mktemp("whole") / "tiny pipeline")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_environment(patch, directory)
+        patch.setenv("PREFECT_API_URL", server)
+        write_params(QUICK)
+        ran = subprocess.run(
+            [sys.executable, "-m", "flows.experiment"], capture_output=True, text=True, check=False, timeout=280
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        out, err = StringIO(), StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            report()
+        stored = read_json(SECRETS)
+        secrets = [one["secret"] for group in ("extraction", "audit") for one in stored[group]]
+    return Finished(directory, "".join([ran.stdout, ran.stderr, out.getvalue(), err.getvalue()]), secrets)
+
+
+@pytest.fixture
+def whole(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> Finished:
+    """The same, as the current directory."""
+    prepare_environment(monkeypatch, finished.directory)
+    return finished
+
+
+@pytest.fixture
+def stand_in(server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Cells run the stand-in; call it with its plan."""
+    return standing_in(pipeline, monkeypatch)
+
+
+def standing_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    script = directory.parent / "stand-in"
+    script.write_text(STAND_IN.format(python=sys.executable))
+    script.chmod(0o700)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(executable=str(script), stderr=StringIO()))
+
+    def plan(**entries: Any) -> None:
+        Path("plan.json").write_text(json.dumps(entries))
+
+    plan()
+    return plan
+
+
+def ran() -> list[dict[str, Any]]:
+    """The stand-in's runs, in order of their end."""
+    path = Path("ran.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def labels() -> list[str]:
+    return sorted(run["label"] for run in ran())
+
+
+# ---- the whole road
+
+
+def test_every_cell_of_the_grid_is_done(whole: Finished) -> None:
+    listed = read_json(EXPERIMENT)
+    assert listed["name"] == "tiny"
+    assert listed["cells"] == [cell.directory.name for cell in cells()]
+    for name in listed["cells"]:
+        assert read_ledger(RUNS / name / "ledger.jsonl").complete
+        assert (RUNS / name / "adapter" / "adapter_model.safetensors").exists()
+    static = read_json(RUNS / listed["cells"][1] / "result.json")
+    assert static["mechanism"] == "static"
+    assert static["epsilon_certified"] <= BUDGET
+    for line in ("1 of 2 cells", "2 of 2 cells"):
+        assert line in whole.output
+
+
+def test_mlflow_has_a_parent_and_its_children(whole: Finished) -> None:
+    client, parent = tracking.client(), tracking.parent_run("tiny", {})
+    run = client.get_run(parent)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["telemetry"] == "research"
+    assert {item.path for item in client.list_artifacts(parent, "report")} >= {"report/report.html"}
+    children = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
+    assert {child.info.run_name for child in children} == {cell.label for cell in cells()}
+    assert {child.info.status for child in children} == {"FINISHED"}
+    flows = {child.data.tags["prefect_flow_run"] for child in children}
+    assert flows == {run.data.tags["prefect_flow_run"]}
+    assert re.fullmatch(r"[0-9a-f-]{36}", flows.pop())
+
+
+def test_the_report_shows_the_experiment(whole: Finished) -> None:
+    page = (REPORT / "report.html").read_text()
+    assert "SYNTHETIC" in page
+    assert all(cell.label in page for cell in cells())
+    assert set(read_json(REPORT / "metrics.json")) == {cell.label for cell in cells()}
+
+
+def test_no_secret_and_no_record_is_anywhere_else(whole: Finished) -> None:
+    """Not in a file that is not theirs, not in the output, not in MLflow, not in Prefect's logs."""
+    from prefect.client.orchestration import get_client
+
+    private = {path: read_records(path).text.to_pylist() for path in (NARRATIVES, TRAIN, EVAL)}
+    texts = sorted({text for one in private.values() for text in one})
+    allowed = [Path("data/raw"), NARRATIVES.parent, SPLITS, TRAIN, SECRETS]
+    files = [path for path in Path("data").rglob("*") if path.is_file()]
+    open_files = [path for path in files if not any(path.is_relative_to(one) for one in allowed)]
+    assert {"mlflow.db", "report.html", "result.json", "ledger.jsonl"} <= {path.name for path in open_files}
+    places = {str(path): path.read_bytes() for path in open_files} | {"output": whole.output.encode()}
+    with get_client(sync_client=True) as client:
+        logs = [log.message for log in client.read_logs(limit=200)]
+    assert any("step 4 of 4" in message for message in logs), "a cell's output is a log of its task"
+    places["logs"] = "\n".join(logs).encode()
+    for name, content in places.items():
+        assert not [secret for secret in whole.secrets if secret.encode() in content], name
+        assert not [text for text in texts if text.encode() in content], name
+    for path in (path for path in files if path != SECRETS):
+        assert not [secret for secret in whole.secrets if secret.encode() in path.read_bytes()], path
+
+
+def test_only_the_owner_reads_what_the_experiment_wrote(whole: Finished) -> None:
+    files = [path for path in RUNS.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert {path: oct(path.stat().st_mode) for path in files if path.stat().st_mode & 0o077} == {}
+
+
+def test_running_again_runs_no_cell_and_a_removed_folder_one(whole: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    standing_in(whole.directory, monkeypatch)
+    write_params()
+    before = {path: path.read_bytes() for path in RUNS.rglob("*") if path.is_file()}
+    folders = experiment()
+    assert ran() == []
+    assert {path: path.read_bytes() for path in RUNS.rglob("*") if path.is_file()} == before
+    shutil.move(folders[0], whole.directory / "kept")
+    try:
+        assert experiment() == folders
+        assert labels() == ["nonprivate"]
+    finally:
+        shutil.rmtree(folders[0])
+        shutil.move(whole.directory / "kept", folders[0])
+
+
+# ---- the rules
+
+
+def test_one_more_epsilon_runs_only_its_cells(stand_in: Callable[..., None]) -> None:
+    write_params(QUICK)
+    experiment()
+    assert labels() == ["nonprivate", f"static{BUDGET}"]
+    experiment(epsilons=[BUDGET, 4])
+    assert labels() == ["nonprivate", f"static{BUDGET}", "static4.0"]
+
+
+def test_the_process_is_told_its_cell_device_and_runs(stand_in: Callable[..., None]) -> None:
+    write_params()
+    (folder,) = experiment(mechanisms=["nonprivate"])
+    (run,) = ran()
+    assert run["argv"][:2] == ["-m", "tasks.finetune"]
+    options = dict(zip(run["argv"][3::2], run["argv"][4::2], strict=True))
+    assert options["--device"] == "cpu"
+    parent = tracking.client().get_run(options["--parent"])
+    assert parent.data.tags["prefect_flow_run"] == options["--flow-run"]
+    assert Path(run["argv"][2]) == Path(folder) / "cell.json"
+
+
+def test_a_failed_cell_stops_no_other_and_is_named(stand_in: Callable[..., None]) -> None:
+    write_params(QUICK)
+    stand_in(status={f"static{BUDGET}": [1]})
+    with pytest.raises(RuntimeError, match=rf"1 of 3 cells failed: small\.static\.eps{BUDGET}\.seed0$"):
+        experiment(epsilons=[BUDGET, 4])
+    assert labels() == ["nonprivate", f"static{BUDGET}", "static4.0"]
+    parent = tracking.parent_run("tiny", {})
+    assert tracking.client().get_run(parent).info.status == "FAILED"
+    experiment(epsilons=[BUDGET, 4])
+    assert labels() == ["nonprivate", f"static{BUDGET}", f"static{BUDGET}", "static4.0"]
+    assert tracking.client().get_run(parent).info.status == "FINISHED"
+
+
+def test_retries_mend_what_can_be_mended_and_nothing_else(
+    stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2 is the user's error; any other, a signal's included, may pass."""
+    monkeypatch.setattr(module.fine_tune, "retry_delay_seconds", 0)
+    write_params(QUICK, {"experiment": {"retries": 2}})
+    stand_in(status={"nonprivate": [2, 0], "static1.0": [1, 137, 0], "static4.0": [1, 1, 1, 0]})
+    with pytest.raises(RuntimeError) as failed:
+        experiment(epsilons=[1, 4])
+    assert str(failed.value).startswith("2 of 3 cells failed: ")
+    assert "small.nonprivate.seed0" in str(failed.value)
+    assert "small.static.eps4.seed0" in str(failed.value)
+    assert labels() == ["nonprivate", *["static1.0"] * 3, *["static4.0"] * 3]
+
+
+def test_a_device_runs_no_more_cells_than_it_may(stand_in: Callable[..., None]) -> None:
+    stand_in(seconds=1.0)
+    write_params({"experiment": {"devices": ["cpu", "meta"], "cells_per_device": 1}})
+    experiment(epsilons=[1, 2, 4], mechanisms=["static", "nonprivate"])
+    assert len(ran()) == 4
+    for device in ("cpu", "meta"):
+        runs = sorted((run["start"], run["end"]) for run in ran() if run["device"] == device)
+        assert len(runs) == 2
+        assert all(first[1] <= second[0] for first, second in pairwise(runs)), device
+
+
+def test_settings_that_are_wrong_stop_the_flow_before_any_cell(stand_in: Callable[..., None]) -> None:
+    write_params()
+    with pytest.raises(ConfigError, match=r"experiment\.epsilons"):
+        experiment(epsilons=[-1])
+    assert ran() == []
+
+
+def test_the_command_ends_with_a_message_and_a_status(
+    stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params()
+    stand_in(status={"nonprivate": [1]})
+    monkeypatch.setattr(module.sys, "exit", sys.exit, raising=False)
+    monkeypatch.setattr(module.sys, "stderr", sys.stderr)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 1
+    assert "error: 1 of 2 cells failed: small.nonprivate.seed0" in capsys.readouterr().err
+
+
+def test_devices_are_those_named_or_all(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_params({"experiment": {"devices": ["cuda:1", "cpu"]}})
+    assert available_devices(load_settings().experiment) == ["cuda:1", "cpu"]
+    write_params({"experiment": {"devices": "auto"}})
+    settings = load_settings().experiment
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert available_devices(settings) == ["cuda:0", "cuda:1"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert available_devices(settings) == ["cpu"]
+
+
+def test_an_interrupted_flow_leaves_no_process(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    real = subprocess.Popen
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    def interrupted(_: object) -> Iterator[str]:
+        raise KeyboardInterrupt
+        yield ""
+
+    monkeypatch.setattr(module, "get_run_logger", lambda: None)
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    monkeypatch.setattr(module, "_lines", interrupted)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        module._run("x", [sys.executable, "-c", "import time; time.sleep(60)"])
+    assert time.monotonic() - begun < 30
+    assert started[0].poll() is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0].pid, 0)

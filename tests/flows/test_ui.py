@@ -1,0 +1,187 @@
+"""``python -m flows.ui``: both servers and a deployment that runs what is scheduled, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import psutil
+import pytest
+from tiny_pipeline import read_json, write_params
+
+from dptune.privacy.ledger import read_ledger
+from tasks import tracking
+from tasks.paths import EXPERIMENT, RUNS
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as one:
+        one.settimeout(1)
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> Any:
+    """GET, or POST with a body; parsed JSON, else text."""
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url, data, {"Content-Type": "application/json"}), timeout=30) as answer:
+        text = answer.read().decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def wait_for(what: str, check: Any, seconds: float) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            found = check()
+        except (URLError, OSError):
+            found = None
+        if found:
+            return found
+        time.sleep(0.5)
+    return pytest.fail(f"waited {seconds} s for {what}")
+
+
+class Interface:
+    """A running ``make ui``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.prefect, self.mlflow = free_port(), free_port()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {
+            "DPTUNE_PREFECT_PORT": str(self.prefect),
+            "DPTUNE_MLFLOW_PORT": str(self.mlflow),
+            "PREFECT_HOME": str(directory / "data" / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+        self.log = directory / "ui.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.ui"], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        self.api = f"http://127.0.0.1:{self.prefect}/api"
+        self.seen: dict[int, psutil.Process] = {}
+
+    def note(self) -> None:
+        """Remember every process that belongs to it now."""
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            self.seen[one.pid] = one
+
+    def left(self) -> list[str]:
+        """Which of those still run."""
+        return [str(one) for one in self.seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+    def end(self) -> None:
+        """Whatever a failed test left."""
+        for one in [*self.seen.values(), psutil.Process(self.process.pid)] if self.process.poll() is None else []:
+            if one.is_running():
+                one.kill()
+        self.process.wait(timeout=30)
+        for one in self.seen.values():
+            if one.is_running():
+                one.kill()
+
+
+@pytest.fixture
+def interface(pipeline: Path) -> Iterator[Interface]:
+    write_params({"experiment": {"mechanisms": ["static"]}})
+    running = Interface(pipeline)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: Interface) -> None:
+    def deployment() -> Any:
+        assert interface.process.poll() is None, interface.log.read_text()
+        interface.note()
+        return ask(f"{interface.api}/deployments/name/experiment/experiment")
+
+    found = wait_for("the deployment", deployment, 240)
+    assert {"epsilons", "mechanisms", "seeds", "overrides"} <= set(found["parameter_openapi_schema"]["properties"])
+    at = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": at}}
+    body = {"parameters": {"epsilons": [4]}, "state": state}
+    run = ask(f"{interface.api}/deployments/{found['id']}/create_flow_run", body)
+
+    def ended() -> Any:
+        interface.note()
+        now = ask(f"{interface.api}/flow_runs/{run['id']}")
+        return now if now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+    assert ended() is None, "it waits for its time"
+    state_type = wait_for("the run's end", ended, 400)["state_type"]
+    assert state_type == "COMPLETED", interface.log.read_text()
+    assert ask(f"http://127.0.0.1:{interface.mlflow}/health") == "OK"
+    (name,) = read_json(EXPERIMENT)["cells"]
+    assert name.startswith("small.static.eps4.seed0-")
+    assert read_json(RUNS / name / "result.json")["epsilon_certified"] <= 4
+    assert read_ledger(RUNS / name / "ledger.jsonl").complete
+    page = f"http://127.0.0.1:{interface.mlflow}/api/2.0/mlflow/experiments/get-by-name?experiment_name=tiny"
+    assert ask(page)["experiment"]["name"] == "tiny"
+    parent = tracking.client().get_run(tracking.parent_run("tiny", {}))
+    assert parent.data.tags["prefect_flow_run"] == run["id"]
+    assert parent.info.status == "FINISHED"
+    interface.note()
+    assert len(interface.seen) >= 3
+    interface.process.send_signal(signal.SIGTERM)
+    assert interface.process.wait(timeout=60) == 0, interface.log.read_text()
+    wait_for("every process to end", lambda: not interface.left(), 20)
+    assert not listening(interface.prefect)
+    assert not listening(interface.mlflow)
+
+
+class Other(BaseHTTPRequestHandler):
+    """Some other server, which answers everything."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_a_message(pipeline: Path) -> None:
+    write_params()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {
+            "DPTUNE_PREFECT_PORT": str(other.server_port),
+            "DPTUNE_MLFLOW_PORT": str(free_port()),
+            "PREFECT_HOME": str(pipeline / "data" / "prefect"),
+        }
+        command = [sys.executable, "-m", "flows.ui"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        other.shutdown()
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    last = ended.stderr.split("error: ")[-1]
+    assert "port" in last
+    assert "Traceback" not in last

@@ -1,0 +1,147 @@
+"""The grid, and the folder names by which a cell whose inputs did not change is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import BUDGET, cells, static
+
+from dptune.files import sha256
+from tasks import cells as module
+from tasks.canaries import plant
+from tasks.cells import Cell
+from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
+
+
+def names(*changes: dict[str, Any]) -> set[str]:
+    return {cell.directory.name for cell in cells(*changes)}
+
+
+def test_the_grid_is_the_product_and_nonprivate_comes_once_a_seed(pipeline: Path) -> None:
+    local = {"source": "data/models/public"}
+    change = {"experiment": {"models": {"small": local, "other": local}, "epsilons": [1, 2, 8], "seeds": [0, 1]}}
+    grid = cells(change)
+    private = {(c.model_name, c.epsilon, c.seed) for c in grid if c.mechanism == "static"}
+    free = [(c.model_name, c.epsilon, c.seed) for c in grid if c.mechanism == "nonprivate"]
+    assert private == {(model, eps, seed) for model in ("small", "other") for eps in (1, 2, 8) for seed in (0, 1)}
+    assert sorted(free) == sorted((model, None, seed) for model in ("small", "other") for seed in (0, 1))
+    assert len(grid) == len(private) + len(free)
+    assert len({c.directory for c in grid}) == len({c.label for c in grid}) == len(grid)
+
+
+def test_labels_are_readable_and_folders_lie_under_runs(pipeline: Path) -> None:
+    cell = static({"experiment": {"epsilons": [0.5]}})
+    assert cell.label == "small.static.eps0.5.seed0"
+    assert cell.directory.parent == RUNS
+    assert cell.directory.name.startswith(f"{cell.label}-")
+    assert Cell.model_validate_json(cell.model_dump_json()).directory == cell.directory
+
+
+def test_one_more_epsilon_adds_exactly_its_cells(pipeline: Path) -> None:
+    before, after = names(), names({"experiment": {"epsilons": [BUDGET, 3]}})
+    assert before < after
+    assert [name.split("-")[0] for name in after - before] == ["small.static.eps3.seed0"]
+
+
+def test_one_more_seed_or_mechanism_leaves_the_others(pipeline: Path) -> None:
+    mine = {"clipper": "flat", "noise": "gaussian", "controller": "constant", "max_grad_norm": 0.5}
+    more = {"mechanisms": {"mine": mine}, "experiment": {"mechanisms": ["nonprivate", "static", "mine"]}}
+    assert names() < names(more)
+    assert names() < names({"experiment": {"seeds": [0, 1]}})
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [{"epsilons": [1, 1]}, {"epsilons": [1, 1.0]}, {"seeds": [0, 0]}, {"mechanisms": ["static", "static"]}],
+)
+def test_an_entry_given_twice_is_no_second_cell(pipeline: Path, twice: dict[str, Any]) -> None:
+    """Two processes would charge one ledger."""
+    folders = [cell.directory for cell in cells({"experiment": twice})]
+    assert len(folders) == len(set(folders))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "training": {"training": {"epochs": 0.5}},
+    "batch on the device": {"training": {"physical_batch_size": 8}},
+    "lora": {"lora": {"rank": 4}},
+    "delta": {"experiment": {"delta": 1e-6}},
+    "accounting": {"experiment": {"accounting": "published"}},
+    "telemetry": {"experiment": {"telemetry": "private"}},
+    "unit": {"data": {"unit": "patient"}},
+    "options": {"mechanisms": {"static": {"max_grad_norm": 2.0}}},
+    "dtype": {"experiment": {"models": {"small": {"dtype": "bfloat16"}}}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_setting_is_another_folder(pipeline: Path, change: dict[str, Any]) -> None:
+    before, after = static(), static(change)
+    assert before.label == after.label
+    assert before.directory != after.directory
+
+
+UNRELATED: dict[str, dict[str, Any]] = {
+    "devices": {"experiment": {"devices": ["cuda:0", "cuda:1"]}},
+    "retries": {"experiment": {"retries": 5, "cells_per_device": 4}},
+    "other mechanism": {"mechanisms": {"nonprivate": {"pairs": 1}}},
+    "synthetic size, data unchanged": {"data": {"synthetic": {"encounters": 300}}},
+}
+
+
+@pytest.mark.parametrize("change", UNRELATED.values(), ids=UNRELATED.keys())
+def test_what_decides_no_result_changes_no_folder(pipeline: Path, change: dict[str, Any]) -> None:
+    assert static().directory == static(change).directory
+
+
+def append_byte(path: Path) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda _: path.write_bytes(path.read_bytes() + b"\0") and None
+
+
+INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "train": lambda _: plant(),
+    "eval": append_byte(EVAL),
+    "public validation": append_byte(PUBLIC_VALIDATION),
+    "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),
+    "tokenizer": append_byte(PUBLIC_MODEL / "tokenizer.json"),
+    "code": lambda patch: patch.setattr(module, "code_digest", lambda: "another"),
+}
+
+
+@pytest.mark.parametrize("change", INPUTS.values(), ids=INPUTS.keys())
+def test_another_input_is_another_folder(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    before = names()
+    change(monkeypatch)
+    assert not before & names()
+
+
+def test_the_code_digest_covers_what_decides_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(module, "_digest", lambda files: seen.extend(files) or "x")
+    module.code_digest.__wrapped__()
+    parts = {path.parent.name for path in seen}
+    assert {"privacy", "mechanisms", "training"} <= parts
+    assert {"loop.py", "noise.py", "accountants.py", "finetune.py"} <= {path.name for path in seen}
+
+
+def test_a_hub_model_is_known_by_its_commit(pipeline: Path) -> None:
+    commits = ["a" * 40, "b" * 40]
+    folders = set()
+    for commit in commits:
+        hub = {"source": "some/model", "revision": commit}
+        cell = static({"experiment": {"models": {"small": hub}}})
+        assert cell.inputs["model"] == f"some/model@{commit}"
+        folders.add(cell.directory)
+    assert len(folders) == 2
+
+
+def test_a_cell_holds_no_private_value(pipeline: Path) -> None:
+    """Digests that a random salt keeps from testing guesses, digests of public files, and settings."""
+    cell = static()
+    assert set(cell.inputs) == {"data", "model", "code"}
+    assert all(len(value) == 64 for value in cell.inputs.values())
+    assert sha256(EVAL) not in cell.model_dump_json(), "that one has no salt"

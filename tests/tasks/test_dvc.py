@@ -1,0 +1,135 @@
+"""dvc.yaml: DVC reads it, its stages fit together, and the secrets stay out of the cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_pipeline import ROOT, repository_params
+
+from tasks import paths
+
+STAGES = ["acquire", "verbalize", "split", "canaries", "pretrain", "experiment", "report"]
+
+
+@pytest.fixture(scope="module")
+def definition() -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "dvc.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A copy of what DVC reads, outside git."""
+    from dvc.repo import Repo
+
+    directory = tmp_path_factory.mktemp("dvc")
+    for name in ("dvc.yaml", "params.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, directory)
+    for name in ("tasks", "flows", "dptune"):
+        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with Repo.init(str(directory), no_scm=True) as repo:
+        yield repo
+
+
+def paths_of(entries: list[Any]) -> dict[str, dict[str, Any]]:
+    """Path -> options, for the short and the long form."""
+    named: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        named |= entry if isinstance(entry, dict) else {entry: {}}
+    return named
+
+
+def outs(stage: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return paths_of([*stage.get("outs", []), *stage.get("metrics", []), *stage.get("plots", [])])
+
+
+def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any) -> None:
+    stages = {stage.name: stage for stage in repository.index.stages}
+    assert sorted(stages) == sorted(STAGES)
+    repository.index.check_graph()
+    graph = repository.index.graph
+
+    def needs(name: str) -> set[str]:
+        return {stage.name for stage in graph.successors(stages[name])}
+
+    assert needs("verbalize") == {"acquire"}
+    assert needs("split") == {"verbalize"}
+    assert needs("canaries") == {"split"}
+    assert needs("experiment") == {"canaries", "split", "pretrain"}
+    assert needs("report") == {"experiment"}
+    assert needs("acquire") == needs("pretrain") == set()
+
+
+def test_the_secrets_never_enter_the_cache(repository: Any) -> None:
+    cached = {str(out.def_path): out.use_cache for stage in repository.index.stages for out in stage.outs}
+    assert cached["data/secrets"] is False
+    assert cached["data/canaries"] is True
+    assert paths.SECRETS.is_relative_to("data/secrets")
+    assert not [path for path, used in cached.items() if used and paths.SECRETS.is_relative_to(path)]
+
+
+def test_no_stage_depends_on_the_secrets(definition: dict[str, Any]) -> None:
+    """A dependency's hash is written to dvc.lock, and an unsalted one would test guesses."""
+    for stage in definition["stages"].values():
+        assert not [path for path in stage.get("deps", []) if "secrets" in path]
+
+
+def test_every_dependency_exists_or_is_made(definition: dict[str, Any]) -> None:
+    made = {path for stage in definition["stages"].values() for path in outs(stage)}
+    for name, stage in definition["stages"].items():
+        for path in stage["deps"]:
+            if path.startswith("data/"):
+                assert path in made, f"{name}: nothing makes {path}"
+            else:
+                assert (ROOT / path).exists(), f"{name}: {path} is not in the repository"
+
+
+def test_every_parameter_exists(definition: dict[str, Any]) -> None:
+    for name, stage in definition["stages"].items():
+        for path in stage.get("params", []):
+            value: Any = repository_params()
+            for key in path.split("."):
+                assert key in value, f"{name}: params.yaml has no {path}"
+                value = value[key]
+
+
+def test_every_parameter_makes_some_stage_run_again(definition: dict[str, Any]) -> None:
+    named = [path for stage in definition["stages"].values() for path in stage.get("params", [])]
+    leaves = [f"data.{key}" for key in repository_params()["data"]]
+    leaves += [key for key in repository_params() if key != "data"]
+    assert [leaf for leaf in leaves if not any(leaf == p or leaf.startswith(f"{p}.") for p in named)] == []
+
+
+def test_every_command_is_a_module_that_the_stage_depends_on(definition: dict[str, Any]) -> None:
+    for stage in definition["stages"].values():
+        words = stage["cmd"].split()
+        assert words[:2] == ["python", "-m"]
+        assert words[2].replace(".", "/") + ".py" in stage["deps"]
+
+
+def test_the_stages_write_where_the_tasks_do(definition: dict[str, Any]) -> None:
+    made = [Path(path) for stage in definition["stages"].values() for path in outs(stage)]
+    every = [getattr(paths, name) for name in dir(paths) if name.isupper() and name not in ("DATA", "REPORT")]
+    assert [path for path in every if not any(path.is_relative_to(out) for out in made)] == []
+
+
+def test_finished_cells_survive_a_rerun(definition: dict[str, Any]) -> None:
+    assert outs(definition["stages"]["experiment"])["data/runs"] == {"persist": True}
+
+
+def test_plots_and_metrics_are_outputs_of_the_report(definition: dict[str, Any]) -> None:
+    report = outs(definition["stages"]["report"])
+    assert "data/report/metrics.json" in report
+    for plot in definition["plots"]:
+        for options in plot.values():
+            for axis in ("x", "y"):
+                for path in options[axis]:
+                    assert any(Path(path).is_relative_to(out) for out in report)
+
+
+def test_git_ignores_what_the_pipeline_writes() -> None:
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "/data/*" in ignored

@@ -1,0 +1,395 @@
+"""One cell, from its specification to its result; killed anywhere, it ends with exactly its plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny_pipeline import BUDGET, STEPS, figures, mode, nonprivate, read_json, run_stages, static
+
+from dptune.corpus.records import read_records
+from dptune.errors import ConfigError, DataError, DptuneError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
+from dptune.privacy.ledger import Ledger, read_ledger
+from dptune.training import loop
+from dptune.training.evaluation import perplexity
+from dptune.training.model import BaseModel, load_base, load_tokenizer
+from tasks import finetune
+from tasks.cells import Cell, digests
+from tasks.finetune import GUARANTEE, main, run_cell
+from tasks.paths import EVAL, RUNS, SECRETS, TRAIN
+
+KEYS = {
+    "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
+    "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "epsilon_published",
+    "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "seconds", "device",
+}  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.fixture
+def noisy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for every noisy value that was made."""
+    made: list[int] = []
+    real = Mechanism.privatise
+
+    def privatise(self: Mechanism, *args: Any, **kwargs: Any) -> Any:
+        made.append(1)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Mechanism, "privatise", privatise)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _quick_pictures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Drawing takes longer than training a tiny model."""
+    if "curves" not in request.node.name:
+        monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+
+
+def check_finished(cell: Cell, result: dict[str, Any], steps: int = STEPS) -> None:
+    """Ledger, result file and returned result say the same; nothing of the run's making is left."""
+    contents = read_ledger(cell.directory / "ledger.jsonl")
+    assert contents.complete
+    assert contents.releases == result["releases"] == steps
+    for name, value in (
+        ("epsilon_published", contents.epsilons.published),
+        ("epsilon_noise_only", contents.epsilons.noise_only),
+        ("epsilon_certified", contents.epsilons.certified),
+    ):
+        assert float(result[name]) == value
+    assert set(result) == KEYS
+    assert read_json(cell.directory / "result.json") == json.loads(json.dumps(result))
+    names = {path.name for path in cell.directory.iterdir()} - {"cell.json", "mlflow_run", "lock"}
+    assert names == {"ledger.jsonl", "result.json", "adapter", "history.jsonl", "curves.png"}
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_the_curves_are_a_picture() -> None:
+    result = {"label": "x", "synthetic": True, "history": [{"releases": 2, "public_perplexity": 3.0}]}
+    finetune.draw_curves([result], Path("curves.png"))
+    assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list[int]) -> None:
+    cell = static()
+    result = run_cell(cell, "cpu")
+    check_finished(cell, result)
+    assert len(noisy) == STEPS
+    assert 0.9 * BUDGET < result["epsilon_certified"] <= cell.epsilon == result["budget_epsilon"] == BUDGET
+    assert result["epsilon_published"] < result["epsilon_certified"] == result["epsilon_noise_only"]
+    assert result["leaks"] == []
+    assert result["units"] == 144
+    assert result["sample_rate"] == 16 / 144
+    assert result["synthetic"] is True
+    assert "SYNTHETIC" in result["data"]
+    assert result["telemetry"] == "research"
+    assert result["guarantee"] == GUARANTEE["research"]
+    assert "NOT the curves" in result["guarantee"]
+    assert set(result["before"]) == set(result["after"]) == {"public_perplexity", "eval_perplexity"}
+    assert [point["releases"] for point in result["history"]] == [2, 4]
+    assert result["history"][0]["epsilon_certified"] < result["history"][1]["epsilon_certified"]
+    assert result["history"][-1]["epsilon_certified"] == result["epsilon_certified"]
+    header = read_ledger(cell.directory / "ledger.jsonl").header
+    assert (header.unit, header.units, header.telemetry, header.delta) == ("encounter", 144, "research", 1e-5)
+    assert "SYNTHETIC" in header.data
+    assert {oct(mode(cell.directory / name)) for name in ("ledger.jsonl", "result.json")} == {"0o600"}
+    assert mode(cell.directory) == 0o700
+
+
+def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) -> None:
+    cell = nonprivate()
+    result = run_cell(cell, "cpu")
+    check_finished(cell, result)
+    assert result["epsilon_certified"] == result["epsilon_published"] == "inf"
+    assert result["guarantee"].startswith("No guarantee: ")
+    assert result["budget_epsilon"] is None
+    base = BaseModel(cell.model.source)
+    loaded = PeftModel.from_pretrained(load_base(base, torch.device("cpu")), str(cell.directory / "adapter"))
+    assert not list((cell.directory / "adapter").glob("*.bin"))
+    tokens = finetune._tokens(cell, read_records(EVAL), load_tokenizer(base))
+    assert perplexity(loaded, tokens, 32) == pytest.approx(result["after"]["eval_perplexity"], rel=1e-5)
+    assert result["after"]["eval_perplexity"] != result["before"]["eval_perplexity"]
+
+
+def test_a_finished_cell_is_not_run_again(pipeline: Path, noisy: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = static()
+    first = run_cell(cell, "cpu")
+    before = {path: path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()}
+    monkeypatch.setattr(finetune, "prepare", lambda *_: pytest.fail("prepared again"))
+    assert run_cell(cell, "cpu") == json.loads(json.dumps(first))
+    assert len(noisy) == STEPS
+    assert {path: path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()} == before
+
+
+CRASHES: dict[str, tuple[Any, str, int]] = {
+    "before the first step": (finetune, "train", 1),
+    "before the first charge": (Ledger, "charge", 1),
+    "before the third charge": (Ledger, "charge", 3),
+    "after a charge, before its noise": (Mechanism, "privatise", 3),
+    "in an optimiser step": (loop, "_apply", 3),
+    "at the first checkpoint": (loop, "save_checkpoint", 1),
+    "at the last checkpoint": (loop, "save_checkpoint", 2),
+    "when the weights are checked": (loop, "assert_trained", 1),
+    "when the adapter is saved": (finetune, "save_adapter", 1),
+    "when the ledger is priced": (finetune, "_read_history", 1),
+    "when the result is written": (finetune, "write_json", 1),
+    "when the curves are drawn": (finetune, "draw_curves", 1),
+    "before the last line": (Ledger, "finish", 1),
+    "after the last line": (finetune, "_publish", 1),
+}
+
+
+def crash(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Let the ``call``-th call of owner.name raise, once."""
+    real, calls = getattr(owner, name), []
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, once)
+
+
+@pytest.mark.parametrize(("owner", "name", "call"), CRASHES.values(), ids=CRASHES.keys())
+def test_a_crash_anywhere_is_mended_by_running_again(
+    pipeline: Path,
+    noisy: list[int],
+    opened: list[Ledger],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    call: int,
+) -> None:
+    cell, ledger = static(), static().directory / "ledger.jsonl"
+    crash(monkeypatch, owner, name, call)
+    with pytest.raises(Killed):
+        run_cell(cell, "cpu")
+    for one in opened:
+        one.close()
+    charged = read_ledger(ledger).releases if ledger.exists() else 0
+    assert charged >= len(noisy)
+    result = run_cell(cell, "cpu")
+    assert len(noisy) <= STEPS
+    check_finished(cell, result)
+    assert result["epsilon_certified"] <= BUDGET
+
+
+def test_crashes_in_a_row_never_release_more_than_the_plan(
+    pipeline: Path, noisy: list[int], opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static({"training": {"epochs": 1}})
+    steps = 9
+    for place in ((Mechanism, "privatise", 2), (loop, "_apply", 1), (loop, "save_checkpoint", 1)):
+        with monkeypatch.context() as patch:
+            crash(patch, *place)
+            with pytest.raises(Killed):
+                run_cell(cell, "cpu")
+        for one in opened:
+            one.close()
+        assert read_ledger(cell.directory / "ledger.jsonl").releases >= len(noisy)
+    check_finished(cell, run_cell(cell, "cpu"), steps)
+    assert len(noisy) <= steps
+
+
+def test_a_budget_spent_before_any_checkpoint_is_said_clearly(
+    pipeline: Path, opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No weights exist and none may be made: running again cannot mend it, so it is the user's error."""
+    cell = static({"training": {"checkpoint_every": 50}})
+    with monkeypatch.context() as patch:
+        crash(patch, loop, "save_checkpoint", 1)
+        with pytest.raises(Killed):
+            run_cell(cell, "cpu")
+    for one in opened:
+        one.close()
+    with pytest.raises(DptuneError, match="Fix: "):
+        run_cell(cell, "cpu")
+    assert read_ledger(cell.directory / "ledger.jsonl").releases == STEPS
+    assert not (cell.directory / "adapter").exists()
+
+
+def test_a_torn_last_line_is_mended_and_a_torn_middle_refused(
+    pipeline: Path, opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static()
+    ledger = cell.directory / "ledger.jsonl"
+    with monkeypatch.context() as patch:
+        crash(patch, loop, "_apply", 3)
+        with pytest.raises(Killed):
+            run_cell(cell, "cpu")
+    for one in opened:
+        one.close()
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole.replace(b'"step":1', b'"step":7'))
+    with pytest.raises(DptuneError, match=r"ledger\.jsonl, line 3"):
+        run_cell(cell, "cpu")
+    ledger.write_bytes(whole + b'{"kind":"rel')
+    check_finished(cell, run_cell(cell, "cpu"))
+
+
+def test_a_patient_is_the_unit_end_to_end(pipeline: Path) -> None:
+    change = {"data": {"unit": "patient"}, "training": {"encounters_per_patient": 2}}
+    run_stages(change, pretrained=False)
+    cell = static(change)
+    result = run_cell(cell, "cpu")
+    patients = len(set(read_records(TRAIN).patient))
+    assert patients < len(read_records(TRAIN).record)
+    assert (result["unit"], result["units"]) == ("patient", patients)
+    assert result["sample_rate"] == 16 / patients
+    assert read_ledger(cell.directory / "ledger.jsonl").header.unit == "patient"
+    assert result["epsilon_certified"] <= BUDGET
+    check_finished(cell, result, math.ceil(0.4 * math.ceil(patients / 16)))
+
+
+def test_published_accounting_keeps_the_papers_budget_and_shows_the_price(pipeline: Path) -> None:
+    cell = static({"experiment": {"accounting": "published"}})
+    result = run_cell(cell, "cpu")
+    check_finished(cell, result)
+    assert 0.9 * BUDGET < result["epsilon_published"] <= BUDGET < result["epsilon_certified"]
+    assert result["accounting"] == "published"
+    sound = static()
+    assert sound.directory != cell.directory
+    assert run_cell(sound, "cpu")["noise_multiplier"] > result["noise_multiplier"]
+
+
+def test_a_multiplier_in_the_entry_is_not_calibrated_but_still_kept_within_the_budget(pipeline: Path) -> None:
+    enough = static({"mechanisms": {"static": {"noise_multiplier": 6.0}}, "experiment": {"mechanisms": ["static"]}})
+    # ``takes_noise`` is about the entry's noise, so the cell keeps its budget.
+    result = run_cell(enough, "cpu")
+    assert result["noise_multiplier"] == 6.0
+    assert result["epsilon_certified"] < BUDGET
+    little = static({"mechanisms": {"static": {"noise_multiplier": 0.5}}})
+    with pytest.raises(DptuneError, match="budget"):
+        run_cell(little, "cpu")
+    assert not (little.directory / "ledger.jsonl").exists()
+
+
+def test_a_fixed_seed_is_refused_under_certified_accounting(pipeline: Path) -> None:
+    with pytest.raises(ConfigError, match="certified is refused"):
+        run_cell(static(), "cpu", entropy=FixedSeed(1))
+    cell = static({"experiment": {"accounting": "published"}})
+    result = run_cell(cell, "cpu", entropy=FixedSeed(1))
+    assert result["epsilon_certified"] == "inf"
+    assert result["leaks"] == [FIXED_SEED_LEAK]
+
+
+ALLOWED = {
+    "units", "delta", "seed", "budget_epsilon", "noise_multiplier", "sample_rate", "releases",
+    "epsilon_published", "epsilon_noise_only", "epsilon_certified", "before.public_perplexity",
+    "after.public_perplexity", "history.public_perplexity", "history.step", "history.releases",
+    "history.epsilon_published", "history.epsilon_noise_only", "history.epsilon_certified",
+}  # fmt: skip
+
+
+def test_private_telemetry_writes_nothing_computed_from_private_records(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured: list[int] = []
+    raw: list[float] = []
+    real_perplexity, real_train = finetune.perplexity, finetune.train
+
+    def spy(model: Any, tokens: Any, *args: Any, **kwargs: Any) -> float:
+        measured.append(len(tokens.rows))
+        return float(real_perplexity(model, tokens, *args, **kwargs))
+
+    def train(*args: Any, on_step: Callable[..., None], **kwargs: Any) -> Any:
+        def observe(report: loop.StepReport) -> None:
+            raw.extend(value for value in report.private.values() if not value.is_integer())
+            on_step(report)
+
+        return real_train(*args, on_step=observe, **kwargs)
+
+    monkeypatch.setattr(finetune, "perplexity", spy)
+    monkeypatch.setattr(finetune, "train", train)
+    cell = static({"experiment": {"telemetry": "private"}, "training": {"max_length": 32, "evaluate_records": 1000}})
+    result = run_cell(cell, "cpu")
+    check_finished(cell, result)
+    assert set(measured) == {20}, "only the public validation set is measured"
+    assert len(raw) >= STEPS
+    written = figures(result)
+    assert set(written) <= ALLOWED
+    text = "".join(path.read_text() for path in cell.directory.glob("*.json*"))
+    assert not [value for value in raw if repr(value) in text]
+    assert result["guarantee"] == GUARANTEE["private"]
+    assert read_ledger(cell.directory / "ledger.jsonl").header.telemetry == "private"
+    points = [json.loads(line) for line in (cell.directory / "history.jsonl").read_text().splitlines()]
+    assert all(set(point) <= {key.removeprefix("history.") for key in ALLOWED} for point in points)
+    assert "were cut" not in caplog.text, "how many private records are long is a private figure"
+
+
+def test_private_telemetry_is_refused_where_it_cannot_hold(pipeline: Path) -> None:
+    """Without noise, whatever is measured of the model is as private as the records."""
+    cell = nonprivate({"experiment": {"telemetry": "private"}})
+    with pytest.raises(ConfigError, match=r"experiment\.telemetry: private cannot hold for small\.nonprivate"):
+        run_cell(cell, "cpu")
+    seeded = static({"experiment": {"telemetry": "private", "accounting": "published"}})
+    with pytest.raises(ConfigError, match=r"experiment\.telemetry"):
+        run_cell(seeded, "cpu", entropy=FixedSeed(1))
+    assert not list(RUNS.rglob("ledger.jsonl"))
+
+
+def test_a_cell_whose_inputs_changed_is_refused(pipeline: Path) -> None:
+    cell = static()
+    EVAL.write_bytes(EVAL.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match=r"cell\.inputs"):
+        run_cell(cell, "cpu")
+    assert not (cell.directory / "ledger.jsonl").exists()
+
+
+def test_a_missing_input_is_named(pipeline: Path) -> None:
+    cell = static()
+    TRAIN.unlink()
+    with pytest.raises((DataError, FileNotFoundError), match=r"train\.parquet"):
+        run_cell(cell, "cpu")
+
+
+def test_a_model_that_is_not_there_is_named(pipeline: Path) -> None:
+    cell = static()
+    missing = cell.model_copy(update={"model": cell.model.model_copy(update={"source": "data/models/none"})})
+    missing = missing.model_copy(update={"inputs": digests(missing.model)})
+    with pytest.raises(ConfigError, match="data/models/none"):
+        run_cell(missing, "cpu")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"label": 1}'])
+def test_a_bad_specification_ends_with_a_message(
+    pipeline: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("cell.json")
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        main(path)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: cell.json: is no cell")
+    assert "Traceback" not in error
+
+
+def test_no_secret_reaches_the_cell_the_output_or_a_log(
+    pipeline: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    cell = static()
+    run_cell(cell, "cpu")
+    captured = capfd.readouterr()
+    texts = [*read_records(TRAIN).text.to_pylist(), *read_records(EVAL).text.to_pylist()]
+    secrets = [canary["secret"] for group in ("extraction", "audit") for canary in read_json(SECRETS)[group]]
+    places = {str(path): path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()}
+    places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
+    for name, content in places.items():
+        assert not [word for word in (*secrets, *texts) if word.encode() in content], name

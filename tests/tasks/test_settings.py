@@ -1,0 +1,238 @@
+"""params.yaml: a bad entry is an error that names it, and a profile is applied whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_pipeline import ROOT, merge, params, repository_params, write_params
+
+from dptune.errors import ConfigError
+from tasks.profile import apply_profile
+from tasks.settings import load_settings
+from tasks.settings import merge as merge_settings
+
+PAPER = ROOT / "profiles" / "paper.yaml"
+
+
+@pytest.fixture
+def here(empty: Path) -> Path:
+    (empty / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    return empty
+
+
+def test_the_repositorys_file_is_valid() -> None:
+    settings = load_settings(ROOT / "params.yaml")
+    assert settings.data.source == "synthetic"
+    assert settings.experiment.telemetry == "research"
+    assert settings.experiment.accounting == "certified"
+    assert {"nonprivate", "static"} <= set(settings.experiment.mechanisms)
+
+
+def test_the_tiny_pipelines_file_is_valid(empty: Path) -> None:
+    write_params()
+    assert load_settings().experiment.name == "tiny"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown section": ({"trainign": {}}, "trainign"),
+    "unknown key": ({"training": {"batch": 16}}, "training.batch"),
+    "unknown nested key": ({"data": {"synthetic": {"encountres": 100}}}, "data.synthetic.encountres"),
+    "unknown source": ({"data": {"source": "mimic"}}, "data.source"),
+    "unknown unit": ({"data": {"unit": "hospital"}}, "data.unit"),
+    "too few encounters": ({"data": {"synthetic": {"encounters": 3}}}, "data.synthetic.encounters"),
+    "negative canaries": ({"canaries": {"audit": -1}}, "canaries.audit"),
+    "word for a number": ({"training": {"epochs": "many"}}, "training.epochs"),
+    "fraction for a count": ({"training": {"checkpoint_every": 2.5}}, "training.checkpoint_every"),
+    "zero batch": ({"training": {"expected_batch_size": 0}}, "training.expected_batch_size"),
+    "infinite learning rate": ({"training": {"learning_rate": float("inf")}}, "training.learning_rate"),
+    "unknown autocast": ({"training": {"autocast": "float16"}}, "training.autocast"),
+    "section that is a number": ({"lora": 8}, "lora"),
+    "section that is empty": ({"lora": None}, "lora"),
+    "dropout of one": ({"lora": {"dropout": 1.0}}, "lora.dropout"),
+    "epsilon zero": ({"experiment": {"epsilons": [2, 0]}}, "experiment.epsilons.1"),
+    "epsilon negative": ({"experiment": {"epsilons": [-1]}}, "experiment.epsilons.0"),
+    "epsilon infinite": ({"experiment": {"epsilons": [float("inf")]}}, "experiment.epsilons.0"),
+    "epsilon not a number": ({"experiment": {"epsilons": [float("nan")]}}, "experiment.epsilons.0"),
+    "epsilons no list": ({"experiment": {"epsilons": 2}}, "experiment.epsilons"),
+    "no epsilon": ({"experiment": {"epsilons": []}}, "experiment.epsilons"),
+    "delta one": ({"experiment": {"delta": 1}}, "experiment.delta"),
+    "no seed": ({"experiment": {"seeds": []}}, "experiment.seeds"),
+    "no mechanism": ({"experiment": {"mechanisms": []}}, "experiment.mechanisms"),
+    "no device": ({"experiment": {"devices": []}}, "experiment.devices"),
+    "mechanism without entry": ({"experiment": {"mechanisms": ["rldp"]}}, "rldp"),
+    "unregistered mechanism": ({"mechanisms": {"mine": {}}}, "mechanisms.mine"),
+    "unknown part": ({"mechanisms": {"static": {"clipper": "soft"}}}, "mechanisms.static.clipper"),
+    "unknown option": ({"mechanisms": {"static": {"max_norm": 1}}}, "max_norm"),
+    "option no number": ({"mechanisms": {"static": {"max_grad_norm": "one"}}}, "max_grad_norm"),
+    "option out of range": ({"mechanisms": {"static": {"max_grad_norm": -1.0}}}, "max_grad_norm"),
+    "mechanism no table": ({"mechanisms": {"static": None}}, "mechanisms.static"),
+    "unknown accounting": ({"experiment": {"accounting": "rdp"}}, "experiment.accounting"),
+    "unknown telemetry": ({"experiment": {"telemetry": "none"}}, "experiment.telemetry"),
+    "zero cells on a device": ({"experiment": {"cells_per_device": 0}}, "experiment.cells_per_device"),
+    "negative retries": ({"experiment": {"retries": -1}}, "experiment.retries"),
+    "model without source": ({"experiment": {"models": {"big": {"revision": "main"}}}}, "experiment.models.big.source"),
+    "model name with a slash": (
+        {"experiment": {"models": {"../big": {"source": "data/models/public"}}}},
+        "experiment.models",
+    ),
+    "unknown dtype": (
+        {"experiment": {"models": {"big": {"source": "x", "dtype": "int8"}}}},
+        "experiment.models.big.dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), BAD.values(), ids=BAD.keys())
+def test_a_bad_entry_is_named(empty: Path, change: dict[str, Any], named: str) -> None:
+    write_params(change)
+    with pytest.raises(ConfigError, match="Fix: ") as caught:
+        load_settings()
+    assert named in str(caught.value)
+    assert "params.yaml" in str(caught.value)
+
+
+def test_every_bad_entry_is_named_at_once(empty: Path) -> None:
+    write_params({"training": {"epochs": 0}, "lora": {"rank": 0}, "data": {"unit": "x"}})
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert all(name in str(caught.value) for name in ("training.epochs", "lora.rank", "data.unit"))
+
+
+@pytest.mark.parametrize("section", list(repository_params()))
+def test_a_missing_section_is_named(empty: Path, section: str) -> None:
+    content = params()
+    del content[section]
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert f"{section}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"data: [1, 2", "is not YAML"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"a: !!python/object/apply:os.getcwd []", "is not YAML"),
+        (b"", "no table"),
+        (b"- 1\n- 2\n", "no table"),
+        (b"just words", "no table"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(empty: Path, content: bytes, reason: str) -> None:
+    Path("params.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        load_settings()
+
+
+def test_a_missing_file_and_a_folder_are_refused(empty: Path) -> None:
+    with pytest.raises(ConfigError, match=r"params\.yaml: cannot be read"):
+        load_settings()
+    Path("params.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"params\.yaml: cannot be read"):
+        load_settings()
+
+
+def test_overrides_go_over_the_file_section_by_section(empty: Path) -> None:
+    write_params()
+    before = load_settings()
+    after = load_settings(overrides={"experiment": {"epsilons": [4]}, "training": {"epochs": 3}})
+    assert after.experiment.epsilons == (4.0,)
+    assert after.training.epochs == 3
+    assert after.training.learning_rate == before.training.learning_rate
+    assert load_settings() == before
+
+
+@pytest.mark.parametrize("overrides", [{"experiment": {"epsilons": [-4]}}, {"nonsense": 1}, {"training": "x"}])
+def test_a_bad_override_is_refused(empty: Path, overrides: dict[str, Any]) -> None:
+    write_params()
+    with pytest.raises(ConfigError):
+        load_settings(overrides=overrides)
+
+
+def test_the_path_variable_wins_over_the_file(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_params({"data": {"path": "file.csv"}})
+    assert load_settings().data.uci_path == Path("file.csv")
+    monkeypatch.setenv("DPTUNE_UCI_PATH", "/given.csv")
+    assert load_settings().data.uci_path == Path("/given.csv")
+
+
+tables = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner | st.integers(), max_size=3),
+    max_leaves=8,
+)
+
+
+@given(base=tables, over=tables)
+def test_merging_changes_neither_side(base: dict[str, Any], over: dict[str, Any]) -> None:
+    before = (repr(base), repr(over))
+    merged = merge_settings(base, over)
+    assert merged == merge(base, over)
+    assert merge_settings(merged, over) == merged
+    assert (repr(base), repr(over)) == before
+
+
+def test_the_paper_profile_validates_and_keeps_the_comments(here: Path) -> None:
+    original = Path("params.yaml").read_text()
+    apply_profile(PAPER)
+    text = Path("params.yaml").read_text()
+    settings = load_settings()
+    assert settings.experiment.name == "paper"
+    assert settings.data.source == "uci"
+    assert settings.experiment.epsilons == (0.5, 2, 4, 5, 8)
+    assert settings.training.autocast == "bfloat16"
+    assert set(settings.experiment.models) == {"gpt2", "llama-1b", "llama-3b", "mistral-7b"}
+    assert all(len(model.revision or "") == 40 for model in settings.experiment.models.values())
+    assert settings.pretrain == load_settings(ROOT / "params.yaml").pretrain
+    comments = {line.split("#", 1)[1].strip() for line in original.splitlines() if "#" in line}
+    assert {comment for comment in comments if comment not in text} == set()
+
+
+def test_a_profile_over_its_own_result_changes_nothing(here: Path) -> None:
+    apply_profile(PAPER)
+    once = Path("params.yaml").read_bytes()
+    apply_profile(PAPER)
+    assert Path("params.yaml").read_bytes() == once
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "training: {epochs: -1}",
+        "unknown: 1",
+        "experiment: {epsilons: [0]}",
+        "training: [1, 2",
+        "- a\n- b\n",
+        "words",
+        "training:\n",
+        "\xff".encode("latin-1"),
+    ],
+)
+def test_a_bad_profile_leaves_the_file_as_it_was(here: Path, profile: str | bytes) -> None:
+    before = Path("params.yaml").read_bytes()
+    Path("bad.yaml").write_bytes(profile if isinstance(profile, bytes) else profile.encode())
+    with pytest.raises(ConfigError):
+        apply_profile(Path("bad.yaml"))
+    assert Path("params.yaml").read_bytes() == before
+    assert sorted(path.name for path in here.iterdir()) == ["bad.yaml", "params.yaml"]
+
+
+def test_an_empty_profile_changes_no_value(here: Path) -> None:
+    before = load_settings()
+    Path("empty.yaml").write_text("# nothing\n")
+    try:
+        apply_profile(Path("empty.yaml"))
+    except ConfigError:
+        assert Path("params.yaml").read_bytes() == (ROOT / "params.yaml").read_bytes()
+    assert load_settings() == before
+
+
+def test_a_missing_profile_is_named(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        apply_profile(Path("nowhere.yaml"))

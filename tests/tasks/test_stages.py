@@ -1,0 +1,214 @@
+"""The stages before the experiment: their files, who may read them, and how a stage ends on an error."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_pipeline import mode, read_json, run_stages, write_params
+
+from dptune.corpus.canaries import read_secrets
+from dptune.corpus.records import read_records
+from dptune.errors import DataError
+from dptune.files import sha256
+from tasks.acquire import acquire
+from tasks.canaries import plant
+from tasks.paths import EVAL, MANIFEST, NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, RAW, SECRETS, SPLITS, TRAIN
+from tasks.split import split
+from tasks.stage import USER_ERROR, run_stage
+from tasks.verbalize import verbalize
+
+
+def test_the_stages_leave_their_files(pipeline: Path) -> None:
+    assert read_json(RAW / "source.json")["synthetic"] is True
+    whole = read_records(NARRATIVES)
+    sides = {name: read_records(SPLITS / f"{name}.parquet") for name in ("attack", "train", "eval")}
+    assert {name: len(side.record) for name, side in sides.items()} == {"attack": 40, "train": 144, "eval": 16}
+    assert len(whole.record) == 200
+    assert sorted(number for side in sides.values() for number in side.record) == list(range(200))
+    assert len(read_records(TRAIN).record) == 144
+    assert len(read_records(PUBLIC_VALIDATION).record) == 20
+    assert (PUBLIC_MODEL / "model.safetensors").exists()
+    assert read_json(PUBLIC_MODEL / "pretraining.json")["data"] == "SYNTHETIC public narratives"
+    assert all("SYNTHETIC" in read_records(path).about["label"] for path in (NARRATIVES, TRAIN, EVAL))
+    assert not list(Path("data").rglob("*.partial"))
+    assert {path.name for path in PUBLIC_MODEL.parent.iterdir()} == {"public", "public_validation.parquet"}
+
+
+def test_only_the_owner_reads_what_the_stages_write(pipeline: Path) -> None:
+    files = [path for path in Path("data").rglob("*") if path.is_file() and path.name != "mlflow.db"]
+    assert len(files) > 12
+    assert {path: oct(mode(path)) for path in files if mode(path) & 0o077} == {}
+    assert {oct(mode(path)) for path in (Path("data"), SECRETS.parent)} == {"0o700"}
+
+
+def test_private_records_are_closed_whatever_the_umask(pipeline: Path) -> None:
+    """The modules themselves, without the wrapper that sets the umask."""
+    os.umask(0)
+    acquire()
+    verbalize()
+    split()
+    plant()
+    private = [path for path in Path("data").rglob("*") if path.suffix in (".parquet", ".csv", ".json")]
+    private = [path for path in private if "models" not in path.parts]
+    assert {path: oct(mode(path)) for path in private if mode(path) != 0o600} == {}
+    assert mode(SECRETS.parent) == 0o700
+
+
+def test_secrets_lie_in_their_folder_alone(pipeline: Path) -> None:
+    secrets = read_secrets(SECRETS)
+    assert (len(secrets.extraction), len(secrets.audit)) == (4, 20)
+    assert [path.name for path in SECRETS.parent.iterdir()] == [SECRETS.name]
+    every = [canary.secret for canary in (*secrets.extraction, *secrets.audit)]
+    for path in (path for path in Path("data").rglob("*") if path.is_file() and path != SECRETS):
+        content = path.read_bytes()
+        assert not [secret for secret in every if secret.encode() in content], path
+    planted = " ".join(read_records(TRAIN).text.to_pylist())
+    held = {canary.secret for canary in (*secrets.extraction, *secrets.audit) if canary.included}
+    assert {secret for secret in every if secret in planted} == held
+    for side in ("attack", "train", "eval"):
+        assert "secret_id" not in " ".join(read_records(SPLITS / f"{side}.parquet").text.to_pylist())
+
+
+def test_the_manifest_is_for_everyone(pipeline: Path) -> None:
+    manifest = read_json(MANIFEST)
+    assert manifest == {
+        "records": 144,
+        "extraction": 4,
+        "audit_candidates": 20,
+        "unit": "encounter",
+        "train_sha256": sha256(TRAIN),
+        "secrets_sha256": sha256(SECRETS),
+    }
+
+
+def test_new_coins_are_tossed_every_time(pipeline: Path) -> None:
+    before = read_secrets(SECRETS)
+    plant()
+    after = read_secrets(SECRETS)
+    assert {c.secret for c in before.audit}.isdisjoint(c.secret for c in after.audit)
+    assert [c.record for c in before.audit] == [c.record for c in after.audit]
+
+
+def test_no_patient_is_on_two_sides(pipeline: Path) -> None:
+    run_stages({"data": {"unit": "patient"}}, pretrained=False)
+    patients = [set(read_records(SPLITS / f"{side}.parquet").patient) for side in ("attack", "train", "eval")]
+    assert sum(map(len, patients)) == len(set.union(*patients))
+    assert read_records(TRAIN).about["unit"] == "patient"
+    assert read_json(MANIFEST)["unit"] == "patient"
+
+
+@pytest.mark.parametrize("stage", [verbalize, split, plant])
+def test_a_stage_out_of_order_names_the_missing_file(empty: Path, stage: Callable[[], None]) -> None:
+    write_params()
+    with pytest.raises(DataError, match=r"data/.*Fix: "):
+        stage()
+
+
+def test_too_many_canaries_are_refused_and_leave_the_old_files(pipeline: Path) -> None:
+    before = sha256(TRAIN), sha256(SECRETS), sha256(MANIFEST)
+    write_params({"canaries": {"audit": 1000}})
+    with pytest.raises(SystemExit) as ended:
+        run_stage(plant)
+    assert ended.value.code == USER_ERROR
+    assert (sha256(TRAIN), sha256(SECRETS), sha256(MANIFEST)) == before
+
+
+def ends(work: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a stage prints when it ends with the status of a user's error."""
+    with pytest.raises(SystemExit) as ended:
+        run_stage(work)
+    assert ended.value.code == USER_ERROR == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("error: ")
+    return captured.err
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_a_dptune_error_is_a_message(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = DataError("is torn", fix="mend it", file="x.csv", row=3, column="age")
+    assert ends(raising(error), capsys) == "error: x.csv, row 3, column 'age': is torn. Fix: mend it.\n"
+
+
+def test_a_full_disk_is_a_message(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in RAW.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dptune.files.os.fsync", full)
+    assert "No space left on device" in ends(acquire, capsys)
+    assert {path: path.read_bytes() for path in RAW.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_written_is_a_message(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: object, *_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("dptune.files.os.open", refuse)
+    message = ends(split, capsys)
+    assert "data/splits" in message
+    assert "Permission denied" in message
+
+
+def test_a_data_folder_that_is_a_file_is_a_message(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_params()
+    Path("data").write_text("")
+    assert "data: " in ends(acquire, capsys)
+
+
+def test_a_missing_file_is_not_blamed_on_the_disk(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        Path("data/canaries/train.parquet").read_bytes()
+
+    message = ends(work, capsys)
+    assert "data/canaries/train.parquet" in message
+    assert "free space" not in message
+
+
+def test_a_fault_in_the_program_keeps_its_traceback(empty: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_stage(raising(ZeroDivisionError()))
+
+
+def test_the_wrapper_closes_data_and_dvcs_cache(empty: Path) -> None:
+    Path(".dvc").mkdir()
+    seen: list[int] = []
+
+    def work() -> None:
+        seen.append(os.umask(0o077))
+        logging.getLogger("dptune").info("a line")
+
+    run_stage(work)
+    assert seen == [0o077]
+    assert mode(Path("data")) == mode(Path(".dvc/cache")) == 0o700
+
+
+def test_a_stage_as_a_process_ends_with_status_two(empty: Path) -> None:
+    """And says nothing but the error: no traceback, no chatter."""
+    command = [sys.executable, "-m", "tasks.split"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert (
+        ended.stderr
+        == "error: params.yaml: cannot be read (No such file or directory). Fix: run from the repository.\n"
+    )

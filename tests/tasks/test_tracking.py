@@ -1,0 +1,298 @@
+"""MLflow: a parent run an experiment, a child a cell, and nothing that was not handed over."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from tiny_pipeline import BUDGET, STEPS, built, copied, nonprivate, prepare_environment, read_json, static
+
+from dptune.privacy.ledger import read_ledger
+from tasks import finetune, tracking
+from tasks.cells import Cell
+from tasks.finetune import GUARANTEE, run_cell
+from tasks.paths import SECRETS, TRAIN
+
+EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
+#: All that private telemetry may log.
+PUBLIC = EPSILONS | {f"final_{name}" for name in EPSILONS}
+PUBLIC |= {"learning_rate", "noise_multiplier", "radius_0", "gradient_sum_norm", "public_perplexity"}
+RESEARCH = {"batch_units", "batch_loss", "clipped_fraction", "eval_sample_perplexity", "eval_perplexity"}
+MD5 = "0123456789abcdef0123456789abcdef.dir"
+LOCK = f"""
+schema: '2.0'
+stages:
+  split:
+    cmd: python -m tasks.split
+    outs: [{{path: data/splits, md5: aaaa.dir}}]
+  canaries:
+    cmd: python -m tasks.canaries
+    outs:
+    - {{path: data/canaries, hash: md5, md5: {MD5}, size: 1, nfiles: 2}}
+    - {{path: data/secrets, hash: md5, md5: bbbb.dir, size: 1, nfiles: 1}}
+"""
+
+
+@dataclass
+class Tracked:
+    """What the module's runs left."""
+
+    directory: Path
+    client: MlflowClient
+    parent: str
+    cell: Cell
+    result: dict[str, Any]
+    child: Run
+    private: Run
+    free: Run
+
+    def metrics(self, run: Run) -> dict[str, list[tuple[int, float]]]:
+        return {
+            key: [(metric.step, metric.value) for metric in self.client.get_metric_history(run.info.run_id, key)]
+            for key in self.client.get_run(run.info.run_id).data.metrics
+        }
+
+
+def children(client: MlflowClient, parent: str) -> list[Run]:
+    experiment = client.get_run(parent).info.experiment_id
+    return list(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent}'"))
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+    """A research cell with pictures, one under private telemetry and one without noise, all in one database."""
+    directory = copied(built(tmp_path_factory), tmp_path_factory.mktemp("tracked") / "tiny pipeline")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_environment(patch, directory)
+        Path("dvc.lock").write_text(LOCK)
+        parent = tracking.parent_run("tiny", {"telemetry": "research"})
+        cell = static()
+        result = run_cell(cell, "cpu", parent, flow_run="flow-7")
+        patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+        second = tracking.parent_run("private", {"telemetry": "private"})
+        run_cell(static({"experiment": {"telemetry": "private"}}), "cpu", second)
+        third = tracking.parent_run("free", {})
+        run_cell(nonprivate(), "cpu", third)
+        client = tracking.client()
+        child, private, free = (children(client, one)[0] for one in (parent, second, third))
+        yield Tracked(directory, client, parent, cell, result, child, private, free)
+
+
+def test_the_database_is_a_file_in_data(tracked: Tracked) -> None:
+    assert tracking.tracking_uri() == f"sqlite:///{tracked.directory / 'data' / 'mlflow.db'}"
+    assert (tracked.directory / "data" / "mlflow.db").exists()
+
+
+def test_a_parent_is_found_again_by_its_name(tracked: Tracked) -> None:
+    assert tracking.parent_run("tiny", {"more": "yes"}) == tracked.parent
+    parent = tracked.client.get_run(tracked.parent)
+    assert parent.data.tags["more"] == "yes"
+    assert parent.data.tags["telemetry"] == "research"
+    assert parent.info.run_name == "tiny"
+    tracking.finish_parent(tracked.parent, failed=True)
+    assert tracked.client.get_run(tracked.parent).info.status == "FAILED"
+    tracking.finish_parent(tracked.parent, failed=False)
+    assert tracked.client.get_run(tracked.parent).info.status == "FINISHED"
+
+
+def test_the_child_is_named_and_tagged(tracked: Tracked) -> None:
+    assert len(children(tracked.client, tracked.parent)) == 1
+    child, tags = tracked.child, tracked.child.data.tags
+    assert child.info.run_name == tracked.cell.label
+    assert child.info.status == "FINISHED"
+    assert tags["telemetry"] == "research"
+    assert tags["guarantee"] == GUARANTEE["research"]
+    assert tags["data_kind"] == "SYNTHETIC"
+    assert "SYNTHETIC" in tags["data"]
+    assert tags["git_commit"] == "none", "the pipeline's directory is no git repository"
+    assert tags["prefect_flow_run"] == "flow-7"
+    assert tags["ledger_run_id"] == read_ledger(tracked.cell.directory / "ledger.jsonl").header.run_id
+
+
+def test_the_child_carries_dvcs_hash_of_the_training_data(tracked: Tracked) -> None:
+    """DVC tracks the folder data/canaries, which holds the training file."""
+    assert tracked.child.data.tags["dvc_hash"] == MD5
+
+
+def test_the_child_has_every_parameter(tracked: Tracked) -> None:
+    params = tracked.child.data.params
+    assert params["mechanism"] == "static"
+    assert params["mechanism.max_grad_norm"] == "1.0"
+    assert float(params["budget_epsilon"]) == BUDGET
+    assert float(params["noise_multiplier"]) == tracked.result["noise_multiplier"]
+    assert float(params["sample_rate"]) == tracked.result["sample_rate"]
+    assert (params["steps"], params["unit"], params["units"], params["seed"]) == (str(STEPS), "encounter", "144", "0")
+    assert {f"training.{key}" for key in tracked.cell.training.model_dump()} <= set(params)
+    assert {f"lora.{key}" for key in tracked.cell.lora.model_dump()} <= set(params)
+
+
+def test_metrics_are_there_at_every_step_and_the_epsilons_grow(tracked: Tracked) -> None:
+    metrics = tracked.metrics(tracked.child)
+    assert set(metrics) == PUBLIC | RESEARCH
+    for name in ("learning_rate", "noise_multiplier", "gradient_sum_norm", "batch_units"):
+        assert [step for step, _ in metrics[name]] == list(range(1, STEPS + 1))
+    for name in EPSILONS:
+        assert [step for step, _ in metrics[name]] == [2, 4]
+        assert metrics[name][0][1] < metrics[name][1][1] == tracked.result[name] == metrics[f"final_{name}"][0][1]
+    assert metrics["eval_perplexity"] == [(STEPS, tracked.result["after"]["eval_perplexity"])]
+    assert dict(metrics["public_perplexity"])[STEPS] == tracked.result["after"]["public_perplexity"]
+
+
+def test_the_artifacts_are_there(tracked: Tracked, tmp_path: Path) -> None:
+    run = tracked.child.info.run_id
+    assert {item.path for item in tracked.client.list_artifacts(run)} == {
+        "adapter",
+        "curves.png",
+        "ledger.jsonl",
+        "result.json",
+    }
+    assert {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= {
+        item.path for item in tracked.client.list_artifacts(run, "adapter")
+    }
+    ledger = Path(tracked.client.download_artifacts(run, "ledger.jsonl", str(tmp_path)))
+    assert read_ledger(ledger).epsilons.certified == tracked.result["epsilon_certified"]
+    assert read_ledger(ledger).complete
+    result = Path(tracked.client.download_artifacts(run, "result.json", str(tmp_path)))
+    assert read_json(result)["label"] == tracked.cell.label
+    picture = Path(tracked.client.download_artifacts(run, "curves.png", str(tmp_path)))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_artifacts_lie_beside_the_database(tracked: Tracked) -> None:
+    assert tracked.child.info.artifact_uri.startswith((tracked.directory / "data" / "mlartifacts").as_uri())
+
+
+def test_private_telemetry_logs_only_releases_and_public_data(tracked: Tracked) -> None:
+    assert set(tracked.metrics(tracked.private)) == PUBLIC
+    assert tracked.private.data.tags["telemetry"] == "private"
+    assert tracked.private.data.tags["guarantee"] == GUARANTEE["private"]
+
+
+def test_an_infinite_epsilon_is_logged_and_no_guarantee_claimed(tracked: Tracked) -> None:
+    metrics = tracked.metrics(tracked.free)
+    # SQLite has no infinity: MLflow stores the largest float.
+    assert all(value > 1e300 for name in EPSILONS for _, value in metrics[name])
+    assert tracked.free.data.tags["guarantee"].startswith("No guarantee: ")
+
+
+def test_no_secret_is_in_the_database_or_the_artifacts(tracked: Tracked) -> None:
+    secrets = [c["secret"] for group in ("extraction", "audit") for c in read_json(SECRETS)[group]]
+    places = [Path("data/mlflow.db"), *(path for path in Path("data/mlartifacts").rglob("*") if path.is_file())]
+    assert len(places) > 5
+    for path in places:
+        assert not [secret for secret in secrets if secret.encode() in path.read_bytes()], path
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def once(real: Any) -> Any:
+    calls: list[int] = []
+
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise Killed
+        return real(*args, **kwargs)
+
+    return raising
+
+
+@pytest.mark.parametrize("place", ["save_adapter", "_publish"])
+def test_a_killed_cell_is_continued_in_the_same_run_and_ends_finished(
+    pipeline: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    parent, cell = tracking.parent_run("tiny", {}), static()
+    monkeypatch.setattr(finetune, place, once(getattr(finetune, place)))
+    with pytest.raises(Killed):
+        run_cell(cell, "cpu", parent)
+    for ledger in opened:
+        ledger.close()
+    client = tracking.client()
+    (before,) = children(client, parent)
+    assert before.info.status != "FINISHED"
+    run_cell(cell, "cpu", parent)
+    (after,) = children(client, parent)
+    assert after.info.run_id == before.info.run_id
+    assert after.info.status == "FINISHED"
+    assert {"adapter", "curves.png", "ledger.jsonl", "result.json"} == {
+        item.path for item in client.list_artifacts(after.info.run_id)
+    }
+    assert set(after.data.metrics) >= PUBLIC
+    steps = [metric.step for metric in client.get_metric_history(after.info.run_id, "noise_multiplier")]
+    assert steps == list(range(1, STEPS + 1))
+
+
+def test_another_server_is_taken_from_the_environment(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = pipeline / "elsewhere.db"
+    elsewhere.write_bytes(Path("data/mlflow.db").read_bytes())
+    before = Path("data/mlflow.db").read_bytes()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere}")
+    assert tracking.tracking_uri() == f"sqlite:///{elsewhere}"
+    run = tracking.parent_run("tiny", {"a": "b"})
+    assert MlflowClient(f"sqlite:///{elsewhere}").get_run(run).data.tags["a"] == "b"
+    assert Path("data/mlflow.db").read_bytes() == before
+
+
+def test_many_metrics_are_sent_in_parts(pipeline: Path) -> None:
+    parent = tracking.parent_run("tiny", {})
+    child = tracking.ChildRun(parent, "many", Path("marker"), {"p": 1}, {"t": "x"})
+    for step in range(700):
+        child.log(step, {"a": float(step), "b": math.inf})
+    child.end()
+    client = tracking.client()
+    assert len(client.get_metric_history(child.run_id, "a")) == 700
+    assert Path("marker").read_text() == child.run_id
+    again = tracking.ChildRun(parent, "many", Path("marker"), {"p": 2}, {})
+    assert again.run_id == child.run_id
+    assert client.get_run(child.run_id).info.status == "RUNNING"
+    assert client.get_run(child.run_id).data.params == {"p": "1"}
+
+
+def test_a_run_that_the_server_does_not_know_is_started_anew(pipeline: Path) -> None:
+    """The database was removed, or another server is in use now; the cell's folder is not wrong for that."""
+    parent = tracking.parent_run("tiny", {})
+    Path("marker").write_text("0" * 32)
+    child = tracking.ChildRun(parent, "again", Path("marker"), {"p": 1}, {})
+    assert tracking.client().get_run(child.run_id).data.params == {"p": "1"}
+    assert Path("marker").read_text() == child.run_id
+
+
+def test_the_commit_is_named_with_its_changes(empty: Path) -> None:
+    def git(*words: str) -> str:
+        names = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", *names, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    assert tracking.git_commit() == "none"
+    git("init", "-q")
+    assert tracking.git_commit() == "none"
+    Path("file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "HEAD")
+    assert tracking.git_commit() == commit
+    Path("file").write_text("2")
+    assert tracking.git_commit() == f"{commit}+changes"
+
+
+@pytest.mark.parametrize("content", [None, "", "stages: {}", "nonsense", "{a: [", "stages: {split: {cmd: x}}"])
+def test_without_a_lock_there_is_no_hash(empty: Path, content: str | None) -> None:
+    if content is not None:
+        Path("dvc.lock").write_text(content)
+    assert tracking.dvc_hash(TRAIN) == "none"
+
+
+def test_the_hash_is_that_of_the_output(empty: Path) -> None:
+    Path("dvc.lock").write_text(LOCK)
+    assert tracking.dvc_hash(Path("data/canaries")) == MD5
+    assert tracking.dvc_hash(Path("data/splits")) == "aaaa.dir"
+    assert tracking.dvc_hash(Path("data/other")) == "none"
