@@ -10,15 +10,18 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import torch
 from prefect import flow, get_run_logger, task
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.runtime import flow_run
+from prefect.settings import get_current_settings
 
 from dptune.files import write_json, write_text
 from tasks import tracking
@@ -139,12 +142,18 @@ def _tags(settings: Experiment) -> dict[str, str]:
 
 
 def _limit_name(device: str) -> str:
-    return f"dptune-{device.replace(':', '-')}"
+    """An accelerator belongs to its machine, also where machines share a Prefect server."""
+    return f"dptune-{gethostname()}-{device.replace(':', '-')}"
 
 
 def _set_limit(device: str, cells: int) -> None:
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(_limit_name(device), cells)
+        if get_current_settings().api.url is None:
+            # A temporary server forgets its leases when it dies, but not the slots they held: a killed flow's
+            # would block the next one for ever. Nobody else uses this server, so no slot can be in use.
+            freed = GlobalConcurrencyLimitUpdate(active_slots=0)
+            client.update_global_concurrency_limit(_limit_name(device), freed)
 
 
 def _run_attached(label: str, command: list[str]) -> None:

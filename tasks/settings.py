@@ -84,7 +84,7 @@ class Training(_Section):
 
     expected_batch_size: Positive
     epochs: Positive
-    max_length: Annotated[int, Field(ge=2)]
+    max_length: Annotated[int, Field(ge=3)]
     encounters_per_patient: Count
     learning_rate: Positive
     warmup_steps: Annotated[int, Field(ge=0)]

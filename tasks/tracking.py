@@ -57,8 +57,15 @@ def finish_parent(run_id: str, failed: bool) -> None:
 class ChildRun:
     """A cell's run in MLflow: buffers metrics, and survives the death and resumption of its process."""
 
-    def __init__(self, parent: str, name: str, marker: Path, params: dict[str, Any], tags: dict[str, str]) -> None:
-        """Continue the run whose id ``marker`` holds, else start one and write ``marker``."""
+    def __init__(
+        self, parent: str, name: str, marker: Path, params: dict[str, Any], tags: dict[str, str], *, timed: bool = True
+    ) -> None:
+        """Continue the run whose id ``marker`` holds, else start one and write ``marker``.
+
+        Args:
+            timed: stamp metrics with the time; the pace of a run tells the sizes of its batches.
+        """
+        self._timed = timed
         self._client = client()
         self._metrics: list[Metric] = []
         experiment_id = self._client.get_run(parent).info.experiment_id
@@ -74,13 +81,15 @@ class ChildRun:
     def _continue(self, run_id: str) -> bool:
         try:
             self._client.update_run(run_id, status="RUNNING")
-        except MlflowException:
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
             return False  # another server, or a store that was emptied
         return True
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Buffer metrics of a step; infinities are logged as they are."""
-        now = int(time.time() * 1000)
+        now = int(time.time() * 1000) if self._timed else 0
         self._metrics += [Metric(key, float(value), now, step) for key, value in metrics.items()]
         if len(self._metrics) >= _BATCH:
             self.flush()

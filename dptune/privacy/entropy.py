@@ -66,7 +66,9 @@ def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDAr
     """Fair signs (+1 or -1) and uniforms on (0, 1/2), of 63 bits where they are small.
 
     For distributions that are symmetric about 0: the quantile of the small uniform reaches into the tail
-    without the gaps that a 53-bit uniform on (0, 1) has there.
+    without the gaps that a 53-bit uniform on (0, 1) has there. (The uniform may round to 1/2 itself.) Beyond
+    about 7.7 standard deviations of a normal the 63 bits run out; the lattice that then shows adds an estimated
+    1e-8 to delta for 300,000 coordinates at three expected uses of a record.
     """
     words = entropy.words(count)
     signs = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)

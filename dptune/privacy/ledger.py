@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections import Counter
@@ -74,7 +75,7 @@ class RunHeader:
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
             raise ConfigError("delta", f"{self.delta!r} is not in (0, 1)", fix="use a number")
-        if self.epsilon is not None and not isinstance(self.epsilon, int | float):
+        if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and math.isfinite(self.epsilon)):
             raise ConfigError("epsilon", f"{self.epsilon!r} is not a number", fix="use a number")
         if self.accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {self.accounting!r}", fix=f"use {' or '.join(ACCOUNTINGS)}")
@@ -187,9 +188,11 @@ class Ledger:
         try:
             ledger._append({"kind": "run", **header.to_dict()})
             fsync_directory(path.parent)
-        except LedgerError:
+        except BaseException as error:
             ledger.close()
-            path.unlink()
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise LedgerError(f"{path}: cannot be written ({error.strerror}). Fix: check the disk.") from error
             raise
         return ledger
 
@@ -374,6 +377,10 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError:
         os.close(descriptor)
         raise LedgerError(f"{path}: another process is charging it. Fix: wait for that process or stop it.") from None
+    # Another process may have removed the name between our opening and locking the file behind it.
+    if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+        os.close(descriptor)
+        raise LedgerError(f"{path}: another process replaced it just now. Fix: try again.")
 
 
 def _cut_unacknowledged_line(descriptor: int) -> None:

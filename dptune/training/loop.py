@@ -114,12 +114,7 @@ def train(
 
     Raises: ConfigError, LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move.
     """
-    _check(model, units, plan, header, entropy)
-    if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
-        raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
-    if units.most > plan.physical_batch_size:
-        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
-        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
+    _check(model, tokens, units, mechanism, plan, header, entropy)
     pairs = lora_pairs(model)
     optimizer = _optimizer(pairs, plan)
     initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
@@ -149,19 +144,40 @@ def train(
     return ledger
 
 
-def _check(model: Any, units: PrivacyUnits, plan: Plan, header: RunHeader, entropy: Entropy) -> None:
-    """The header must describe this very run; nothing else would notice if it did not."""
+def _check(
+    model: Any,
+    tokens: Tokens,
+    units: PrivacyUnits,
+    mechanism: Mechanism,
+    plan: Plan,
+    header: RunHeader,
+    entropy: Entropy,
+) -> None:
+    """Everything that must not come to light after a charge."""
+    _check_header(units, mechanism, header, entropy)
+    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
+        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
+    if units.most > plan.physical_batch_size:
+        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
+        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and tokens.width > positions:
+        raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
+        raise ConfigError(
+            "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
+        )
+
+
+def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, entropy: Entropy) -> None:
+    """The header must describe this very run; ``verify`` believes it."""
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
-    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
-        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if on_cpu and header.accounting == "certified" and header.epsilon is not None and uses_dropout(model):
-        raise ConfigError(
-            "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
-        )
+    if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
+        raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
 
 
 def _save(
