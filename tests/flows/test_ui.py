@@ -114,7 +114,6 @@ def interface(pipeline: Path) -> Iterator[Interface]:
         running.end()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: Interface) -> None:
     def deployment() -> Any:
