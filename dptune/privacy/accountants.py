@@ -34,10 +34,6 @@ RENYI_ORDERS = (
     512,
     1024,
 )
-#: Whole orders are quick; enough to tell the scale of an epsilon.
-_SCALE_ORDERS = (2, 3, 4, 6, 8, 16, 32, 64, 256)
-
-
 @dataclass(frozen=True)
 class Epsilons:
     """The three epsilons of one run, at one delta.
@@ -116,7 +112,7 @@ def pld_epsilon(composition: Composition, delta: float) -> float:
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float) -> float:
     # A fixed grid would need millions of cells at epsilon 1000; RDP tells the scale at no cost.
-    scale = _rdp_epsilon(key, delta, _SCALE_ORDERS)
+    scale = _rdp_epsilon(key, delta)
     accountant = PLDAccountant(value_discretization_interval=max(1e-4, 1e-5 * scale))
     for sample_rate, noise_multiplier, count in key:
         accountant.compose(_event(sample_rate, noise_multiplier), count)
@@ -134,10 +130,8 @@ def rdp_epsilon(composition: Composition, delta: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _rdp_epsilon(
-    key: tuple[tuple[float, float, int], ...], delta: float, orders: tuple[float, ...] = RENYI_ORDERS
-) -> float:
-    accountant = RdpAccountant(orders=orders)
+def _rdp_epsilon(key: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    accountant = RdpAccountant(orders=RENYI_ORDERS)
     for sample_rate, noise_multiplier, count in key:
         accountant.compose(_event(sample_rate, noise_multiplier), count)
     return float(accountant.get_epsilon(delta))

@@ -33,7 +33,9 @@ from tasks.settings import load_settings
 
 QUICK = {"experiment": {"cells_per_device": 4}}
 # A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
-STAND_IN = """#!{python}
+# A shell line that is also a Python string: a "#!" line cannot name an interpreter whose path has a space.
+STAND_IN = """#!/bin/sh
+"exec" "{python}" "$0" "$@"
 import json, pathlib, sys, time
 cell = json.loads(pathlib.Path(sys.argv[3]).read_text())
 label = cell["mechanism"] + str(cell["epsilon"] or "")
