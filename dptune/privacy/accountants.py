@@ -34,6 +34,8 @@ RENYI_ORDERS = (
     512,
     1024,
 )
+
+
 @dataclass(frozen=True)
 class Epsilons:
     """The three epsilons of one run, at one delta.
