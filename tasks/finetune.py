@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from tqdm import tqdm
 
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
@@ -31,6 +29,7 @@ from dptune.privacy.calibration import calibrate, sampling
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
+from dptune.progress import Meter
 from dptune.training.data import PrivacyUnits, Tokens, tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import Plan, StepReport, train
@@ -46,7 +45,6 @@ GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
     "private": "The guarantee covers the adapter and all logged values (releases, public data), not wall-clock times.",
 }
-_SECONDS_BETWEEN_LINES = 10.0
 _PUBLISHED = "published"
 _log = logging.getLogger(__name__)
 
@@ -90,17 +88,21 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
     child = _child_run(job, parent, flow_run)
     try:
         before = _evaluate(job, final=True)
-        with train(
-            job.model,
-            job.train,
-            job.units,
-            job.mechanism,
-            job.plan,
-            job.header,
-            directory,
-            entropy,
-            on_step=_observer(job, child, directory / "history.jsonl"),
-        ) as ledger:
+        meter = Meter(cell.label, total=job.plan.steps, unit="releases", keep=True)
+        with (
+            meter,
+            train(
+                job.model,
+                job.train,
+                job.units,
+                job.mechanism,
+                job.plan,
+                job.header,
+                directory,
+                entropy,
+                on_step=_observer(job, child, meter, directory / "history.jsonl"),
+            ) as ledger,
+        ):
             after = _evaluate(job, final=True)
             _save_adapter(job.model, directory)
             prices = ledger.header.price(ledger.composition)
@@ -198,15 +200,12 @@ def _calibrated(cell: Cell, pairs: int, sample_rate: float, steps: int) -> Mecha
     return build(cell.mechanism, options | {"noise_multiplier": calibrate(priced, cell.epsilon)})
 
 
-def _observer(job: Job, child: ChildRun | None, history: Path) -> Callable[[StepReport], None]:
+def _observer(job: Job, child: ChildRun | None, meter: Meter, history: Path) -> Callable[[StepReport], None]:
     """Called after each step: logs it, and at times evaluates."""
     every, total = job.cell.training.evaluate_every, job.plan.steps
-    bar = tqdm(total=total, desc=job.cell.label, disable=not sys.stderr.isatty())
-    reported = time.monotonic()
 
     def observe(report: StepReport) -> None:
-        nonlocal reported
-        bar.update(report.releases - bar.n)
+        meter.update(report.releases)
         metrics = dict(report.public)
         if job.cell.telemetry == "research":
             metrics |= report.private
@@ -216,9 +215,6 @@ def _observer(job: Job, child: ChildRun | None, history: Path) -> Callable[[Step
             _append(history, {"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
-        if bar.disable and (time.monotonic() - reported > _SECONDS_BETWEEN_LINES or report.releases == total):
-            reported = time.monotonic()
-            _log.info("%s: step %d of %d", job.cell.label, report.releases, total)
 
     return observe
 

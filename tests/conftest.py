@@ -1,9 +1,36 @@
-"""Settings shared by every test."""
+"""Settings and fixtures shared by every test."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent / "tasks"))
 
 # Two cores under load: a deadline would only measure the neighbours.
 settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True)
 settings.load_profile("dptune")
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Stages set it; other tests must not notice."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a copy of the built pipeline, in a path with a space."""
+    from tiny_pipeline import built, copied, prepare_environment
+
+    directory = copied(built(tmp_path_factory), tmp_path / "tiny pipeline")
+    prepare_environment(monkeypatch, directory)
+    return directory

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from pathlib import Path
 
 import requests
-from tqdm import tqdm
 
 from dptune.errors import DataError
+from dptune.progress import Meter
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, seconds without a byte
 _CHUNK = 1 << 16
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 def download(url: str, target: Path) -> None:
@@ -40,17 +37,7 @@ def download(url: str, target: Path) -> None:
 
 
 def _stream(response: requests.Response, target: Path, promised: int) -> int:
-    received, spoke = 0, time.monotonic()
-    terminal = sys.stderr.isatty()
-    with (
-        target.open("wb") as file,
-        tqdm(total=promised or None, unit="B", unit_scale=True, desc=target.name, disable=not terminal) as bar,
-    ):
+    with target.open("wb") as file, Meter(f"downloading {target.name}", total=promised or None, unit="B") as meter:
         for chunk in response.iter_content(_CHUNK):
-            received += file.write(chunk)
-            bar.update(len(chunk))
-            if not terminal and time.monotonic() - spoke > _SECONDS_BETWEEN_LINES:
-                spoke = time.monotonic()
-                log.info("downloaded %d of %s bytes", received, promised or "unknown")
-    log.info("downloaded %d bytes", received)
-    return received
+            meter.update(meter.done + file.write(chunk))
+        return meter.done

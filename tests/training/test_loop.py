@@ -294,6 +294,7 @@ def test_a_run_over_its_budget_never_starts(tmp_path: Path) -> None:
 def test_a_non_private_run_of_one_step_is_no_error(tmp_path: Path) -> None:
     """B starts at zero, so A has no gradient at the first step: that is no broken optimiser."""
     trained(tmp_path, make_plan(sample_rate=1.0, steps=1), mechanism=nonprivate)
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 1
 
 
 def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:

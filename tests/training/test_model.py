@@ -31,8 +31,8 @@ def test_a_hub_model_without_a_pinned_commit_is_refused(revision: str | None) ->
 
 
 def test_a_pinned_hub_model_and_a_local_folder_are_accepted(tmp_path: Path) -> None:
-    BaseModel("openai-community/gpt2", "0123456789" * 4)
-    BaseModel(str(tmp_path))
+    assert BaseModel("openai-community/gpt2", "0123456789" * 4).revision == "0123456789" * 4
+    assert BaseModel(str(tmp_path)).revision is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

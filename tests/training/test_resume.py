@@ -137,6 +137,7 @@ def test_killed_while_writing_a_checkpoint(
     with monkeypatch.context() as patch:
         in_checkpoint(patch, number)
         kill(tmp_path, opened)
+    assert release_lines(tmp_path) == len(made)
     resumes_whole(tmp_path, opened, made)
 
 

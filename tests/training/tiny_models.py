@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,36 +39,28 @@ def gpt2(seed: int = 0, layers: int = 2) -> Any:
     return GPT2LMHeadModel(config).requires_grad_(False)
 
 
+_GROUPED_QUERIES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
 def llama(seed: int = 0, layers: int = 2) -> Any:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    return LlamaForCausalLM(config).requires_grad_(False)
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **_GROUPED_QUERIES)).requires_grad_(False)
 
 
 def mistral(seed: int = 0, layers: int = 2) -> Any:
     torch.manual_seed(seed)
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        sliding_window=4,
-    )
+    config = MistralConfig(num_hidden_layers=layers, sliding_window=4, **_GROUPED_QUERIES)
     return MistralForCausalLM(config).requires_grad_(False)
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {"gpt2": gpt2, "llama": llama, "mistral": mistral}
+FAMILIES = {"gpt2": gpt2, "llama": llama, "mistral": mistral}
 
 
 def adapted(family: str = "gpt2", *, randomised: bool = False, dropout: float = 0.0, **options: Any) -> Any:
