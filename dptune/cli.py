@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,12 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from dptune.errors import ConfigError, DptuneError
+from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
+from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import MECHANISMS, build, describe_options, takes_noise
-from dptune.privacy.accountants import Epsilons, epsilons
-from dptune.privacy.calibration import calibrate as find_noise
+from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.privacy.accountants import Epsilons, repriced_epsilon
 from dptune.privacy.calibration import sampling
-from dptune.privacy.ledger import read_ledger
-from dptune.privacy.release import Composition
+from dptune.privacy.ledger import LedgerContents, read_ledger
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -31,7 +31,7 @@ Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Accounting = Literal["certified", "published"]
+Accounting = Literal["certified", "noise_only", "published"]
 
 
 def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,10 +58,10 @@ def account(
 ) -> None:
     """Print the three epsilons of a run: as published, of the noise alone, and certified."""
     sample_rate, steps = _required(sample_rate, "--sample-rate"), int(_required(steps, "--steps"))
-    composition, noise = _composition(mechanism, _parse(options), sample_rate, steps)
-    registered = MECHANISMS[mechanism].published_accountant
-    prices = epsilons(composition, delta, published_accountant=registered)
-    _show(_run(mechanism, noise, sample_rate, steps, delta) | _prices(prices), as_json)
+    _check_name(mechanism)
+    built = build(mechanism, _parse(options))
+    schedule = Schedule(sample_rate, steps, delta)
+    _show(_run(built, schedule) | _prices(price(built, schedule)) | _repriced(built, schedule), as_json)
 
 
 @app.command()
@@ -87,14 +87,12 @@ def calibrate(
         raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
     if "noise_multiplier" in chosen:
         raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
-    registered = MECHANISMS[mechanism].published_accountant
-
-    def price(noise_multiplier: float) -> Epsilons:
-        composition, _ = _composition(mechanism, chosen | {"noise_multiplier": noise_multiplier}, sample_rate, steps)
-        return epsilons(composition, delta, published_accountant=registered)
-
-    noise = find_noise(lambda z: getattr(price(z), accounting), epsilon)
-    _show(_run(mechanism, noise, sample_rate, steps, delta) | _prices(price(noise)), as_json)
+    schedule = Schedule(sample_rate, steps, delta)
+    found = calibrated(
+        lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
+    )
+    prices = price(found.mechanism, schedule, found.renyi_filter)
+    _show(_run(found.mechanism, schedule) | _prices(prices) | _repriced(found.mechanism, schedule), as_json)
 
 
 @app.command()
@@ -114,6 +112,7 @@ def verify(
         "steps": contents.releases,
         "delta": header.delta,
         **_prices(contents.epsilons),
+        **_repriced_ledger(contents),
         "accounting": header.accounting,
         "budget_epsilon": header.epsilon,
         "complete": contents.complete,
@@ -138,22 +137,15 @@ def mechanisms(
 ) -> None:
     """List the mechanisms, or the `--set` options of one."""
     if name is None:
-        table = Table("mechanism", "what it does")
-        for key, registered in MECHANISMS.items():
-            table.add_row(key, registered.summary)
+        table = Table("mechanism", "clips", "adds", "adapts by", "costs", "sound?", show_lines=True)
+        for key, listed in MECHANISMS.items():
+            table.add_row(key, listed.clips, listed.adds, listed.adapts, listed.costs, listed.verdict)
     else:
         _check_name(name)
         table = Table("--set option", "default", "meaning", title=f"{name}: {MECHANISMS[name].summary}")
         for row in describe_options(name):
             table.add_row(*row)
     Console().print(table)
-
-
-def _composition(name: str, options: dict[str, Any], sample_rate: float, steps: int) -> tuple[Composition, float]:
-    _check_name(name)
-    mechanism = build(name, options)
-    knobs = mechanism.knobs()
-    return Counter({mechanism.release(knobs, sample_rate): steps}), knobs.noise_multiplier
 
 
 def _check_name(name: str) -> None:
@@ -196,14 +188,30 @@ def _sampling(
     )
 
 
-def _run(mechanism: str, noise: float, sample_rate: float, steps: int, delta: float) -> dict[str, Any]:
+def _run(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:
+    knobs = mechanism.knobs()
     return {
-        "mechanism": mechanism,
-        "noise_multiplier": noise,
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "delta": delta,
+        "mechanism": mechanism.name,
+        "noise_multiplier": knobs.noise_multiplier,
+        "effective_noise_multiplier": mechanism.effective_noise_multiplier(knobs) if mechanism.private else 0.0,
+        "sample_rate": schedule.sample_rate,
+        "steps": schedule.steps,
+        "delta": schedule.delta,
     }
+
+
+def _repriced(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:
+    """RLDP's Algorithm 1 prices today's noise for all past steps: a diagnostic, next to the mechanism it is of."""
+    if not isinstance(mechanism.controller, RldpPublished):
+        return {}
+    last = mechanism.release(mechanism.knobs(), schedule.sample_rate)
+    return {"epsilon_repriced_diagnostic": repriced_epsilon(last, schedule.steps, schedule.delta)}
+
+
+def _repriced_ledger(contents: LedgerContents) -> dict[str, Any]:
+    if contents.last is None or not contents.last.adaptive:
+        return {}
+    return {"epsilon_repriced_diagnostic": repriced_epsilon(contents.last, contents.releases, contents.header.delta)}
 
 
 def _prices(prices: Epsilons) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from dptune.corpus.records import read_records
+from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.mechanisms.registry import takes_noise
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
@@ -62,9 +64,10 @@ def grid(settings: Settings) -> list[Cell]:
     experiment = settings.experiment
     cells = []
     for name, model in experiment.models.items():
-        inputs = digests(model)
         for mechanism in experiment.mechanisms:
-            options = settings.mechanisms[mechanism]
+            options = dict(settings.mechanisms[mechanism])
+            accounting = options.pop("accounting", experiment.accounting)
+            inputs = digests(model, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
             cells += [
                 Cell(
@@ -76,7 +79,7 @@ def grid(settings: Settings) -> list[Cell]:
                     epsilon=epsilon,
                     seed=seed,
                     delta=experiment.delta,
-                    accounting=experiment.accounting,
+                    accounting=accounting,
                     telemetry=experiment.telemetry,
                     unit=settings.data.unit,
                     lora=settings.lora,
@@ -89,8 +92,8 @@ def grid(settings: Settings) -> list[Cell]:
     return cells
 
 
-def digests(model: Model) -> dict[str, str]:
-    """A digest of each input of a cell: data, base model (or its pinned commit), and code.
+def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
+    """A digest of each input of a cell: data, base model (or its pinned commit), code, and a given hyper-policy.
 
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
     """
@@ -102,6 +105,7 @@ def digests(model: Model) -> dict[str, str]:
         "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
         "model": weights,
         "code": code_digest(),
+        **({"policy": _digest_of_folder(Path(options["init_from"]))} if options.get("init_from") else {}),
     }
 
 
@@ -112,10 +116,12 @@ def code_digest() -> str:
 
     root = Path(dptune.__file__).parent
     files = [path for part in _CODE for path in sorted((root / part).rglob("*.py"))]
-    return _digest([*files, Path(__file__).with_name("finetune.py")])
+    return _digest([*files, *(Path(__file__).with_name(name) for name in ("finetune.py", "job.py"))])
 
 
 def _digest_of_folder(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ConfigError("init_from", f"{folder} is no folder", fix="give the controller/ folder of a finished run")
     return _digest(sorted(path for path in folder.iterdir() if path.is_file()))
 
 

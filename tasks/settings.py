@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
+from dptune.privacy.ledger import ACCOUNTINGS
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -112,7 +113,7 @@ class Experiment(_Section):
     epsilons: tuple[Epsilon, ...]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    accounting: Literal["certified", "published"]
+    accounting: Literal["certified", "noise_only", "published"]
     telemetry: Literal["research", "private"]
     devices: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     cells_per_device: Count = 1
@@ -142,13 +143,26 @@ class Settings(_Section):
                 raise ValueError(f"experiment.mechanisms: {name!r} has no entry under mechanisms")
         for name, entry in self.mechanisms.items():
             try:
-                needs_noise = takes_noise(name, entry) and "noise_multiplier" not in entry
-                build(name, entry | ({"noise_multiplier": 1.0} if needs_noise else {}))
+                needs_budget = self._check_mechanism(name, entry, chosen=name in self.experiment.mechanisms)
             except ConfigError as error:
                 raise ValueError(f"mechanisms.{name}: {error}") from None
-            if needs_noise and name in self.experiment.mechanisms and not self.experiment.epsilons:
+            if needs_budget and name in self.experiment.mechanisms and not self.experiment.epsilons:
                 raise ValueError(f"experiment.epsilons: is empty, but {name!r} needs a budget")
         return self
+
+    def _check_mechanism(self, name: str, entry: dict[str, Any], *, chosen: bool) -> bool:
+        """Whether it needs a budget. Raises ConfigError for what cannot be built, or cannot meet its accounting."""
+        options = dict(entry)
+        accounting = options.pop("accounting", self.experiment.accounting)
+        if accounting not in ACCOUNTINGS:
+            raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
+        needs_budget = takes_noise(name, options) and "noise_multiplier" not in options
+        mechanism = build(name, options | ({"noise_multiplier": 1.0} if needs_budget else {}))
+        leaks = mechanism.controller.raw_inputs
+        if needs_budget and chosen and leaks and accounting == "certified":
+            problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
+            raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
+        return needs_budget
 
 
 def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | None = None) -> Settings:

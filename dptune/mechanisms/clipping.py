@@ -1,72 +1,103 @@
-"""Clippers. Each states the l2 sensitivity that it guarantees under add/remove of one unit."""
+"""Clippers that scale a unit's whole gradient by one factor of its norm. Each states its l2 sensitivity."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Gradients
+from dptune.mechanisms.control import total_norms
+from dptune.mechanisms.mechanism import Gradients, Knobs
 
 if TYPE_CHECKING:
     import torch
 
 #: Norms, factors and sums are float64; this covers their rounding.
-_FLOAT64_MARGIN = 1e-9
+FLOAT64_MARGIN = 1e-9
+
+
+class PairBlocks:
+    """The usual shape of a release: one block a pair, no change of coordinates."""
+
+    def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
+        """Zero for every pair."""
+        return zeros
+
+    def restore(
+        self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
+    ) -> list[torch.Tensor]:
+        """Each block over the expected batch size."""
+        return [block / expected_batch_size for block in blocks]
 
 
 @dataclass(frozen=True)
-class Flat:
-    """One radius for the whole gradient: g * min(1, C / ||g||) (Abadi et al. 2016).
+class ByNorm(PairBlocks):
+    """One radius R; a unit's gradient g is multiplied by ``factors(||g||, R)``, with ||g|| factor <= R.
 
-    Guarantee: the sum moves by at most ``max_grad_norm`` in l2, over all pairs together.
+    Guarantee: the sum moves by at most R in l2, over all pairs together.
     """
 
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
-            raise ConfigError("max_grad_norm", f"{self.max_grad_norm} is not positive", fix="use a radius such as 1.0")
+        check_positive("max_grad_norm", self.max_grad_norm)
+
+    def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
+        """(units,) factors from (units,) norms."""
+        raise NotImplementedError
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """One radius."""
         return (self.max_grad_norm,)
 
-    def sensitivity(self, radii: Sequence[float], pairs: int) -> float:
+    def sensitivity(self, knobs: Knobs, pairs: int) -> float:
         """1: the noise scale is the sensitivity."""
         return 1.0
 
-    def noise_scales(self, radii: Sequence[float], pairs: int) -> tuple[float, ...]:
+    def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
         """The radius on every pair."""
-        return (radii[0],) * pairs
+        return (knobs.radii[0],) * pairs
 
-    def clipped_sum(self, gradients: Gradients, radii: Sequence[float]) -> list[torch.Tensor]:
-        """Sum of the clipped gradients, flat float64 per pair."""
+    def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
+        """Sum of the scaled gradients, flat float64 per pair."""
         norms = gradients.norms()
-        total = norms.square().sum(dim=1, keepdim=True).sqrt()
-        factors = (radii[0] * (1 - _FLOAT64_MARGIN) / total.clamp(min=1e-300)).clamp(max=1.0)
-        return gradients.weighted_sum(factors.expand_as(norms))
+        factors = self.factors(total_norms(norms), knobs.radii[0]) * (1 - FLOAT64_MARGIN)
+        return gradients.weighted_sum(factors[:, None].expand_as(norms))
 
 
 @dataclass(frozen=True)
-class Unclipped:
+class Flat(ByNorm):
+    """g * min(1, C / ||g||) (Abadi et al. 2016)."""
+
+    def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
+        """Shrinks only what exceeds the radius."""
+        return (radius / norms.clamp(min=1e-300)).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Unclipped(PairBlocks):
     """No bound: for the non-private mechanism only, where no noise is added."""
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """None."""
         return ()
 
-    def sensitivity(self, radii: Sequence[float], pairs: int) -> float:
+    def sensitivity(self, knobs: Knobs, pairs: int) -> float:
         """Infinite: no noise bounds what one unit adds."""
         return math.inf
 
-    def noise_scales(self, radii: Sequence[float], pairs: int) -> tuple[float, ...]:
+    def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
         """Zero."""
         return (0.0,) * pairs
 
-    def clipped_sum(self, gradients: Gradients, radii: Sequence[float]) -> list[torch.Tensor]:
+    def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
         """The plain sum."""
         norms = gradients.norms()
         return gradients.weighted_sum(norms.new_ones(norms.shape))
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise ConfigError unless ``value`` is a positive number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(name, f"{value} is not positive", fix="use a number such as 1.0")

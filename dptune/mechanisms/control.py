@@ -1,29 +1,58 @@
-"""Controllers: how the knobs move from step to step."""
+"""The controller that moves nothing; others override what they need."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dptune.mechanisms.mechanism import Knobs
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts, Statistics
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
 class Constant:
     """The knobs never move; nothing is read."""
 
-    adaptive: bool = field(default=False, init=False)
-    raw_inputs: tuple[str, ...] = field(default=(), init=False)
+    @property
+    def adaptive(self) -> bool:
+        """It moves no noise."""
+        return False
+
+    @property
+    def noise_range(self) -> tuple[float, float]:
+        """The start alone."""
+        return (1.0, 1.0)
+
+    @property
+    def raw_inputs(self) -> tuple[str, ...]:
+        """It reads nothing."""
+        return ()
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Any knobs will do."""
+
+    def start(self, facts: RunFacts) -> None:
+        """Nothing to prepare."""
 
     def knobs(self, initial: Knobs) -> Knobs:
         """The initial knobs."""
         return initial
 
-    def observe(self, released: list[torch.Tensor]) -> None:
+    def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
+        """None."""
+        return None
+
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+        """Not for a sound controller."""
+        raise NotImplementedError(f"{type(self).__name__} must not see raw data")
+
+    def observe(self, observation: Observation) -> None:
         """Nothing to learn."""
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing to plot."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Empty."""
@@ -31,3 +60,20 @@ class Constant:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
+
+
+def needs_one_radius(name: str, initial: Knobs) -> None:
+    """Raise ConfigError unless the clipper has a single radius."""
+    if len(initial.radii) != 1:
+        raise ConfigError(f"controller {name}", "moves one radius for the whole gradient", fix="use clipper: flat")
+
+
+def needs_coordinates(name: str, initial: Knobs) -> None:
+    """Raise ConfigError unless the clipper works in the coordinates that the controller makes."""
+    if initial.radii:
+        raise ConfigError(f"controller {name}", "chooses coordinates to clip in", fix="use clipper: transformed")
+
+
+def total_norms(norms: torch.Tensor) -> torch.Tensor:
+    """(units,) l2 norms of the whole gradients from (units, pairs)."""
+    return norms.square().sum(dim=1).sqrt()

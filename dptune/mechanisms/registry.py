@@ -10,26 +10,47 @@ Parts that are left out come from the registered mechanism of the same name. Any
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.adaclip import AdaClip
+from dptune.mechanisms.autoclip import RawQuantile
+from dptune.mechanisms.automatic import AutoS
 from dptune.mechanisms.clipping import Flat, Unclipped
 from dptune.mechanisms.control import Constant
+from dptune.mechanisms.dc_sgd import DcSgd
+from dptune.mechanisms.geoclip import GeoClip
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian, NoNoise
+from dptune.mechanisms.per_pair import PerPair
+from dptune.mechanisms.psac import Psac
+from dptune.mechanisms.quantile import Quantile
+from dptune.mechanisms.rldp import Rldp
+from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.mechanisms.transformed import Transformed
 
-CLIPPERS: dict[str, type] = {"flat": Flat, "none": Unclipped}
-NOISES: dict[str, type] = {"gaussian": Gaussian, "none": NoNoise}
-CONTROLLERS: dict[str, type] = {"constant": Constant}
-_PARTS = {"clipper": CLIPPERS, "noise": NOISES, "controller": CONTROLLERS}
-
-#: One line for each option, shown by the command line.
-OPTION_HELP = {
-    "noise_multiplier": "standard deviation of the noise over the clip radius (the paper's sigma)",
-    "max_grad_norm": "clip radius C of the whole per-unit gradient",
-    "pairs": "number of LoRA pairs (A, B); a run takes it from its model",
+CLIPPERS: dict[str, type] = {
+    "flat": Flat,
+    "per_pair": PerPair,
+    "auto_s": AutoS,
+    "psac": Psac,
+    "transformed": Transformed,
+    "none": Unclipped,
 }
+NOISES: dict[str, type] = {"gaussian": Gaussian, "none": NoNoise}
+CONTROLLERS: dict[str, type] = {
+    "constant": Constant,
+    "quantile": Quantile,
+    "raw_quantile": RawQuantile,
+    "dc_sgd": DcSgd,
+    "adaclip": AdaClip,
+    "geoclip": GeoClip,
+    "rldp": Rldp,
+    "rldp_published": RldpPublished,
+}
+_PARTS = {"clipper": CLIPPERS, "noise": NOISES, "controller": CONTROLLERS}
+_PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
 
 
 @dataclass(frozen=True)
@@ -38,23 +59,152 @@ class Registered:
 
     Attributes:
         parts: names of its clipper, noise and controller.
-        summary: one line for listings.
+        clips: what it clips, in a few words; the other texts likewise.
+        adds: what it adds.
+        adapts: by what it adapts.
+        costs: what adapting costs of the privacy budget.
+        verdict: sound or not, and why.
+        options: defaults that differ from the parts' own.
         published_accountant: how its paper counts.
     """
 
     parts: Mapping[str, str]
-    summary: str
+    clips: str
+    adds: str
+    adapts: str
+    costs: str
+    verdict: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     published_accountant: str = "gdp_clt"
 
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return f"Clips {self.clips}; adds {self.adds}; adapts by {self.adapts}; costs {self.costs}. {self.verdict}."
 
+
+def _gaussian(clipper: str, controller: str = "constant") -> dict[str, str]:
+    return {"clipper": clipper, "noise": "gaussian", "controller": controller}
+
+
+_ONE_NOISE = "Gaussian noise, radius times multiplier"
 MECHANISMS: dict[str, Registered] = {
     "static": Registered(
-        parts={"clipper": "flat", "noise": "gaussian", "controller": "constant"},
-        summary="DP-SGD: clips the whole gradient to one radius, adds Gaussian noise, adapts nothing. Sound.",
+        parts=_gaussian("flat"),
+        clips="the whole gradient to one radius (DP-SGD, Abadi et al. 2016)",
+        adds=_ONE_NOISE,
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
     ),
     "nonprivate": Registered(
         parts={"clipper": "none", "noise": "none", "controller": "constant"},
-        summary="Plain fine-tuning: clips nothing, adds nothing. No privacy; the ceiling to compare with.",
+        clips="nothing",
+        adds="nothing",
+        adapts="nothing",
+        costs="all privacy",
+        verdict="Not private: plain fine-tuning, the ceiling to compare with",
+    ),
+    "per_pair": Registered(
+        parts=_gaussian("per_pair"),
+        clips="each LoRA pair to its own radius (McMahan et al. 2018, He et al. 2023)",
+        adds="Gaussian noise on each pair, radius over weight times multiplier",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "dp_lora": Registered(
+        parts=_gaussian("per_pair"),
+        options={"allocation": "global"},
+        clips="each LoRA pair to the same radius C / sqrt(pairs)",
+        adds="the same Gaussian noise everywhere, C times multiplier; freeze_down=true trains B alone (FFA-LoRA)",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "adaclip": Registered(
+        parts=_gaussian("transformed", "adaclip"),
+        clips="the gradient in coordinates scaled one by one (AdaCliP, Pichapati et al. 2019)",
+        adds="less Gaussian noise to coordinates of small deviation",
+        adapts="mean and variance of released gradients",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "quantile": Registered(
+        parts=_gaussian("flat", "quantile"),
+        clips="the whole gradient to a moving radius (Andrew et al. 2021)",
+        adds=_ONE_NOISE,
+        adapts="a noisy count of the unclipped",
+        costs="a share (z / 2 z_b)^2 of the budget",
+        verdict="Sound",
+    ),
+    "auto_s": Registered(
+        parts=_gaussian("auto_s"),
+        clips="by normalising: g R / (|g| + gamma) (AUTO-S, Bu et al. 2023)",
+        adds=_ONE_NOISE,
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "autoclip_published": Registered(
+        parts=_gaussian("flat", "raw_quantile"),
+        clips="the whole gradient to a quantile of this batch's raw norms (as RLDP's paper describes AutoClip)",
+        adds="Gaussian noise, that raw radius times multiplier",
+        adapts="raw gradient norms",
+        costs="all privacy",
+        verdict="NOT sound: a raw quantile leaks and nothing bounds its sensitivity",
+    ),
+    "dc_sgd_p": Registered(
+        parts=_gaussian("flat", "dc_sgd"),
+        options={"rule": "percentile"},
+        clips="the whole gradient to a percentile (DC-SGD-P, Wei et al. 2025)",
+        adds=_ONE_NOISE,
+        adapts="a noisy histogram of norms",
+        costs="a share (z / z_H)^2 of the budget",
+        verdict="Sound",
+    ),
+    "dc_sgd_e": Registered(
+        parts=_gaussian("flat", "dc_sgd"),
+        options={"rule": "expected_error"},
+        clips="the whole gradient to the radius of least expected error (DC-SGD-E, Wei et al. 2025)",
+        adds=_ONE_NOISE,
+        adapts="a noisy histogram of norms",
+        costs="a share (z / z_H)^2 of the budget",
+        verdict="Sound",
+    ),
+    "psac": Registered(
+        parts=_gaussian("psac"),
+        clips="by a non-monotonic weight of the norm (PSAC, Xia et al. 2023)",
+        adds=_ONE_NOISE,
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "geoclip": Registered(
+        parts=_gaussian("transformed", "geoclip"),
+        clips="the gradient in the basis of least noise (GeoClip, Gilani et al. 2025)",
+        adds="Gaussian noise in k directions",
+        adapts="covariance of released gradients",
+        costs="the share 'explore' of the budget, which lets the subspace move (0: as printed, it cannot)",
+        verdict="Sound",
+    ),
+    "rldp_published": Registered(
+        parts=_gaussian("per_pair", "rldp_published"),
+        options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
+        clips="each LoRA pair to its own moving radius (RLDP as published, arXiv 2507.22565)",
+        adds="Gaussian noise on each pair, its radius times a moving sigma",
+        adapts="a SAC agent that reads raw norms and losses",
+        costs="all privacy",
+        verdict="NOT sound: raw statistics steer it, and sigma is really sigma / sqrt(pairs)",
+    ),
+    "rldp": Registered(
+        parts=_gaussian("per_pair", "rldp"),
+        options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
+        clips="each LoRA pair to its own moving radius (RLDP as provable)",
+        adds="Gaussian noise with moving weights under a constant joint multiplier sigma / sqrt(pairs)",
+        adapts="a SAC agent that reads releases and public data",
+        costs="nothing (design A), or the share 'statistics_share' of the budget (design AB)",
+        verdict="Sound",
     ),
 }
 
@@ -65,8 +215,8 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     Raises: ConfigError naming the part or option that is unknown, missing or out of range.
     """
     parts, options = _resolve(name, entry)
-    pairs = _number("pairs", options.pop("pairs", 1))
-    if not (pairs >= 1 and pairs.is_integer()):
+    pairs = _convert("pairs", options.pop("pairs", 1), int)
+    if pairs < 1:
         raise ConfigError("pairs", f"{pairs} is not a positive whole number", fix="count the LoRA pairs")
     known = {item.name for cls in parts.values() for item in _tunable(cls)}
     for option in options:
@@ -78,7 +228,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     return Mechanism(
         name=name,
         published_accountant=registered.published_accountant if registered else "gdp_clt",
-        pairs=int(pairs),
+        pairs=pairs,
         **built,
     )
 
@@ -90,18 +240,20 @@ def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
 
 def describe_options(name: str) -> list[tuple[str, str, str]]:
     """(option, default or "required", help) of a registered mechanism."""
-    parts, _ = _resolve(name, {})
+    parts, options = _resolve(name, {})
     rows = []
     for cls in parts.values():
+        texts = _help(cls)
         for item in _tunable(cls):
-            default = "required" if item.default is MISSING else str(item.default)
-            rows.append((item.name, default, OPTION_HELP.get(item.name, "")))
-    return [*rows, ("pairs", "1", OPTION_HELP["pairs"])]
+            default = "required" if item.default is MISSING else str(options.get(item.name, item.default))
+            rows.append((item.name, default, texts.get(item.name, "")))
+    return [*rows, ("pairs", "1", _PAIRS_HELP)]
 
 
 def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict[str, Any]]:
-    options = dict(entry)
-    defaults = MECHANISMS[name].parts if name in MECHANISMS else {}
+    registered = MECHANISMS.get(name)
+    options = {**(registered.options if registered else {}), **entry}
+    defaults = registered.parts if registered else {}
     parts = {}
     for part, available in _PARTS.items():
         chosen = options.pop(part, defaults.get(part))
@@ -118,12 +270,21 @@ def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict
                 fix=f"use one of {', '.join(available)}",
             )
         parts[part] = available[chosen]
+    if registered:
+        # A part that was replaced takes the registered defaults of its options along.
+        known = {item.name for cls in parts.values() for item in _tunable(cls)}
+        options = {key: value for key, value in options.items() if key in entry or key in known}
     return parts, options
 
 
 def _make(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Build a part from the options that are its own, and take those out of ``options``."""
-    mine = {item.name: _number(item.name, options.pop(item.name)) for item in _tunable(cls) if item.name in options}
+    kinds = get_type_hints(cls)
+    mine = {
+        item.name: _convert(item.name, options.pop(item.name), kinds[item.name])
+        for item in _tunable(cls)
+        if item.name in options
+    }
     missing = _required(cls) - set(mine)
     if missing:
         name = sorted(missing)[0]
@@ -132,11 +293,49 @@ def _make(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _tunable(cls: Any) -> list[Any]:
-    return [item for item in fields(cls) if item.init]
+    return [item for item in fields(cls) if item.init] if hasattr(cls, "__dataclass_fields__") else []
 
 
 def _required(cls: Any) -> set[str]:
     return {item.name for item in _tunable(cls) if item.default is MISSING}
+
+
+def _help(cls: type) -> dict[str, str]:
+    """The texts of every option, from the docstrings of the class and its bases."""
+    import docstring_parser
+
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        for item in docstring_parser.parse(base.__doc__ or "").params:
+            texts[item.arg_name] = " ".join((item.description or "").split())
+    return texts
+
+
+def _convert(name: str, value: Any, kind: Any) -> Any:
+    """A value from YAML or from the command line, as the option's type."""
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    if kind is bool:
+        return _choice(name, str(value).lower(), ("true", "false")) == "true"
+    if kind is int:
+        return _whole(name, value)
+    if get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_number(name, item) for item in items)
+    return str(value) if kind is str else _number(name, value)
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ConfigError(name, f"{value!r} is none of its values", fix=f"use {' or '.join(map(str, choices))}")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if not number.is_integer():
+        raise ConfigError(name, f"{value!r} is not a whole number", fix="write a whole number")
+    return int(number)
 
 
 def _number(name: str, value: Any) -> float:

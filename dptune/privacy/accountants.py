@@ -8,6 +8,7 @@ central limit theorem (Dong, Roth and Su 2022; Bu et al. 2020), which papers use
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,14 +88,13 @@ def epsilons(
     leaks = dict.fromkeys(run_leaks)
     for release in composition:
         leaks.update(dict.fromkeys(release.leaks))
-    if any(release.adaptive for release in composition):
-        if renyi_filter is None:
-            leaks["noise chosen from earlier releases without a filter fixed in advance"] = None
-            noise_only = rdp_epsilon(composition, delta)
-        else:
-            noise_only = renyi_filter.epsilon(composition, delta)
+    adaptive = any(release.adaptive for release in composition)
+    if adaptive and renyi_filter is not None:
+        noise_only = renyi_filter.epsilon(composition, delta)
     else:
         noise_only = pld_epsilon(composition, delta)
+    if adaptive and renyi_filter is None:
+        leaks["noise chosen from earlier releases without a filter fixed in advance"] = None
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, tuple(leaks))
 
 
@@ -155,6 +155,13 @@ def gdp_clt_epsilon(composition: Composition, delta: float) -> float:
             for r, count in composition.items()
         )
     return gdp_epsilon(math.sqrt(mu_squared), delta)
+
+
+def repriced_epsilon(last: Release, releases: int, delta: float) -> float:
+    """Algorithm 1, line 14 of RLDP: the *last* sigma priced for all past releases. A diagnostic, and no accountant:
+    a controller that ends with more noise erases what it has spent.
+    """
+    return gdp_clt_epsilon(Counter({last: releases}), delta)
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:

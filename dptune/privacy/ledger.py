@@ -27,7 +27,7 @@ from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, Epsilons, epsilons
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
-ACCOUNTINGS = ("certified", "published")
+ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 1
 _GENESIS = "0" * 64
 
@@ -47,7 +47,7 @@ class RunHeader:
     Attributes:
         mechanism: registered name.
         published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
-        accounting: which epsilon the budget limits, "certified" or "published".
+        accounting: which epsilon the budget limits, one of ``ACCOUNTINGS``.
         epsilon: the budget, or None when the run has none (the non-private mechanism).
         delta: of every epsilon of this run.
         unit: "encounter" or "patient": what is added or removed.
@@ -104,8 +104,10 @@ class RunHeader:
         """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
         if self.epsilon is None:
             return True
-        price = self.price(composition)
-        return (price.certified if self.accounting == "certified" else price.published) <= self.epsilon
+        if self.accounting == "published":  # the others would price a moving noise at every charge
+            published = PUBLISHED_ACCOUNTANTS[self.published_accountant](composition, self.delta)
+            return published <= self.epsilon
+        return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -139,6 +141,7 @@ class LedgerContents:
     releases: int
     chain: str
     complete: bool
+    last: Release | None = None
 
     @property
     def epsilons(self) -> Epsilons:
@@ -152,7 +155,9 @@ class Ledger:
     Use ``create`` or ``resume``, then ``charge`` before every release and ``finish`` at the end.
     """
 
-    def __init__(self, path: Path, descriptor: int, contents: LedgerContents, planned: Composition) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, contents: LedgerContents, cleared: Composition, planned: int
+    ) -> None:
         self.path = path
         self.header = contents.header
         self.releases = contents.releases
@@ -161,7 +166,8 @@ class Ledger:
         self._descriptor = descriptor
         # Any prefix of a composition that is within the budget is within it too, so the planned run is
         # priced once and not at every step.
-        self._cleared = planned
+        self._cleared = cleared
+        self._planned = planned
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
@@ -184,7 +190,9 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{path}: cannot be created ({error.strerror}). Fix: make its folder writable.") from None
         _lock(descriptor, path)
-        ledger = cls(path, descriptor, LedgerContents(header, Counter(), 0, _GENESIS, False), Counter(planned))
+        ledger = cls(
+            path, descriptor, LedgerContents(header, Counter(), 0, _GENESIS, False), Counter(planned), planned.total()
+        )
         try:
             ledger._append({"kind": "run", **header.to_dict()})
             fsync_directory(path.parent)
@@ -221,7 +229,7 @@ class Ledger:
         # What the file holds counts against the budget together with what is still planned.
         union = contents.composition | planned
         cleared = union if contents.header.within_budget(union) else contents.composition
-        return cls(path, descriptor, contents, Counter(cleared))
+        return cls(path, descriptor, contents, Counter(cleared), planned.total())
 
     @staticmethod
     def discard_unborn(path: Path) -> None:
@@ -234,6 +242,20 @@ class Ledger:
             if b"\n" not in file.read(1 << 16):
                 path.unlink()
 
+    def admits(self, release: Release) -> bool:
+        """Whether one more such release stays within the budget. Decided without reading data."""
+        if self.composition[release] < self._cleared[release]:
+            return True
+        # Clear as many more of the same as may come, so that a price is not computed at every step.
+        ahead = max(1, self._planned - self.releases)
+        while ahead:
+            wanted = self.composition + Counter({release: ahead})
+            if self.header.within_budget(wanted):
+                self._cleared = wanted
+                return True
+            ahead //= 2
+        return False
+
     def charge(self, release: Release) -> None:
         """Write the release to disk; when this returns, and only then, the noisy value may be drawn.
 
@@ -241,17 +263,13 @@ class Ledger:
             BudgetError: the release would pass the budget. Nothing was written.
             LedgerError: the disk refused the line. Nothing counts as released.
         """
-        count = self.composition[release] + 1
-        if count > self._cleared[release]:
-            wanted = self.composition + Counter({release: 1})
-            if not self.header.within_budget(wanted):
-                raise BudgetError(
-                    f"release {self.releases + 1} would pass the budget epsilon {self.header.epsilon} "
-                    f"({self.header.accounting} accounting)."
-                )
-            self._cleared = wanted
+        if not self.admits(release):
+            raise BudgetError(
+                f"release {self.releases + 1} would pass the budget epsilon {self.header.epsilon} "
+                f"({self.header.accounting} accounting)."
+            )
         self._append({"kind": "release", "step": self.releases, **release.to_dict()})
-        self.composition[release] = count
+        self.composition[release] += 1
         self.releases += 1
 
     def finish(self) -> None:
@@ -301,6 +319,7 @@ def read_ledger(path: Path) -> LedgerContents:
     header: RunHeader | None = None
     composition: Composition = Counter()
     releases, chain, complete = 0, _GENESIS, False
+    last: Release | None = None
     parsed: dict[str, Release] = {}
     for number, record, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
         kind = record.pop("kind", None)
@@ -317,6 +336,7 @@ def read_ledger(path: Path) -> LedgerContents:
                 key = json.dumps(record, sort_keys=True)
                 release = parsed.get(key) or parsed.setdefault(key, Release.from_dict(record))
                 composition[release] += 1
+                last = release
                 releases += 1
             elif kind == "end" and record.get("releases") == releases:
                 complete = True
@@ -326,7 +346,7 @@ def read_ledger(path: Path) -> LedgerContents:
             raise _bad(path, number, f"does not describe a {kind}: {error}") from None
     if header is None:
         raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")
-    return LedgerContents(header, composition, releases, chain, complete)
+    return LedgerContents(header, composition, releases, chain, complete, last)
 
 
 def chain_after(path: Path, releases: int) -> str | None:

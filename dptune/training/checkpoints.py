@@ -7,7 +7,7 @@ can only over-count.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Progress:
         step: optimiser steps that are in the weights.
         releases: length of the ledger when the checkpoint was written.
         chain: the ledger's checksum at that length.
-        controller: the controller's public state.
+        controller: the controller's state; as public as what it reads.
     """
 
     run_id: str
@@ -50,8 +50,15 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
         tensors[f"weight.{name}"] = parameter.detach().cpu().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = value.detach().cpu().contiguous()
+    plain = {}
+    for key, value in progress.controller.items():
+        if isinstance(value, torch.Tensor):
+            tensors[f"controller.{key}"] = value.detach().cpu().contiguous().clone()
+        else:
+            plain[key] = value
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"progress": json.dumps(asdict(progress))})
+        described = json.dumps(asdict(replace(progress, controller=plain)))
+        save_file(tensors, temporary, metadata={"progress": described})
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:
@@ -90,7 +97,9 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
                 optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
                 }
-    return progress
+    prefix = "controller."
+    controller = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    return replace(progress, controller=progress.controller | controller)
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

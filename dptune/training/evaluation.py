@@ -14,9 +14,15 @@ from dptune.training.losses import token_losses
 _LARGEST_LOG = 700.0
 
 
-@torch.no_grad()
 def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
-    """exp(total negative log-likelihood / number of predicted tokens), in eval mode.
+    """exp of ``mean_loss``, which says what the arguments are."""
+    loss = mean_loss(model, tokens, rows, autocast=autocast)
+    return math.exp(loss) if loss < _LARGEST_LOG else math.inf
+
+
+@torch.no_grad()
+def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
+    """Total negative log-likelihood (nats) over the number of predicted tokens, in eval mode.
 
     An aggregate of the records: private if they are.
 
@@ -41,4 +47,4 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
         count += int(valid.sum())
     for module, mode in modes:
         module.training = mode
-    return math.exp(total / count) if total / count < _LARGEST_LOG else math.inf
+    return total / count

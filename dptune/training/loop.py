@@ -3,8 +3,9 @@
 knobs    = mechanism.knobs()                 # from past releases only
 ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
 batch    = units.draw(q)                     # Poisson, secret coins; may be empty
-noisy    = mechanism.privatise(per-sample gradients of the batch, knobs)
-optimizer.step(noisy / expected_batch_size)
+released = mechanism.privatise(per-sample gradients of the batch, knobs)
+optimizer.step(released.gradient)
+controller.observe(released)
 """
 
 from __future__ import annotations
@@ -13,21 +14,34 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Knobs, Mechanism
+from dptune.mechanisms.control import total_norms
+from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
+from dptune.mechanisms.planning import Schedule, planned
 from dptune.privacy.entropy import Entropy
+from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader
 from dptune.privacy.release import Composition
 from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens, micro_batches
-from dptune.training.model import assert_trained, frozen_fingerprint, train_adapters, trainable_state, uses_dropout
+from dptune.training.evaluation import mean_loss
+from dptune.training.model import (
+    assert_trained,
+    freeze_down,
+    frozen_fingerprint,
+    train_adapters,
+    trainable_state,
+    uses_dropout,
+)
 from dptune.training.per_sample import PairGradients, PairModules, lora_pairs, per_sample_gradients
+
+_PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class StepReport:
         step: 1-based optimiser step.
         releases: length of the ledger.
         composition: what the ledger holds so far.
+        knobs: radii, noise multiplier and what the controller tells; as public as what it reads.
         public: functions of the configuration and of releases.
         private: functions of raw records (batch loss, clipped fraction).
     """
@@ -79,13 +94,9 @@ class StepReport:
     step: int
     releases: int
     composition: Composition
+    knobs: dict[str, float]
     public: dict[str, float]
     private: dict[str, float] = field(repr=False)
-
-
-def planned(mechanism: Mechanism, plan: Plan) -> Composition:
-    """The releases that a run with constant noise will make."""
-    return Counter({mechanism.release(mechanism.knobs(), plan.sample_rate): plan.steps})
 
 
 def train(
@@ -98,6 +109,7 @@ def train(
     directory: Path,
     entropy: Entropy,
     on_step: Callable[[StepReport], None] = lambda report: None,
+    public: Tokens | None = None,
 ) -> Ledger:
     """Fine-tune the model's adapters, resuming what ``directory`` holds of the run.
 
@@ -109,23 +121,33 @@ def train(
         model: PEFT model on its device, as the checkpoint's run started it (same initialisation).
         directory: receives ledger.jsonl and checkpoint.safetensors.
         on_step: called after each step.
+        public: public records, for controllers that follow the loss on them.
+
+    A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
 
     Returns: the ledger, still open: the caller finishes it when the run's results are safe.
 
     Raises: ConfigError, LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move.
     """
     _check(model, tokens, units, mechanism, plan, header, entropy)
+    if mechanism.freezes_down:
+        freeze_down(model)
     pairs = lora_pairs(model)
     optimizer = _optimizer(pairs, plan)
     initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
+    mechanism.start(_facts(pairs, plan, header))
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
     # Dropout masks must be secret: known masks would tie the records of a batch together.
     torch.manual_seed(secrets.randbits(63) if not entropy.leaks else progress.step)
+    run = _Run(model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, public)
     step = progress.step
     try:
         while ledger.releases < plan.steps:
+            knobs = _affordable(mechanism, ledger, plan)
+            if knobs is None and step:
+                break
             train_adapters(model)
-            report = _step(model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, step)
+            report = _step(run, knobs or mechanism.knobs(), step)
             step += 1
             on_step(report)
             if step % plan.checkpoint_every == 0 or ledger.releases == plan.steps:
@@ -142,6 +164,54 @@ def train(
         ledger.close()
         raise
     return ledger
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What stays the same from step to step."""
+
+    model: Any
+    pairs: list[PairModules]
+    tokens: Tokens
+    units: PrivacyUnits
+    mechanism: Mechanism
+    plan: Plan
+    ledger: Ledger
+    optimizer: torch.optim.Optimizer
+    entropy: Entropy
+    public: Tokens | None
+
+
+def _facts(pairs: list[PairModules], plan: Plan, header: RunHeader) -> RunFacts:
+    return RunFacts(
+        pair_sizes=tuple(len(_zeros(pair)) for pair in pairs),
+        device=pairs[0].up.weight.device,
+        expected_batch_size=plan.expected_batch_size,
+        sample_rate=plan.sample_rate,
+        steps=plan.steps,
+        epsilon=header.epsilon,
+        delta=header.delta,
+    )
+
+
+def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | None:
+    """The controller's knobs, with more noise where the filter asks for it; None when the budget is used up.
+
+    Decided before the batch is drawn, from releases alone. The filter keeps in reserve what the remaining steps
+    cost at the most noise that a controller may choose, so that a run can always finish.
+    """
+    knobs, renyi_filter = mechanism.knobs(), ledger.header.renyi_filter
+    if renyi_filter is not None and mechanism.controller.adaptive:
+        wanted = mechanism.effective_noise_multiplier(knobs)
+        quietest = mechanism.most_noise()
+        later = plan.steps - ledger.releases - 1
+        reserve = later * renyi_cost(renyi_filter.order, plan.sample_rate, quietest)
+        spent = renyi_filter.spent(ledger.composition) + reserve
+        allowed = renyi_filter.raise_noise_multiplier(wanted, plan.sample_rate, spent)
+        if not math.isfinite(allowed):
+            return None
+        knobs = mechanism.at_effective_noise_multiplier(knobs, allowed)
+    return knobs if ledger.admits(mechanism.release(knobs, plan.sample_rate)) else None
 
 
 def _check(
@@ -188,38 +258,63 @@ def _save(
     save_checkpoint(directory / "checkpoint.safetensors", model, optimizer, progress)
 
 
-def _step(
-    model: Any,
-    pairs: list[PairModules],
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    ledger: Ledger,
-    optimizer: torch.optim.Optimizer,
-    entropy: Entropy,
-    step: int,
-) -> StepReport:
-    knobs = mechanism.knobs()
+def _step(run: _Run, knobs: Knobs, step: int) -> StepReport:
+    mechanism, plan, ledger = run.mechanism, run.plan, run.ledger
     ledger.charge(mechanism.release(knobs, plan.sample_rate))
-    batch = units.draw(plan.sample_rate, entropy)
+    batch = run.units.draw(plan.sample_rate, run.entropy)
     raw = _RawStatistics()
-    gradients = _gradients(model, pairs, tokens, batch, plan, knobs, raw)
-    zeros = [_zeros(pair) for pair in pairs]
-    noisy = mechanism.privatise(gradients, zeros, knobs, entropy)
+    zeros = [_zeros(pair) for pair in run.pairs]
+    released = mechanism.privatise(_gradients(run, batch, raw), zeros, knobs, plan.expected_batch_size, run.entropy)
     learning_rate = plan.learning_rate_at(step)
-    _apply(pairs, [total / plan.expected_batch_size for total in noisy], optimizer, learning_rate)
-    mechanism.controller.observe(noisy)
-    public = {
-        "learning_rate": learning_rate,
+    _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
+    mechanism.controller.observe(_observation(run, released))
+    moved = {
         "noise_multiplier": knobs.noise_multiplier,
-        **{f"radius_{index}": radius for index, radius in enumerate(knobs.radii)},
+        **{f"radius_{index}": radius for index, radius in enumerate(released.knobs.radii)},
+        **mechanism.controller.metrics(),
     }
-    private = raw.summary()
+    public = {"learning_rate": learning_rate}
+    private = raw.summary(released.knobs)
     # Without noise the sum is as private as the records.
-    norm = float(torch.stack([total.norm() for total in noisy]).norm())
-    (public if mechanism.private else private)["gradient_sum_norm"] = norm
-    return StepReport(step + 1, ledger.releases, Counter(ledger.composition), public, private)
+    norm = float(torch.stack([part.norm() for part in released.gradient]).norm())
+    (public if mechanism.private else private)["gradient_norm"] = norm
+    return StepReport(step + 1, ledger.releases, Counter(ledger.composition), moved, public, private)
+
+
+def _observation(run: _Run, released: Released) -> Observation:
+    renyi_filter, ledger = run.ledger.header.renyi_filter, run.ledger
+    if renyi_filter is not None and run.mechanism.controller.adaptive:
+        spent = renyi_filter.spent(ledger.composition) / renyi_filter.budget
+    else:
+        spent = ledger.releases / run.plan.steps
+    return Observation(
+        releases=ledger.releases,
+        released=released,
+        spent=spent,
+        public_loss=lambda: _public_loss(run),
+        adapter_figures=lambda: _adapter_figures(run),
+    )
+
+
+def _public_loss(run: _Run) -> float:
+    if run.public is None:
+        raise ConfigError("controller", "follows the loss on public records, and none were given", fix="give them")
+    sample = replace(run.public, rows=run.public.rows[:_PUBLIC_RECORDS])
+    return mean_loss(run.model, sample, _PUBLIC_RECORDS, autocast=run.plan.autocast_dtype)
+
+
+@torch.no_grad()
+def _adapter_figures(run: _Run) -> dict[str, list[float]]:
+    """Norms of B A and of Adam's moments, for every pair: functions of released values."""
+    figures: dict[str, list[float]] = {"product": [], "momentum": [], "second_moment": []}
+    for pair in run.pairs:
+        # ||B A||^2 = trace of (A A^T)(B^T B): two small matrices in place of a large one.
+        down, up = pair.down.weight.double(), pair.up.weight.double()
+        figures["product"].append(float(((down @ down.T) * (up.T @ up)).sum().clamp(min=0).sqrt()))
+        for name, key in (("momentum", "exp_avg"), ("second_moment", "exp_avg_sq")):
+            moments = [run.optimizer.state[parameter][key].norm() for parameter in pair.parameters]
+            figures[name].append(float(torch.stack(moments).norm()))
+    return figures
 
 
 def _zeros(pair: PairModules) -> torch.Tensor:
@@ -227,24 +322,17 @@ def _zeros(pair: PairModules) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.float64, device=pair.up.weight.device)
 
 
-def _gradients(
-    model: Any,
-    pairs: list[PairModules],
-    tokens: Tokens,
-    batch: list[Any],
-    plan: Plan,
-    knobs: Knobs,
-    raw: _RawStatistics,
-) -> Iterator[PairGradients]:
-    device = pairs[0].up.weight.device
+def _gradients(run: _Run, batch: list[Any], raw: _RawStatistics) -> Iterator[PairGradients]:
+    device, plan = run.pairs[0].up.weight.device, run.plan
     for part in micro_batches(batch, plan.physical_batch_size):
-        ids, mask = tokens.batch(part.records, device, height=plan.physical_batch_size)
+        ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
         owners = torch.full((len(ids),), part.units, device=device)
         owners[: len(part.owners)] = torch.from_numpy(part.owners)
         gradients, losses = per_sample_gradients(
-            model, pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
+            run.model, run.pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
         )
-        raw.add(losses[: len(part.records)], gradients.norms(), knobs)
+        raw.losses.append(losses[: len(part.records)])
+        raw.norms.append(gradients.norms())
         yield gradients
 
 
@@ -252,22 +340,19 @@ def _gradients(
 class _RawStatistics:
     """Un-noised figures of one batch, for research telemetry only; nothing in the loop reads them."""
 
-    loss: float = 0.0
-    rows: int = 0
-    units: int = 0
-    clipped: int = 0
+    losses: list[torch.Tensor] = field(default_factory=list)
+    norms: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, losses: torch.Tensor, norms: torch.Tensor, knobs: Knobs) -> None:
-        self.loss += float(losses.sum())
-        self.rows += len(losses)
-        self.units += len(norms)
+    def summary(self, knobs: Knobs) -> dict[str, float]:
+        """Size and mean loss of the batch, and the share of (unit, radius) that was clipped."""
+        if not self.losses:
+            return {"batch_units": 0.0}
+        norms, losses = torch.cat(self.norms), torch.cat(self.losses)
+        figures = {"batch_units": float(len(norms)), "batch_loss": float(losses.mean())}
         if len(knobs.radii) == 1:
-            self.clipped += int((norms.square().sum(dim=1).sqrt() > knobs.radii[0]).sum())
-
-    def summary(self) -> dict[str, float]:
-        figures = {"batch_units": float(self.units)}
-        if self.rows:
-            figures |= {"batch_loss": self.loss / self.rows, "clipped_fraction": self.clipped / self.units}
+            norms = total_norms(norms)[:, None]
+        if knobs.radii:
+            figures["clipped_fraction"] = float((norms > norms.new_tensor(knobs.radii)).double().mean())
         return figures
 
 
@@ -300,14 +385,15 @@ def _open(
 ) -> tuple[Ledger, Progress]:
     """Start the run, or take it up where its ledger and checkpoint left it."""
     path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
+    releases = planned(mechanism, Schedule(plan.sample_rate, plan.steps, header.delta))
     if path.exists() and not checkpoint.exists():
         Ledger.discard_unborn(path)
     if not path.exists():
         if checkpoint.exists():
             raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")
-        ledger = Ledger.create(path, header, planned(mechanism, plan))
+        ledger = Ledger.create(path, header, releases)
         return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
-    ledger = Ledger.resume(path, planned(mechanism, plan))
+    ledger = Ledger.resume(path, releases)
     _check_same_run(ledger, header)
     if not checkpoint.exists():
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})

@@ -130,6 +130,13 @@ def uses_dropout(model: torch.nn.Module) -> bool:
     )
 
 
+def freeze_down(model: torch.nn.Module) -> None:
+    """Leave only the B factors to train (FFA-LoRA): B A is then linear in what is noised."""
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parameter.requires_grad_(False)
+
+
 def frozen_fingerprint(model: torch.nn.Module) -> str:
     """A checksum that changes when any bit of a frozen weight does."""
     digest = hashlib.sha256()

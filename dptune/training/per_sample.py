@@ -26,9 +26,14 @@ class PairModules:
     up: torch.nn.Linear  # lora_B: rank -> width
 
     @property
-    def parameters(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A then B, the order in which a pair's flat vector holds them."""
-        return self.down.weight, self.up.weight
+    def layers(self) -> tuple[torch.nn.Linear, ...]:
+        """A then B, the order in which a pair's flat vector holds them; without A where it is frozen."""
+        return (self.down, self.up) if self.down.weight.requires_grad else (self.up,)
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        """The weights of ``layers``."""
+        return tuple(layer.weight for layer in self.layers)
 
 
 def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
@@ -45,7 +50,7 @@ def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in covered:
             raise ValueError(f"trainable parameter {name} is in no LoRA pair, so its gradient would not be privatised")
-    if len(covered) != 2 * len(pairs):
+    if len(covered) != sum(len(pair.layers) for pair in pairs):
         raise ValueError("two LoRA pairs share a parameter")
     return pairs
 
@@ -56,8 +61,13 @@ class PairGradients:
     A unit with any non-finite entry becomes all zeros, so that it cannot spread and its influence stays bounded.
     """
 
-    def __init__(self, per_pair: list[torch.Tensor]) -> None:
-        """Args: per_pair: for each pair a (units, parameters of the pair) float32 tensor."""
+    def __init__(self, per_pair: list[torch.Tensor], losses: torch.Tensor) -> None:
+        """Take the gradients and losses of the units.
+
+        Args:
+            per_pair: for each pair a (units, parameters of the pair) float32 tensor.
+            losses: (units,) mean loss of each unit's records.
+        """
         # float32 norms of long vectors err by more than any margin one would like to keep.
         norms = torch.stack(
             [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in per_pair], dim=1
@@ -67,10 +77,19 @@ class PairGradients:
             per_pair = [torch.where(finite[:, None], gradient, 0.0) for gradient in per_pair]
             norms = torch.where(finite[:, None], norms, 0.0)
         self._per_pair, self._norms = per_pair, norms
+        self._losses = losses.double().nan_to_num(0.0, 0.0, 0.0)
 
     def norms(self) -> torch.Tensor:
         """(units, pairs) float64 l2 norms, A and B jointly."""
         return self._norms
+
+    def losses(self) -> torch.Tensor:
+        """(units,) float64 mean loss of each unit's records; 0 where it was not finite."""
+        return self._losses
+
+    def matrix(self) -> torch.Tensor:
+        """(units, parameters) float64: whole gradients, pair after pair."""
+        return torch.cat(self._per_pair, dim=1).double()
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
         """Per pair, sum over units of factors[unit, pair] * gradient, flat float64."""
@@ -109,12 +128,15 @@ def per_sample_gradients(
     losses = sequence_losses(logits, input_ids, mask)
     outputs = [output for _, output in taps]
     output_gradients = torch.autograd.grad(losses.sum(), outputs)
-    per_parameter = [
+    per_parameter = iter(
         _sum_by_owner(_linear_gradient(tap[0], gradient), owners, units)
         for tap, gradient in zip(taps, output_gradients, strict=True)
-    ]
-    per_pair = [torch.cat(per_parameter[i : i + 2], dim=1) for i in range(0, len(per_parameter), 2)]
-    return PairGradients(per_pair), losses.detach()
+    )
+    per_pair = [torch.cat([next(per_parameter) for _ in pair.layers], dim=1) for pair in pairs]
+    losses = losses.detach()
+    rows = _sum_by_owner(torch.ones_like(losses)[:, None], owners, units)
+    of_units = _sum_by_owner(losses[:, None], owners, units) / rows
+    return PairGradients(per_pair, of_units[:, 0]), losses
 
 
 def _linear_gradient(inputs: torch.Tensor, output_gradient: torch.Tensor) -> torch.Tensor:
@@ -129,7 +151,7 @@ def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch
 @contextmanager
 def _tapped(pairs: list[PairModules]) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Record (input, output) of every A and B, in pair order."""
-    layers = [layer for pair in pairs for layer in (pair.down, pair.up)]
+    layers = [layer for pair in pairs for layer in pair.layers]
     taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     taps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -141,7 +163,7 @@ def _tapped(pairs: list[PairModules]) -> Iterator[list[tuple[torch.Tensor, torch
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         yield taps
-        missing = [pair.name for pair in pairs if id(pair.down) not in taken or id(pair.up) not in taken]
+        missing = [pair.name for pair in pairs if any(id(layer) not in taken for layer in pair.layers)]
         if missing:
             raise RuntimeError(f"LoRA pair {missing[0]} took no part in the forward pass")
         taps.extend(taken[id(layer)] for layer in layers)

@@ -1,0 +1,125 @@
+"""AdaCliP: coordinate-wise adaptive clipping (Pichapati et al. 2019, arXiv 1908.07643).
+
+Not what Opacus calls AdaClip: that is the quantile method of Andrew et al. (``quantile.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant, needs_coordinates
+from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """w = (g - centre) / scale, coordinate by coordinate; clipped to the unit ball."""
+
+    centre: torch.Tensor
+    scale: torch.Tensor
+    radii: tuple[float, ...] = (1.0,)
+    scales: tuple[float, ...] = (1.0,)
+
+    def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
+        """(units, parameters) to itself."""
+        return [(gradients - self.centre) / self.scale]
+
+    def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The inverse, of an averaged release."""
+        return self.scale * blocks[0] + self.centre
+
+
+@dataclass
+class AdaClip(Constant):
+    """Estimates every coordinate's mean m and deviation s from the released gradients only: no cost.
+
+    b_j = sqrt(s_j) sqrt(sum s), the scale that minimises the noise energy (sum b^2) for the same clipped share.
+    Differs from the paper where Poisson batches ask for it: the variance of a batch mean is times the constant
+    expected batch size B to be that of a sample. As in the paper, variances are clamped, then smoothed.
+
+    Attributes:
+        mean_decay: beta_1.
+        variance_decay: beta_2.
+        start_norm: the run starts as DP-SGD with this radius: s = start_norm / sqrt(parameters).
+        floor: h_1, smallest variance, as a multiple of the starting one (the noise energy needs a bound).
+        ceiling: h_2, largest variance, as a multiple of the starting one.
+    """
+
+    mean_decay: float = 0.99
+    variance_decay: float = 0.999
+    start_norm: float = 1.0
+    floor: float = 0.01
+    ceiling: float = 10.0
+    _mean: Any = field(default=None, init=False, repr=False)
+    _variance: Any = field(default=None, init=False, repr=False)
+    _facts: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("mean_decay", "variance_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not in [0, 1]", fix="use a decay such as 0.99")
+        if not (0 < self.floor <= 1 <= self.ceiling < math.inf):
+            raise ConfigError("floor", f"0 < {self.floor} <= 1 <= {self.ceiling} does not hold", fix="see its help")
+        if not (math.isfinite(self.start_norm) and self.start_norm > 0):
+            raise ConfigError("start_norm", f"{self.start_norm} is not positive", fix="use 1.0")
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Other clippers would ignore the coordinates."""
+        needs_coordinates("adaclip", initial)
+
+    def start(self, facts: RunFacts) -> None:
+        """Zero means, equal deviations."""
+        import torch
+
+        size = sum(facts.pair_sizes)
+        self._facts = facts
+        self._start_variance = self.start_norm**2 / size
+        self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)
+        self._variance = torch.full_like(self._mean, self._start_variance)
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """The coordinates of the next step; none before ``start``."""
+        if self._mean is None:
+            return initial
+        return Knobs(initial.radii, initial.noise_multiplier, geometry=Diagonal(self._mean, self._scale()))
+
+    def observe(self, observation: Observation) -> None:
+        """Smooth mean and variance of the released gradient, its noise subtracted."""
+        import torch
+
+        released, batch = observation.released, self._facts.expected_batch_size
+        gradient = torch.cat([part.double() for part in released.gradient])
+        scale = self._scale()
+        noise_variance = (scale * released.deviations[0] / batch) ** 2
+        self._mean = self.mean_decay * self._mean + (1 - self.mean_decay) * gradient
+        sampled = batch * ((gradient - self._mean).square() - noise_variance)
+        bounded = sampled.clamp(self.floor * self._start_variance, self.ceiling * self._start_variance)
+        self._variance = self.variance_decay * self._variance + (1 - self.variance_decay) * bounded
+
+    def metrics(self) -> dict[str, float]:
+        """The radius of the DP-SGD with as much noise energy, and how uneven the deviations are."""
+        deviations = self._variance.sqrt()
+        return {
+            "equivalent_radius": float(deviations.sum()) / math.sqrt(len(deviations)),
+            "deviation_spread": float(deviations.std() / deviations.mean()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Means and variances."""
+        return {"mean": self._mean, "variance": self._variance}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        self._mean = state["mean"].to(self._mean)
+        self._variance = state["variance"].to(self._variance)
+
+    def _scale(self) -> Any:
+        deviations = self._variance.sqrt()
+        return deviations.sqrt() * deviations.sum().sqrt()

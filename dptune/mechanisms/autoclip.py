@@ -1,0 +1,53 @@
+"""The "AutoClip" that RLDP's paper describes: the p-th quantile of the batch's raw norms. A LEAK.
+
+One record moves the quantile, hence every other record's factor and the noise itself, by an amount that nothing
+bounds. Here to be compared with; ``quantile`` and ``dc_sgd_p`` are the sound versions, ``auto_s`` is what the
+paper cites for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant, needs_one_radius, total_norms
+from dptune.mechanisms.mechanism import Knobs
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class RawQuantile(Constant):
+    """LEAK. The radius of a step is the p-th quantile of that step's own gradient norms.
+
+    Attributes:
+        target: p. The paper does not give it.
+    """
+
+    target: float = 0.5
+    _radius: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target < 1:
+            raise ConfigError("target", f"{self.target} is not in (0, 1)", fix="use a quantile such as 0.5")
+
+    @property
+    def raw_inputs(self) -> tuple[str, ...]:
+        """What it reads un-noised."""
+        return ("raw quantile of the batch's gradient norms",)
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Needs one radius."""
+        needs_one_radius("raw_quantile", initial)
+
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+        """LEAK. The quantile of the norms; the given radius for an empty batch, or one without gradients."""
+        if len(norms):
+            self._radius = float(total_norms(norms).quantile(self.target))
+        return Knobs((self._radius or knobs.radii[0],), knobs.noise_multiplier)
+
+    def metrics(self) -> dict[str, float]:
+        """The raw radius."""
+        return {"raw_radius": self._radius}

@@ -1,0 +1,30 @@
+"""AUTO-S: automatic clipping, which normalises instead of clipping (Bu, Wang, Zha and Karypis 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dptune.mechanisms.clipping import ByNorm, check_positive
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AutoS(ByNorm):
+    """g * R / (||g|| + gamma): stateless, sensitivity below R. With Adam, R does not matter (arXiv 2206.07136).
+
+    Attributes:
+        stabiliser: gamma; amplifies tiny gradients by at most R / gamma.
+    """
+
+    stabiliser: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("stabiliser", self.stabiliser)
+
+    def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
+        """No clamp at 1: small gradients grow."""
+        return radius / (norms + self.stabiliser)

@@ -1,0 +1,201 @@
+"""GeoClip: clip in the basis that minimises the noise (Gilani et al., NeurIPS 2025, arXiv 2506.06549).
+
+Algorithm 3 (rank k) as printed cannot discover anything: gradients are projected on span(U) before their
+release, and only released gradients update U, so the subspace never leaves its starting axes. The sound
+remedy here is ``explore``: a share of the same Gaussian budget releases what lies outside the subspace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant, needs_coordinates
+from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+_LARGEST_FULL = 2048  # parameters whose covariance is still decomposed whole
+
+
+@dataclass(frozen=True)
+class Basis:
+    """w = M (g - centre), clipped to the unit ball; and, if explored, the rest of g - centre to its own ball.
+
+    Attributes:
+        directions: U, (parameters, k), orthonormal columns.
+        stretch: (k,) so that M = diag(stretch) U^T.
+        explore: share of the budget for what is outside span(U); 0 for none.
+        outer_radius: clip radius of that part.
+    """
+
+    centre: torch.Tensor
+    directions: torch.Tensor
+    stretch: torch.Tensor
+    explore: float = 0.0
+    outer_radius: float = 1.0
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """Unit ball inside, ``outer_radius`` outside."""
+        return (1.0, self.outer_radius) if self.explore else (1.0,)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Squared radius / scale: 1 - explore inside, explore outside."""
+        if not self.explore:
+            return (1.0,)
+        return (1 / math.sqrt(1 - self.explore), self.outer_radius / math.sqrt(self.explore))
+
+    def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
+        """(units, parameters) to (units, k) and, if explored, (units, parameters)."""
+        centred = gradients - self.centre
+        inside = centred @ self.directions
+        blocks = [inside * self.stretch]
+        if self.explore:
+            blocks.append(centred - inside @ self.directions.T)
+        return blocks
+
+    def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The part inside the subspace, mapped back; the outside serves the subspace alone."""
+        return self.directions @ (blocks[0] / self.stretch) + self.centre
+
+
+@dataclass
+class GeoClip(Constant):
+    """Tracks mean and covariance of the released gradients; no cost beyond ``explore``'s share.
+
+    Attributes:
+        rank: k of the streaming PCA; 0 keeps the full covariance (Algorithm 1), for small models only.
+        directions: "axes" starts from the first k axes as printed, "random" from a public random subspace.
+        explore: share of the budget spent outside the subspace; 0 is Algorithm 3 as printed.
+        mean_decay: beta_1.
+        covariance_decay: beta_2 of the full covariance, beta_3 of the streaming PCA.
+        floor: h_1, smallest eigenvalue, as a multiple of the starting one.
+        ceiling: h_2, largest eigenvalue, as a multiple of the starting one.
+        start_norm: the run starts as DP-SGD with this radius (inside the subspace).
+        outer_radius: clip radius of what lies outside the subspace.
+    """
+
+    rank: int = 32
+    directions: Literal["axes", "random"] = "random"
+    explore: float = 0.2
+    mean_decay: float = 0.99
+    covariance_decay: float = 0.99
+    floor: float = 0.01
+    ceiling: float = 10.0
+    start_norm: float = 1.0
+    outer_radius: float = 1.0
+    _mean: Any = field(default=None, init=False, repr=False)
+    _subspace: Any = field(default=None, init=False, repr=False)
+    _eigenvalues: Any = field(default=None, init=False, repr=False)
+    _covariance: Any = field(default=None, init=False, repr=False)
+    _facts: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("mean_decay", "covariance_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not in [0, 1]", fix="use a decay such as 0.99")
+        if not 0 <= self.explore < 1:
+            raise ConfigError("explore", f"{self.explore} is not in [0, 1)", fix="use 0.2, or 0 for none")
+        if self.rank < 0 or (self.rank == 0 and self.explore):
+            raise ConfigError("rank", f"{self.rank} with explore {self.explore}", fix="use a rank, or explore=0")
+        if not (0 < self.floor <= 1 <= self.ceiling < math.inf):
+            raise ConfigError("floor", f"0 < {self.floor} <= 1 <= {self.ceiling} does not hold", fix="see its help")
+        for name in ("start_norm", "outer_radius"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1.0")
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Other clippers would ignore the coordinates."""
+        needs_coordinates("geoclip", initial)
+
+    def start(self, facts: RunFacts) -> None:
+        """Zero mean; equal eigenvalues in the starting directions.
+
+        Raises: ConfigError if the full covariance would be too large.
+        """
+        import torch
+
+        size = sum(facts.pair_sizes)
+        if self.rank == 0 and size > _LARGEST_FULL:
+            raise ConfigError("rank", f"0 means a full covariance of {size} parameters", fix="use a rank such as 32")
+        rank = min(self.rank or size, size)
+        self._facts = facts
+        self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)
+        self._subspace = torch.eye(size, rank, dtype=torch.float64)
+        if self.rank and self.directions == "random":
+            noise = torch.randn(size, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            self._subspace = torch.linalg.qr(noise).Q
+        self._subspace = self._subspace.to(facts.device)
+        self._start_eigenvalue = self.start_norm**2 / rank
+        self._eigenvalues = torch.full_like(self._subspace[0], self._start_eigenvalue)
+        self._covariance = torch.diag(self._eigenvalues) if self.rank == 0 else None
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """The coordinates of the next step; none before ``start``."""
+        if self._mean is None:
+            return initial
+        deviations = self._eigenvalues.sqrt()
+        stretch = (deviations * deviations.sum()).rsqrt()
+        basis = Basis(self._mean, self._subspace, stretch, self.explore, self.outer_radius)
+        return Knobs(initial.radii, initial.noise_multiplier, geometry=basis)
+
+    def observe(self, observation: Observation) -> None:
+        """Smooth mean and covariance of the released gradient (and of what was found outside the subspace)."""
+        import torch
+
+        released, batch = observation.released, self._facts.expected_batch_size
+        gradient = torch.cat([part.double() for part in released.gradient])
+        self._mean = self.mean_decay * self._mean + (1 - self.mean_decay) * gradient
+        deviation = gradient - self._mean
+        if self.explore:
+            deviation = deviation + released.blocks[1].double() / batch
+        if self.rank == 0:
+            self._update_full(deviation * math.sqrt(batch))
+        else:
+            self._update_subspace(deviation * math.sqrt(batch))
+
+    def _update_full(self, deviation: torch.Tensor) -> None:
+        import torch
+
+        decay = self.covariance_decay
+        self._covariance = decay * self._covariance + (1 - decay) * torch.outer(deviation, deviation)
+        values, self._subspace = torch.linalg.eigh(self._covariance)
+        self._eigenvalues = self._clamped(values)
+
+    def _update_subspace(self, deviation: torch.Tensor) -> None:
+        """Streaming PCA: the k leading directions of decay * U diag(lambda) U^T + (1 - decay) z z^T."""
+        import torch
+
+        old = self._subspace * (self.covariance_decay * self._eigenvalues).sqrt()
+        new = deviation * math.sqrt(1 - self.covariance_decay)
+        vectors, values, _ = torch.linalg.svd(torch.column_stack([old, new]), full_matrices=False)
+        rank = len(self._eigenvalues)
+        self._subspace = vectors[:, :rank]
+        self._eigenvalues = self._clamped(values[:rank].square())
+
+    def _clamped(self, values: torch.Tensor) -> torch.Tensor:
+        return values.clamp(self.floor * self._start_eigenvalue, self.ceiling * self._start_eigenvalue)
+
+    def metrics(self) -> dict[str, float]:
+        """The radius of the DP-SGD with as much noise energy, and how uneven the eigenvalues are."""
+        deviations = self._eigenvalues.sqrt()
+        return {
+            "equivalent_radius": float(deviations.sum()) / math.sqrt(len(deviations)),
+            "eigenvalue_ratio": float(self._eigenvalues.max() / self._eigenvalues.min()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Mean, directions and eigenvalues (or the covariance)."""
+        state = {"mean": self._mean, "subspace": self._subspace, "eigenvalues": self._eigenvalues}
+        return state if self._covariance is None else state | {"covariance": self._covariance}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        for name, value in state.items():
+            setattr(self, f"_{name}", value.to(self._mean))

@@ -1,0 +1,78 @@
+"""Price a mechanism before a run, and find the noise that a budget asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.privacy.accountants import Epsilons, epsilons
+from dptune.privacy.calibration import calibrate
+from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
+from dptune.privacy.release import Composition
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sampling and length of a run. Public."""
+
+    sample_rate: float
+    steps: int
+    delta: float
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A mechanism with the noise of a budget, and the filter that it needs if it moves that noise."""
+
+    mechanism: Mechanism
+    renyi_filter: RenyiFilter | None = None
+
+
+def planned(mechanism: Mechanism, schedule: Schedule) -> Composition:
+    """The releases of a run whose knobs stay where they start."""
+    return Counter({mechanism.release(mechanism.knobs(), schedule.sample_rate): schedule.steps})
+
+
+def price(mechanism: Mechanism, schedule: Schedule, renyi_filter: RenyiFilter | None = None) -> Epsilons:
+    """The three epsilons of the planned releases."""
+    return epsilons(
+        planned(mechanism, schedule),
+        schedule.delta,
+        published_accountant=mechanism.published_accountant,
+        renyi_filter=renyi_filter,
+    )
+
+
+def calibrated(
+    build_with: Callable[[float], Mechanism], epsilon: float, schedule: Schedule, accounting: str
+) -> Calibrated:
+    """The mechanism with the least noise whose epsilon, as ``accounting`` counts, meets the budget.
+
+    One that moves its noise gets a Renyi filter, fixed here, and starts from the constant noise that would use it up.
+
+    Args:
+        build_with: the mechanism with a given noise multiplier, in its own units.
+        accounting: "certified", "noise_only" or "published".
+
+    Raises: ConfigError if no noise reaches the budget: the mechanism leaks, say.
+    """
+    probe = build_with(1.0)
+    leaks = probe.release(probe.knobs(), schedule.sample_rate).leaks
+    if accounting == "certified" and leaks:
+        raise ConfigError(
+            "accounting",
+            f"{probe.name} has no certified epsilon: {'; '.join(leaks)}",
+            fix="use accounting: published or noise_only for it",
+        )
+    if probe.controller.adaptive and not leaks and accounting != "published":
+        renyi_filter = RenyiFilter.plan(epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
+        noise = smallest_noise_multiplier(
+            renyi_filter.order, renyi_filter.budget / schedule.steps, schedule.sample_rate
+        )
+        knobs = probe.at_effective_noise_multiplier(probe.knobs(), noise)
+        return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
+    found = calibrate(lambda noise: float(getattr(price(build_with(noise), schedule), accounting)), epsilon)
+    return Calibrated(build_with(found))

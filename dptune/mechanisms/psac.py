@@ -1,0 +1,34 @@
+"""PSAC: per-sample adaptive clipping with a non-monotonic weight (Xia et al., AAAI 2023, arXiv 2212.00328)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.clipping import ByNorm
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Psac(ByNorm):
+    """C * g / (||g|| + r / (||g|| + r)): stateless, output norm strictly below C and increasing in ||g||.
+
+    The noise scales with C, never with the largest weight of the batch, as some public code has it.
+
+    Attributes:
+        r: in (0, 1); tiny gradients pass nearly unscaled, unlike with AUTO-S.
+    """
+
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.r < 1:
+            raise ConfigError("r", f"{self.r} is not in (0, 1)", fix="use 0.1 or 0.01")
+
+    def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
+        """Equals C at 0, rises to C / (2 sqrt(r) - r) at sqrt(r) - r, then falls like C / ||g||."""
+        return radius / (norms + self.r / (norms + self.r))

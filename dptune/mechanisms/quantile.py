@@ -1,0 +1,115 @@
+"""Adaptive quantile clipping with a private count (Andrew et al. 2021, arXiv 1905.03871).
+
+Opacus has it as "AdaClip", with two flaws that this version does not have: it divides the noisy count by the
+realised batch size, which is private under Poisson sampling, and it counts b where only b - 1/2 has the
+sensitivity of 1/2 that its budget split assumes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant, total_norms
+from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts, Statistics
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Quantile(Constant):
+    """Moves every radius towards the target quantile of its norms: C <- C exp(-rate (fraction - target)).
+
+    Releases, per radius, the centred count sum_i (1[norm_i <= C] - 1/2) in the gradients' own release; K radii
+    have joint sensitivity sqrt(K) / 2. The division is by the constant expected batch size.
+
+    Attributes:
+        target: gamma, the quantile.
+        rate: eta_C, of the geometric update.
+        count_noise: z_b, standard deviation on each count; 0 takes expected batch / 20 times sqrt(K).
+        lowest_radius: public bound.
+        highest_radius: public bound.
+    """
+
+    target: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.0
+    lowest_radius: float = 1e-4
+    highest_radius: float = 100.0
+    _radii: tuple[float, ...] = field(default=(), init=False)
+    _facts: Any = field(default=None, init=False, repr=False)
+    _fractions: tuple[float, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target < 1:
+            raise ConfigError("target", f"{self.target} is not in (0, 1)", fix="use a quantile such as 0.5")
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise ConfigError("rate", f"{self.rate} is negative", fix="use 0.2")
+        if not (math.isfinite(self.count_noise) and self.count_noise >= 0):
+            raise ConfigError("count_noise", f"{self.count_noise} is negative", fix="use 0 for expected batch / 20")
+        if not 0 < self.lowest_radius <= self.highest_radius < math.inf:
+            raise ConfigError("lowest_radius", "is not in (0, highest_radius]", fix="use 1e-4 and 100")
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Any clipper that has radii."""
+        if not initial.radii:
+            raise ConfigError("controller quantile", "has no radius to move", fix="use clipper: flat or per_pair")
+
+    def start(self, facts: RunFacts) -> None:
+        """Keeps the expected batch size."""
+        self._facts = facts
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """The current radii."""
+        return Knobs(self._radii or initial.radii, initial.noise_multiplier)
+
+    def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
+        """The centred counts, one a radius. None before ``start``: the noise depends on the batch."""
+        if self._facts is None:
+            return None
+        import torch
+
+        groups = len(knobs.radii)
+        deviation = self.count_noise or self._facts.expected_batch_size / 20 * math.sqrt(groups)
+        empty = torch.zeros(groups, dtype=torch.float64)
+        return Statistics(
+            ("unclipped count",),
+            math.sqrt(groups) / 2,
+            deviation,
+            lambda gradients: centred_counts(gradients, knobs.radii),
+            empty,
+        )
+
+    def observe(self, observation: Observation) -> None:
+        """One geometric step of every radius."""
+        released = observation.released
+        assert released.statistics is not None
+        batch = self._facts.expected_batch_size
+        self._fractions = tuple(float(count) / batch + 0.5 for count in released.statistics)
+        self._radii = tuple(
+            min(max(radius * math.exp(-self.rate * (fraction - self.target)), self.lowest_radius), self.highest_radius)
+            for radius, fraction in zip(released.knobs.radii, self._fractions, strict=True)
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The released estimate of the unclipped share."""
+        return {f"unclipped_estimate_{index}": fraction for index, fraction in enumerate(self._fractions)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The radii."""
+        return {"radii": list(self._radii)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        self._radii = tuple(state["radii"])
+
+
+def centred_counts(gradients: Gradients, radii: tuple[float, ...]) -> torch.Tensor:
+    """Per radius, sum over units of +1/2 if its norm is within the radius, else -1/2. (radii,) float64."""
+    norms = gradients.norms()
+    if len(radii) == 1:
+        norms = total_norms(norms)[:, None]
+    return ((norms <= norms.new_tensor(radii)).double() - 0.5).sum(dim=0)

@@ -1,0 +1,260 @@
+"""What the published and the provable RLDP share: actions, reward, agent, and the saved hyper-policy.
+
+Only the observation differs between the two, see ``rldp_published.py`` and ``rldp.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant
+from dptune.mechanisms.mechanism import Knobs, RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+#: sigma stays within these multiples of its start (RLDP section 2.4).
+NOISE_RANGE = (0.5, 2.0)
+_LARGEST_FEATURE = 10.0
+_POLICY_FORMAT = 1
+
+
+def reward(gain: float, cost: float, floor: float) -> float:
+    """log(1 + max(gain / (cost + 1e-6), -0.999)), at least -floor: utility gained per epsilon spent."""
+    return max(math.log1p(max(gain / (cost + 1e-6), -0.999)), -floor)
+
+
+def moved_noise(noise: float, start: float, action: float, spent: float) -> float:
+    """The next sigma: a damped step whose size shrinks with the share of the budget that is spent.
+
+    At most 0.02 in log sigma, none when all is spent, always within ``NOISE_RANGE`` of the start.
+    """
+    step = 0.1 * (1 - min(max(spent, 0.0), 1.0))
+    low, high = (math.log(start * factor) for factor in NOISE_RANGE)
+    proposal = min(max(math.log(noise) + math.tanh(action) * step, low), high)
+    return math.exp(0.8 * math.log(noise) + 0.2 * proposal)
+
+
+@dataclass
+class Normaliser:
+    """Running mean and deviation of every feature (Welford); features are clamped to 10 deviations."""
+
+    count: int = 0
+    mean: Any = None
+    squares: Any = None
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        """Learn from these features, then normalise them. float32."""
+        features = features.double().nan_to_num(0.0, 1e6, -1e6)
+        if self.mean is None:
+            self.mean, self.squares = features.new_zeros(len(features)), features.new_zeros(len(features))
+        self.count += 1
+        before = features - self.mean
+        self.mean = self.mean + before / self.count
+        self.squares = self.squares + before * (features - self.mean)
+        deviation = (self.squares / self.count).sqrt().clamp(min=1e-6)
+        return ((features - self.mean) / deviation).clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE).float()
+
+
+@dataclass
+class LearnedControl(Constant):
+    """A SAC agent that acts every ``interval`` releases. Subclasses say what it sees and what an action means.
+
+    Attributes:
+        interval: T_RL, releases between actions.
+        batch_size: B_SAC, transitions per SAC round.
+        rounds: K, SAC rounds per action.
+        warmup: releases before the first interval starts.
+        radius_cap: largest radius (RLDP equation 10 has 1).
+        reward_floor: R_max; the paper gives none, 5 is this project's.
+        policy: "learned", or "random" for an agent that never improves (an ablation).
+        seed: of the agent's networks and exploration; public.
+        init_from: folder of a saved hyper-policy to start from.
+    """
+
+    interval: int = 112
+    batch_size: int = 4
+    rounds: int = 2
+    warmup: int = 50
+    radius_cap: float = 1.0
+    reward_floor: float = 5.0
+    policy: Literal["learned", "random"] = "learned"
+    seed: int = 0
+    init_from: str = ""
+    _facts: Any = field(default=None, init=False, repr=False)
+    _agent: Any = field(default=None, init=False, repr=False)
+    _normaliser: Normaliser = field(default_factory=Normaliser, init=False, repr=False)
+    _last: Any = field(default=None, init=False, repr=False)  # (state, action, utility, spent) of the last action
+    _reward: float = field(default=math.nan, init=False)
+    _radii: tuple[float, ...] = field(default=(), init=False)
+    _noise: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"{getattr(self, name)} is below 1", fix="use 1 or more")
+        for name in ("rounds", "warmup"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, f"{getattr(self, name)} is negative", fix="use 0 or more")
+        for name in ("radius_cap", "reward_floor"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use its default")
+
+    @property
+    def noise_range(self) -> tuple[float, float]:
+        """As published."""
+        return NOISE_RANGE
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Moves one radius a pair."""
+        if len(initial.radii) != pairs:
+            raise ConfigError("controller", "moves one radius a pair", fix="use clipper: per_pair")
+
+    def start(self, facts: RunFacts) -> None:
+        """Keeps the public facts."""
+        self._facts = facts
+
+    def action_size(self, pairs: int) -> int:
+        """Length of an action."""
+        raise NotImplementedError
+
+    def apply(self, action: list[float], spent: float) -> None:
+        """Turn an action into knobs; ``spent`` is the share of the budget."""
+        raise NotImplementedError
+
+    def judge(self, gain: float, cost: float) -> float:
+        """The reward of an interval."""
+        return reward(gain, cost, self.reward_floor)
+
+    def act(self, features: torch.Tensor, utility: float, spent: float) -> None:
+        """Close the last interval with its reward, learn, and act again.
+
+        Args:
+            features: (size,) what the controller sees.
+            utility: u, minus a mean log loss.
+            spent: share of the budget in [0, 1].
+        """
+        if self._agent is None:
+            self._agent = self._new_agent(len(features))
+            if self.init_from:
+                self._warm_start(len(features))
+        state = self._normaliser(features.cpu())
+        if self._last is not None:
+            before, action, old_utility, old_spent = self._last
+            budget = self._facts.epsilon or 1.0
+            self._reward = self.judge(utility - old_utility, budget * (spent - old_spent))
+            self._agent.remember(before, action, self._reward, state)
+            if self.policy == "learned":
+                self._agent.improve()
+        action = self._agent.act(state)
+        self._last = (state, action, utility, spent)
+        self.apply(action.tolist(), spent)
+
+    def metrics(self) -> dict[str, float]:
+        """The last reward, once there is one."""
+        return {} if math.isnan(self._reward) else {"controller_reward": self._reward}
+
+    def _new_agent(self, state_size: int) -> Any:
+        from dptune.mechanisms.sac import SacOptions, SoftActorCritic
+
+        options = SacOptions(batch_size=self.batch_size, rounds=self.rounds)
+        return SoftActorCritic(state_size, self.action_size(len(self._facts.pair_sizes)), options, self.seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Agent, normaliser, last action and knobs, as a flat table."""
+        state: dict[str, Any] = {"radii": list(self._radii), "noise": self._noise}
+        if math.isfinite(self._reward):
+            state["reward"] = self._reward
+        if self._agent is not None:
+            last_state, action, utility, spent = self._last
+            state |= {f"agent.{key}": value for key, value in self._agent.state_dict().items()}
+            state |= {"last.state": last_state, "last.action": action, "last.utility": utility, "last.spent": spent}
+            state |= self._normaliser_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``; after ``start``."""
+        self._radii, self._noise = tuple(state["radii"]), state["noise"]
+        self._reward = state.get("reward", math.nan)
+        if "last.state" in state:
+            self._load_normaliser(state)
+            self._agent = self._new_agent(len(state["last.state"]))
+            prefix = "agent."
+            self._agent.load_state_dict(
+                {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            )
+            self._last = tuple(state[f"last.{name}"] for name in ("state", "action", "utility", "spent"))
+
+    def _normaliser_state(self) -> dict[str, Any]:
+        mine = self._normaliser
+        return {"features.count": mine.count, "features.mean": mine.mean, "features.squares": mine.squares}
+
+    def _load_normaliser(self, state: dict[str, Any]) -> None:
+        self._normaliser = Normaliser(int(state["features.count"]), state["features.mean"], state["features.squares"])
+
+    def save_policy(self, folder: Path, about: dict[str, Any]) -> bool:
+        """Write the trained hyper-policy: policy.safetensors and policy.json. False if it never acted.
+
+        As public as what the controller saw: the JSON names raw inputs, and ``about`` the run that paid for it.
+        """
+        if self._agent is None:
+            return False
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"policy.{name}": value.contiguous() for name, value in self._agent.policy().items()}
+        statistics = self._normaliser_state()
+        count = statistics.pop("features.count")
+        save_file(tensors | statistics, folder / "policy.safetensors")
+        options = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        description = {
+            "format": _POLICY_FORMAT,
+            "controller": type(self).__name__,
+            "features": len(self._normaliser.mean),
+            "features_seen": count,
+            "options": options,
+            "raw_inputs": list(self.raw_inputs),
+            "run": about,
+        }
+        (folder / "policy.json").write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
+        return True
+
+    def _warm_start(self, features: int) -> None:
+        """Load networks and feature statistics from ``init_from``.
+
+        Raises: ConfigError if they are missing, damaged, or made for other adapters.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = Path(self.init_from) / "policy.safetensors"
+        try:
+            tensors = load_file(path)
+            count = read_policy(self.init_from)["features_seen"]
+            if len(tensors["features.mean"]) != features:
+                raise ValueError(f"has {len(tensors['features.mean'])} features, not {features}")
+            self._agent.load_policy(
+                {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
+            )
+        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                "init_from", f"{path} does not fit this run ({error})", fix="use a policy of the same model and options"
+            ) from None
+        self._load_normaliser({**tensors, "features.count": count})
+
+
+def read_policy(folder: str) -> dict[str, Any]:
+    """policy.json of a saved hyper-policy. Raises ConfigError if there is none."""
+    path = Path(folder) / "policy.json"
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        if description["format"] != _POLICY_FORMAT or not isinstance(description["raw_inputs"], list):
+            raise ValueError("unknown format")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError("init_from", f"{path} is no saved hyper-policy ({error})", fix="check the folder") from None
+    return dict(description)

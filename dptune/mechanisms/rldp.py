@@ -1,0 +1,228 @@
+"""RLDP as provable: the same agent and the same actions on the radii, but it sees past releases only.
+
+Under a constant global multiplier every step is dominated by the same pair of distributions, whatever radii and
+weights the agent picked, so the tight accountant stays valid and control costs nothing (spec: design A). Design B
+adds two private statistics to the same release, for a share of its budget. Moving sigma needs the Renyi filter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, Statistics
+from dptune.mechanisms.per_pair import normalised
+from dptune.mechanisms.rl import LearnedControl, moved_noise, read_policy
+
+if TYPE_CHECKING:
+    import torch
+
+_SMOOTHING = 0.9
+_SMALLEST_WEIGHT = 0.25  # of the mean share: bounds the noise that one pair may get
+
+
+@dataclass
+class Rldp(LearnedControl):
+    """Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
+
+    An action sets C_i = min(exp(a_i), cap) and relative noise weights w_i (a softmax of their squares); with
+    ``move_noise`` one more number moves sigma. The reward is the gain in public-set loss per epsilon spent.
+
+    Attributes:
+        design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
+            centred batch loss, released jointly with the gradients.
+        statistics_share: share of the inverse variance that design AB spends on its statistics.
+        loss_bound: the loss of a unit minus the public loss is clipped to this, in nats.
+        move_noise: let sigma move within [1/2, 2] of its start, behind the filter.
+        radius_floor: smallest radius.
+    """
+
+    interval: int = 16
+    warmup: int = 16
+    design: Literal["A", "AB"] = "A"
+    statistics_share: float = 0.02
+    loss_bound: float = 0.5
+    move_noise: bool = False
+    radius_floor: float = 1e-3
+    _weights: tuple[float, ...] = field(default=(), init=False)
+    _smooth: Any = field(default=None, init=False, repr=False)
+    _before: Any = field(default=None, init=False, repr=False)
+    _public_loss: float = field(default=math.nan, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.statistics_share < 1:
+            raise ConfigError("statistics_share", f"{self.statistics_share} is not in (0, 1)", fix="use 0.02")
+        if not (math.isfinite(self.loss_bound) and self.loss_bound > 0):
+            raise ConfigError("loss_bound", f"{self.loss_bound} is not positive", fix="use 0.5")
+        if not 0 < self.radius_floor <= self.radius_cap:
+            raise ConfigError("radius_floor", f"{self.radius_floor} is not in (0, radius_cap]", fix="use 1e-3")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it moves sigma."""
+        return self.move_noise
+
+    @cached_property
+    def raw_inputs(self) -> tuple[str, ...]:
+        """None of its own; a hyper-policy that read raw data passes its leak on."""
+        if not self.init_from:
+            return ()
+        policy = read_policy(self.init_from)
+        return ("starts from a hyper-policy that read raw private data",) if policy["raw_inputs"] else ()
+
+    def action_size(self, pairs: int) -> int:
+        """Radii, weights, and sigma if it moves."""
+        return 2 * pairs + int(self.move_noise)
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """As the last action set them."""
+        self._start_noise = initial.noise_multiplier
+        noise = self._noise if self.move_noise and self._noise else initial.noise_multiplier
+        return Knobs(self._radii or initial.radii, noise, self._weights)
+
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+        """Offered only to a run that already leaks through ``init_from``; nothing is read."""
+        return knobs
+
+    def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
+        """Design AB: n centred counts and one centred, clipped loss, half of the sensitivity 1 each."""
+        if self.design == "A":
+            return None
+        import torch
+
+        pairs = len(knobs.radii)
+        public_loss, bound = self._public_loss, self.loss_bound
+
+        def sum_of(gradients: Gradients) -> torch.Tensor:
+            return bounded_statistics(gradients, knobs.radii, public_loss, bound).sum(dim=0)
+
+        return Statistics(
+            ("clipped fractions", "centred clipped loss"),
+            1.0,
+            effective_noise_multiplier / math.sqrt(self.statistics_share),
+            sum_of,
+            torch.zeros(pairs + 1, dtype=torch.float64),
+        )
+
+    def observe(self, observation: Observation) -> None:
+        """Smooth what every release tells; act every ``interval`` releases."""
+        self._smoothed(released_features(observation, self._before, self._facts.expected_batch_size, self.design))
+        self._before = observation.released.blocks
+        after = observation.releases - self.warmup
+        if after >= 0 and after % self.interval == 0:
+            self._public_loss = observation.public_loss()
+            self.act(self._features(observation), -self._public_loss, observation.spent)
+
+    def _smoothed(self, fresh: torch.Tensor) -> None:
+        self._smooth = fresh if self._smooth is None else _SMOOTHING * self._smooth + (1 - _SMOOTHING) * fresh
+
+    def _features(self, observation: Observation) -> torch.Tensor:
+        import torch
+
+        knobs = observation.released.knobs
+        weights = knobs.weights or (len(knobs.radii) ** -0.5,) * len(knobs.radii)
+        figures = observation.adapter_figures()
+        public = [
+            *(math.log(radius) for radius in knobs.radii),
+            *(math.log(weight) for weight in weights),
+            *(math.log(value + 1e-12) for name in sorted(figures) for value in figures[name]),
+            math.log(knobs.noise_multiplier),
+            observation.releases / self._facts.steps,
+            observation.spent,
+            self._public_loss,
+        ]
+        return torch.cat([self._smooth.cpu(), torch.tensor(public, dtype=torch.float64)])
+
+    def apply(self, action: list[float], spent: float) -> None:
+        """Radii by equation 10 within public bounds, weights by a softmax, sigma by the damped step."""
+        pairs = len(self._facts.pair_sizes)
+        self._radii = tuple(
+            min(max(math.exp(min(value, 50.0)), self.radius_floor), self.radius_cap) for value in action[:pairs]
+        )
+        highest = max(action[pairs : 2 * pairs])
+        shares = [math.exp(value - highest) for value in action[pairs : 2 * pairs]]
+        least = _SMALLEST_WEIGHT**2 * sum(shares) / pairs
+        self._weights = normalised([math.sqrt(share + least) for share in shares])
+        if self.move_noise:
+            self._noise = moved_noise(self._noise or self._start_noise, self._start_noise, action[-1], spent)
+
+    def metrics(self) -> dict[str, float]:
+        """Reward, weights and the public loss that it saw."""
+        figures = super().metrics() | {f"weight_{index}": weight for index, weight in enumerate(self._weights)}
+        return figures if math.isnan(self._public_loss) else figures | {"controller_public_loss": self._public_loss}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Public: a function of releases."""
+        state = super().state_dict() | {"weights": list(self._weights)}
+        if self._smooth is not None:
+            state["smooth"] = self._smooth
+        if not math.isnan(self._public_loss):
+            state["public_loss"] = self._public_loss
+        if self._before is not None:
+            state |= {f"before.{index}": block for index, block in enumerate(self._before)}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        super().load_state_dict(state)
+        self._weights = tuple(state["weights"])
+        self._smooth = state.get("smooth")
+        self._public_loss = state.get("public_loss", math.nan)
+        blocks = sum(key.startswith("before.") for key in state)
+        device = self._facts.device
+        self._before = [state[f"before.{index}"].to(device) for index in range(blocks)] if blocks else None
+        if self._smooth is not None:
+            self._smooth = self._smooth.to(device)
+
+
+def bounded_statistics(
+    gradients: Gradients, radii: tuple[float, ...], public_loss: float, bound: float
+) -> torch.Tensor:
+    """(units, pairs + 1) float64, every row of l2 norm at most 1.
+
+    +-1/2 for each pair (clipped or not), scaled to a norm of sqrt(1/2) together; the loss minus the public loss,
+    clipped to +-bound, scaled to sqrt(1/2) at most. The public loss stands in for the spec's per-record loss of the
+    frozen model: as public, and it costs no second forward pass. Before it is known the entry is 0.
+    """
+    import torch
+
+    norms = gradients.norms()
+    counts = ((norms > norms.new_tensor(radii)).double() - 0.5) * math.sqrt(2 / len(radii))
+    if math.isnan(public_loss):
+        loss = norms.new_zeros(len(norms))
+    else:
+        loss = (gradients.losses() - public_loss).clamp(-bound, bound) / bound * math.sqrt(0.5)
+    return torch.cat([counts, loss[:, None]], dim=1) * (1 - 1e-12)
+
+
+def released_features(
+    observation: Observation, before: list[torch.Tensor] | None, expected_batch_size: float, design: str
+) -> torch.Tensor:
+    """What one release tells, for free (float64): per pair, signal and direction; design AB also its statistics.
+
+    Signal is (||G||^2 - noise energy) / (B C)^2, an unbiased view of how aligned the clipped gradients are; direction
+    the cosine with the release before.
+    """
+    import torch
+
+    released = observation.released
+    knobs, blocks = released.knobs, released.blocks
+    norms = torch.stack([block.norm().double() for block in blocks])
+    deviations = norms.new_tensor(released.deviations)
+    sizes = norms.new_tensor([block.numel() for block in blocks])
+    signal = (norms.square() - deviations.square() * sizes) / (expected_batch_size * norms.new_tensor(knobs.radii)) ** 2
+    if before is None:
+        direction = torch.zeros_like(norms)
+    else:
+        old = torch.stack([block.norm().double() for block in before])
+        dots = torch.stack([(new @ past).double() for new, past in zip(blocks, before, strict=True)])
+        direction = dots / (norms * old).clamp(min=1e-300)
+    parts = [signal, direction]
+    if design == "AB":
+        assert released.statistics is not None
+        parts.append(released.statistics.double() / expected_batch_size)
+    return torch.cat(parts)

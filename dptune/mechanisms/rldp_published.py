@@ -1,0 +1,137 @@
+"""RLDP as published (arXiv 2507.22565, Algorithm 1). LEAKS: its controller reads raw per-sample statistics.
+
+Two more defects are the clipper's and the accountant's, not this file's: noise sigma C_i on each of n pairs is a
+joint multiplier of sigma / sqrt(n), and the paper's accountant is given sigma.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dptune.mechanisms.mechanism import Knobs, Observation
+from dptune.mechanisms.rl import LearnedControl, moved_noise
+from dptune.privacy.accountants import gdp_clt_epsilon
+from dptune.privacy.release import Release
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class RldpPublished(LearnedControl):
+    """LEAK. State from the raw batch: 3 n norm quartiles and 8 scalars (see ``raw_features``).
+
+    An action (n + 1 numbers) sets C_i = min(exp(a_i), cap) and moves sigma; after ``warmup`` steps each C_i is the
+    median of its raw norms. Epsilon as the controller sees it is Algorithm 1's: today's sigma for all past steps.
+    The paper reads its last micro-batch; here that is the whole Poisson batch.
+    """
+
+    _warm: list[Any] = field(default_factory=list, init=False, repr=False)
+    _raw: Any = field(default=None, init=False, repr=False)
+
+    @property
+    def adaptive(self) -> bool:
+        """It moves sigma."""
+        return True
+
+    @property
+    def raw_inputs(self) -> tuple[str, ...]:
+        """What it reads un-noised."""
+        return (
+            "raw medians of gradient norms (warm-up radii)",
+            "raw quartiles and moments of gradient norms (state)",
+            "raw batch loss (state and reward)",
+        )
+
+    def action_size(self, pairs: int) -> int:
+        """One a radius, one for sigma."""
+        return pairs + 1
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """As the last action set them."""
+        self._noise = self._noise or initial.noise_multiplier
+        self._start_noise = initial.noise_multiplier
+        return Knobs(self._radii or initial.radii, self._noise)
+
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+        """LEAK. Keep the raw statistics of this batch."""
+        if len(norms):
+            self._raw = (norms.cpu(), losses.cpu())
+            self._warm.append(norms.cpu())
+        return knobs
+
+    def observe(self, observation: Observation) -> None:
+        """Warm up, then act every ``interval`` releases. The released values themselves are not read."""
+        import torch
+
+        after = observation.releases - self.warmup
+        if after == 0 and self._warm:
+            self._radii = tuple(torch.cat(self._warm).median(dim=0).values.clamp(min=1e-12).tolist())
+        if after >= 0:
+            self._warm = []
+        if after > 0 and after % self.interval == 0 and self._raw is not None:
+            epsilon = self._epsilon(observation.releases)
+            norms, losses = self._raw
+            features = raw_features(norms, losses, epsilon)
+            spent = epsilon / self._facts.epsilon if self._facts.epsilon else 0.0
+            self.act(features, -float(losses.mean()), spent)
+
+    def apply(self, action: list[float], spent: float) -> None:
+        """Equation 10 for the radii, then the damped step of sigma."""
+        self._radii = tuple(min(math.exp(min(value, 50.0)), self.radius_cap) for value in action[:-1])
+        self._noise = moved_noise(self._noise, self._start_noise, action[-1], spent)
+
+    def _epsilon(self, releases: int) -> float:
+        past = Counter({Release(self._facts.sample_rate, self._noise): releases})
+        return gdp_clt_epsilon(past, self._facts.delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Private, like everything that this controller touches: raw norms of the warm-up included."""
+        import torch
+
+        state = super().state_dict()
+        if self._warm:
+            state["warm.norms"] = torch.cat(self._warm)
+        if self._raw is not None:
+            state |= {"raw.norms": self._raw[0], "raw.losses": self._raw[1]}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        super().load_state_dict(state)
+        self._warm = [state["warm.norms"]] if "warm.norms" in state else []
+        self._raw = (state["raw.norms"], state["raw.losses"]) if "raw.norms" in state else None
+
+
+def raw_features(norms: torch.Tensor, losses: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """LEAK. The published state of a batch, 3 pairs + 8 numbers.
+
+    Quartiles of the norms of every pair; then u = -log perplexity, epsilon spent, variance of the norms, mean loss,
+    mean and variance of the squared norms ("Fisher"), skewness and kurtosis of the norms.
+
+    Args:
+        norms: (units, pairs), units > 0.
+        losses: (units,).
+    """
+    import torch
+
+    quartiles = norms.quantile(norms.new_tensor([0.25, 0.5, 0.75]), dim=0).flatten()
+    flat, loss = norms.flatten(), losses.mean()
+    centred = flat - flat.mean()
+    variance = centred.square().mean()
+    deviation = variance.sqrt().clamp(min=1e-12)
+    fisher = flat.square()
+    scalars = [
+        -loss,
+        loss.new_tensor(epsilon),
+        variance,
+        loss,
+        fisher.mean(),
+        fisher.var(correction=0),
+        (centred / deviation).pow(3).mean(),
+        (centred / deviation).pow(4).mean(),
+    ]
+    return torch.cat([quartiles, torch.stack(scalars)])

@@ -1,0 +1,72 @@
+"""Clip and add noise in other coordinates: AdaCliP's and GeoClip's common step.
+
+The coordinates come from past releases (``Knobs.geometry``), so they are public and cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.clipping import FLOAT64_MARGIN
+from dptune.mechanisms.mechanism import Geometry, Gradients, Knobs
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """w = geometry.forward(g), each block clipped to its radius, summed, noised once, mapped back once.
+
+    Guarantee: the blocks over their scales move by at most 1 in l2 when one unit joins or leaves.
+    """
+
+    def initial_radii(self, pairs: int) -> tuple[float, ...]:
+        """None: the geometry has radii of its own."""
+        return ()
+
+    def sensitivity(self, knobs: Knobs, pairs: int) -> float:
+        """1, as every geometry promises."""
+        return 1.0
+
+    def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
+        """The geometry's."""
+        return _geometry(knobs).scales
+
+    def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
+        """Zero blocks of the geometry's sizes."""
+        import torch
+
+        return self._blocks(torch.cat(zeros)[None], knobs, keep=0)
+
+    def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
+        """Sum of the clipped transformed gradients."""
+        return self._blocks(gradients.matrix(), knobs)
+
+    def restore(
+        self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
+    ) -> list[torch.Tensor]:
+        """Back to parameters, split into pairs."""
+        geometry = _geometry(knobs)
+        gradient = geometry.backward([block.double() / expected_batch_size for block in blocks]).float()
+        return list(gradient.split([zero.numel() for zero in zeros]))
+
+    def _blocks(self, matrix: torch.Tensor, knobs: Knobs, keep: int | None = None) -> list[torch.Tensor]:
+        geometry = _geometry(knobs)
+        sums = []
+        for block, radius in zip(geometry.forward(matrix), geometry.radii, strict=True):
+            block = block[:keep]
+            norms = block.norm(dim=1, keepdim=True)
+            factors = (radius * (1 - FLOAT64_MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0)
+            # A change of coordinates may overflow: such a unit gives nothing rather than a NaN to all.
+            bounded = (block * factors).where(norms.isfinite(), 0.0)
+            sums.append(bounded.sum(dim=0))
+        return sums
+
+
+def _geometry(knobs: Knobs) -> Geometry:
+    if knobs.geometry is None:
+        raise ConfigError("clipper transformed", "has no coordinates", fix="use controller: adaclip or geoclip")
+    return knobs.geometry

@@ -1,0 +1,189 @@
+"""What a cell leaves behind: its history, its result, and its run in MLflow."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from dptune.files import write_text
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.ledger import LedgerContents, read_ledger
+from tasks.job import Job
+from tasks.paths import TRAIN
+from tasks.tracking import ChildRun, dvc_hash, git_commit
+
+GUARANTEE = {
+    "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
+    "private": "The guarantee covers the adapter and all logged values (releases, public data), not wall-clock times.",
+}
+_PUBLISHED = "published"
+_MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
+
+
+def guarantee(telemetry: str, leaks: tuple[str, ...], warm_start: dict[str, Any] | None = None) -> str:
+    """One or two sentences on what a run's certified epsilon covers."""
+    if leaks:
+        return f"No guarantee: {'; '.join(leaks)}."
+    if warm_start is None:
+        return GUARANTEE[telemetry]
+    return (
+        f"{GUARANTEE[telemetry]} Its controller started from the hyper-policy of {warm_start['label']}: records that "
+        f"were in that run pay its epsilon {warm_start['epsilon_certified']} as well."
+    )
+
+
+class History:
+    """Two files that grow with the run: points of the learning curves, and where the knobs were."""
+
+    def __init__(self, directory: Path, steps: int) -> None:
+        self._points, self._knobs = directory / "history.jsonl", directory / "knobs.jsonl"
+        self._every = max(1, steps // _MOST_KNOBS)
+        self._last: dict[str, float] = {}
+
+    def add_point(self, point: dict[str, float]) -> None:
+        """A point of the learning curves."""
+        _append(self._points, point)
+
+    def add_knobs(self, releases: int, knobs: dict[str, float]) -> bool:
+        """Keep the knobs if they moved (at most 400 rows a run); whether they were kept."""
+        if knobs == self._last or (self._last and releases % self._every):
+            return False
+        self._last = dict(knobs)
+        _append(self._knobs, {"releases": releases, **knobs})
+        return True
+
+    def points(self) -> list[dict[str, Any]]:
+        """What was added, by earlier processes too."""
+        return _rows(self._points)
+
+    def knobs(self) -> list[dict[str, Any]]:
+        """What was added, by earlier processes too."""
+        return _rows(self._knobs)
+
+
+def _append(path: Path, point: dict[str, float]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(jsonable(point)) + "\n")
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows so far; a line that a killed process left unfinished is skipped."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def jsonable(figures: dict[str, float]) -> dict[str, float | str]:
+    """Infinities as text."""
+    return {key: value if math.isfinite(value) else str(value) for key, value in figures.items()}
+
+
+def named(prices: Epsilons) -> dict[str, float]:
+    """The three epsilons under the names that every file uses."""
+    return {
+        "epsilon_published": prices.published,
+        "epsilon_noise_only": prices.noise_only,
+        "epsilon_certified": prices.certified,
+    }
+
+
+def result_of(
+    job: Job,
+    contents: LedgerContents,
+    before: dict[str, float],
+    after: dict[str, float],
+    history: History,
+    seconds: float,
+    device: str,
+) -> dict[str, Any]:
+    """Everything that a report needs to know of a finished cell, plain JSON types."""
+    cell, prices = job.cell, contents.epsilons
+    return {
+        "label": cell.label,
+        "model": cell.model_name,
+        "mechanism": cell.mechanism,
+        "budget_epsilon": cell.epsilon,
+        "seed": cell.seed,
+        "unit": cell.unit,
+        "units": len(job.units),
+        "delta": cell.delta,
+        "accounting": cell.accounting,
+        "telemetry": cell.telemetry,
+        "guarantee": guarantee(cell.telemetry, prices.leaks, job.warm_start),
+        "data": job.about["label"],
+        "synthetic": bool(job.about["synthetic"]),
+        "noise_multiplier": job.mechanism.noise.noise_multiplier,
+        "sample_rate": job.plan.sample_rate,
+        "releases": contents.releases,
+        "planned_releases": job.plan.steps,
+        **jsonable(named(prices)),
+        "leaks": list(prices.leaks),
+        "before": jsonable(before),
+        "after": jsonable(after),
+        "history": history.points(),
+        "pairs": list(job.pairs),
+        "knobs": history.knobs(),
+        "seconds": round(seconds, 1) if timed(cell.telemetry) else None,
+        "device": device,
+    }
+
+
+def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
+    """The cell's run in MLflow, started or continued; None without a parent."""
+    if parent is None:
+        return None
+    cell = job.cell
+    params = {
+        "model": cell.model.source,
+        "mechanism": cell.mechanism,
+        **{f"mechanism.{key}": value for key, value in cell.options.items()},
+        "budget_epsilon": cell.epsilon,
+        "delta": cell.delta,
+        "accounting": cell.accounting,
+        "seed": cell.seed,
+        "unit": cell.unit,
+        "units": len(job.units),
+        "noise_multiplier": job.mechanism.noise.noise_multiplier,
+        "sample_rate": job.plan.sample_rate,
+        "steps": job.plan.steps,
+        "pairs": job.mechanism.pairs,
+        **{f"lora.{key}": value for key, value in cell.lora.model_dump().items()},
+        **{f"training.{key}": value for key, value in cell.training.model_dump().items()},
+    }
+    tags = {
+        "telemetry": cell.telemetry,
+        "data": job.about["label"],
+        "data_kind": "SYNTHETIC" if job.about["synthetic"] else "real",
+        "git_commit": git_commit(),
+        "dvc_hash": dvc_hash(TRAIN.parent),
+        "prefect_flow_run": flow_run,
+    }
+    return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags, timed=timed(cell.telemetry))
+
+
+def publish(directory: Path, parent: str | None) -> None:
+    """Send a finished cell's results to MLflow, once; after a crash, whatever was not sent yet."""
+    marker = directory / _PUBLISHED
+    if parent is None or marker.exists():
+        return
+    contents, result = read_ledger(directory / "ledger.jsonl"), json.loads((directory / "result.json").read_text())
+    child = ChildRun(parent, result["label"], directory / "mlflow_run", {}, {}, timed=timed(result["telemetry"]))
+    final = {f"final_{key}": value for key, value in named(contents.epsilons).items()}
+    child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
+    child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
+    for name in ("ledger.jsonl", "adapter", "result.json", "curves.png", "controller"):
+        if (directory / name).exists():
+            child.artifact(directory / name)
+    child.end()
+    write_text(marker, child.run_id)
+
+
+def timed(telemetry: str) -> bool:
+    """Whether times may be told: they follow the number of micro-batches, hence the secret size of each batch."""
+    return telemetry == "research"
