@@ -18,6 +18,8 @@ from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts,
 if TYPE_CHECKING:
     import torch
 
+_LARGEST_SHARE = 0.05  # of the inverse variance, for counts whose noise was not chosen
+
 
 @dataclass
 class Quantile(Constant):
@@ -29,7 +31,8 @@ class Quantile(Constant):
     Attributes:
         target: gamma, the quantile.
         rate: eta_C, of the geometric update.
-        count_noise: z_b, standard deviation on each count; 0 takes expected batch / 20 times sqrt(K).
+        count_noise: z_b, standard deviation on each count; 0 takes the paper's expected batch / 20 (times sqrt(K)),
+            or what leaves 95 % of the release's inverse variance to the gradients if that is more.
         lowest_radius: public bound.
         highest_radius: public bound.
     """
@@ -49,7 +52,7 @@ class Quantile(Constant):
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise ConfigError("rate", f"{self.rate} is negative", fix="use 0.2")
         if not (math.isfinite(self.count_noise) and self.count_noise >= 0):
-            raise ConfigError("count_noise", f"{self.count_noise} is negative", fix="use 0 for expected batch / 20")
+            raise ConfigError("count_noise", f"{self.count_noise} is negative", fix="use 0 for the recommended")
         if not 0 < self.lowest_radius <= self.highest_radius < math.inf:
             raise ConfigError("lowest_radius", "is not in (0, highest_radius]", fix="use 1e-4 and 100")
 
@@ -73,11 +76,14 @@ class Quantile(Constant):
         import torch
 
         groups = len(knobs.radii)
-        deviation = self.count_noise or self._facts.expected_batch_size / 20 * math.sqrt(groups)
+        sensitivity = math.sqrt(groups) / 2
+        recommended = self._facts.expected_batch_size / 20 * math.sqrt(groups)
+        affordable = sensitivity * effective_noise_multiplier / math.sqrt(_LARGEST_SHARE)
+        deviation = self.count_noise or max(recommended, affordable)
         empty = torch.zeros(groups, dtype=torch.float64)
         return Statistics(
             ("unclipped count",),
-            math.sqrt(groups) / 2,
+            sensitivity,
             deviation,
             lambda gradients: centred_counts(gradients, knobs.radii),
             empty,
