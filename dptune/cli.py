@@ -104,10 +104,12 @@ def verify(
     contents = read_ledger(ledger)
     header = contents.header
     releases = sorted(contents.composition, key=lambda release: release.noise_multiplier)
+    effective = sorted({release.effective_noise_multiplier for release in releases})
     rates = sorted({release.sample_rate for release in releases})
     result = {
         "mechanism": header.mechanism,
         "noise_multiplier": _one_or_range([release.noise_multiplier for release in releases]),
+        "effective_noise_multiplier": _one_or_range(effective),
         "sample_rate": _one_or_range(rates),
         "steps": contents.releases,
         "delta": header.delta,
@@ -135,17 +137,18 @@ def verify(
 def mechanisms(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
 ) -> None:
-    """List the mechanisms, or the `--set` options of one."""
+    """List the mechanisms, one line each, or the `--set` options of one."""
+    console = Console()
     if name is None:
-        table = Table("mechanism", "clips", "adds", "adapts by", "costs", "sound?", show_lines=True)
         for key, listed in MECHANISMS.items():
-            table.add_row(key, listed.clips, listed.adds, listed.adapts, listed.costs, listed.verdict)
-    else:
-        _check_name(name)
-        table = Table("--set option", "default", "meaning", title=f"{name}: {MECHANISMS[name].summary}")
-        for row in describe_options(name):
-            table.add_row(*row)
-    Console().print(table)
+            console.print(f"[bold]{key}[/bold]: {escape(listed.summary)}", soft_wrap=True, highlight=False)
+        return
+    _check_name(name)
+    console.print(f"[bold]{name}[/bold]: {escape(MECHANISMS[name].summary)}", soft_wrap=True, highlight=False)
+    table = Table("--set option", "default", "meaning")
+    for row in describe_options(name):
+        table.add_row(*row)
+    console.print(table)
 
 
 def _check_name(name: str) -> None:

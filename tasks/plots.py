@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +55,7 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), sharey=True, constrained_layout=True)
     for axis, (key, title) in zip(axes, EPSILONS.items(), strict=True):
         for index, name in enumerate(sorted({_series(result) for result in results})):
-            mine = [result for result in results if _series(result) == name]
-            points = sorted((_value(result[key]), _value(result["after"][metric])) for result in mine)
-            finite = [point for point in points if math.isfinite(point[0])]
-            if finite:
-                axis.plot(*_columns(finite), "o-", color=_colour(index), label=name)
-            for _, perplexity in (point for point in points if not math.isfinite(point[0])):
-                axis.axhline(perplexity, color=_colour(index), linestyle="--", label=f"{name} (epsilon infinite)")
+            _series_with_spread(axis, [r for r in results if _series(r) == name], key, metric, name, _colour(index))
         for model, perplexity in _before(results, metric).items():
             axis.axhline(perplexity, color="grey", linestyle=":", label=f"{model} model, not fine-tuned")
         axis.set(xlabel=f"epsilon, {title}", xscale="log")
@@ -71,6 +67,111 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
     figure.suptitle(_title("Perplexity against epsilon", results))
     _legend_below(figure, axes[0])
     _save(figure, path)
+
+
+def _series_with_spread(axis: Axes, results: Sequence[Result], key: str, metric: str, name: str, colour: Any) -> None:
+    """One point a budget: the mean over seeds, with its standard deviation; a dashed line where epsilon is infinite."""
+    groups = [group for group in over_seeds(results, metric) if not math.isnan(group.mean)]
+    points = sorted((_value(group.results[0][key]), group.mean, group.spread) for group in groups)
+    finite = [point for point in points if math.isfinite(point[0])]
+    if finite:
+        epsilons, means, spreads = zip(*finite, strict=True)
+        several = any(len(group.results) > 1 for group in groups)
+        axis.errorbar(epsilons, means, yerr=spreads if several else None, fmt="o-", color=colour, label=name, capsize=3)
+    for _, mean, _spread in (point for point in points if not math.isfinite(point[0])):
+        axis.axhline(mean, color=colour, linestyle="--", label=f"{name} (epsilon infinite)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that differ by their seed alone.
+
+    Attributes:
+        mean: of the metric.
+        spread: its sample standard deviation; 0 for one seed.
+    """
+
+    results: tuple[Result, ...]
+    mean: float
+    spread: float
+
+
+def over_seeds(results: Sequence[Result], metric: str) -> list[Group]:
+    """Group cells by everything but their seed, best mean first."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        key = (result["model"], result["mechanism"], result["accounting"], result["budget_epsilon"])
+        groups.setdefault(key, []).append(result)
+    summaries = []
+    for members in groups.values():
+        values = [_value(result["after"][metric]) for result in members]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        summaries.append(Group(tuple(members), statistics.fmean(values), spread))
+    return sorted(summaries, key=lambda group: group.mean)
+
+
+def moves_knobs(result: Result) -> bool:
+    """Whether the run's controller moved anything that can be drawn."""
+    return len(result.get("knobs", [])) > 1
+
+
+def draw_controller(result: Result, path: Path) -> None:
+    """What the controller did: radii and weights (adapters x steps), noise and reward, epsilon."""
+    figure, axes = plt.subplots(2, 2, figsize=(12, 6.5), constrained_layout=True)
+    _draw_knobs(figure, axes[0][0], result, "radius_", "clip radius")
+    _draw_knobs(figure, axes[0][1], result, "weight_", "relative noise weight")
+    _draw_lines(axes[1][0], result)
+    for key, title in EPSILONS.items():
+        points = [(point["releases"], _value(point[key])) for point in result["history"]]
+        finite = [point for point in points if math.isfinite(point[1])]
+        if finite:
+            axes[1][1].plot(*_columns(finite), ".-", label=title)
+    axes[1][1].set(xlabel="releases", ylabel="epsilon", title="epsilon", yscale="log")
+    _finish(axes[1][1])
+    figure.suptitle(_title(f"Controller of {result['label']}", [result]))
+    _save(figure, path)
+
+
+def _draw_knobs(figure: Any, axis: Axes, result: Result, prefix: str, title: str) -> None:
+    """One line for one knob, a heat map for one an adapter."""
+    rows = [row for row in result["knobs"] if f"{prefix}0" in row]
+    names = [key for key in (rows[0] if rows else {}) if key.startswith(prefix) and key[len(prefix) :].isdigit()]
+    axis.set(title=title, xlabel="releases")
+    if not rows:
+        axis.text(0.5, 0.5, "this mechanism has none", ha="center", va="center", transform=axis.transAxes)
+        return
+    releases = [row["releases"] for row in rows]
+    if len(names) == 1:
+        axis.plot(releases, [_value(row[names[0]]) for row in rows], ".-")
+        axis.set(yscale="log")
+        axis.grid(alpha=0.3)
+        return
+    table = [[_value(row[name]) for row in rows] for name in names]
+    # A knob holds until the next row, so every column is as wide as its stay.
+    edges = [*releases, max(result["releases"], releases[-1] + 1)]
+    mesh = axis.pcolormesh(edges, range(len(names) + 1), table, shading="flat", norm="log")
+    axis.set(yticks=[index + 0.5 for index in range(len(names))], yticklabels=_short(result["pairs"]))
+    axis.tick_params(axis="y", labelsize=max(4, 8 - len(names) // 12))
+    figure.colorbar(mesh, ax=axis)
+
+
+def _draw_lines(axis: Axes, result: Result) -> None:
+    rows = result["knobs"]
+    axis.plot([row["releases"] for row in rows], [row["noise_multiplier"] for row in rows], ".-", label="sigma")
+    rewards = [(row["releases"], _value(row["controller_reward"])) for row in rows if "controller_reward" in row]
+    if rewards:
+        axis.plot(*_columns(rewards), ".-", label="reward")
+    axis.set(xlabel="releases", title="noise multiplier and reward")
+    _finish(axis)
+
+
+def _short(pairs: Sequence[str]) -> list[str]:
+    """Module paths without what all of them share at the front."""
+    parts = [pair.split(".") for pair in pairs]
+    shared = 0
+    while len(parts) > 1 and all(len(part) > shared + 1 and part[shared] == parts[0][shared] for part in parts):
+        shared += 1
+    return [".".join(part[shared:]) for part in parts]
 
 
 def perplexity_metric(results: Sequence[Result]) -> str:

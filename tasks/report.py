@@ -6,6 +6,7 @@ import base64
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
 from tasks import tracking
 from tasks.paths import EXPERIMENT, REPORT, RUNS
-from tasks.plots import Result, draw_curves, draw_epsilons, draw_perplexity, perplexity_metric
+from tasks.plots import (
+    Result,
+    draw_controller,
+    draw_curves,
+    draw_epsilons,
+    draw_perplexity,
+    moves_knobs,
+    over_seeds,
+    perplexity_metric,
+)
 from tasks.settings import load_settings
 from tasks.stage import run_stage
 
@@ -24,6 +34,7 @@ _PICTURES = {
     "epsilon.png": draw_epsilons,
     "curves.png": draw_curves,
 }
+_MOST_CONTROLLERS = 24
 
 
 def report() -> None:
@@ -56,7 +67,7 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
 
 
 def write_report(results: list[Result], directory: Path, name: str) -> None:
-    """Write report.html, three PNGs, metrics.json and plots/*.csv."""
+    """Write report.html, its PNGs, metrics.json and plots/*.csv."""
     directory.mkdir(parents=True, exist_ok=True)
     for file, draw in _PICTURES.items():
         draw(results, directory / file)
@@ -69,20 +80,43 @@ def write_report(results: list[Result], directory: Path, name: str) -> None:
 def _page(results: list[Result], directory: Path, name: str) -> str:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = _epsilon
-    pictures = {file: base64.b64encode((directory / file).read_bytes()).decode() for file in _PICTURES}
+    pictures = {file: _encoded(directory / file) for file in _PICTURES}
     metric = perplexity_metric(results)
+    groups = over_seeds(results, metric)
     return environment.get_template("report.html.j2").render(
         name=name,
         results=sorted(results, key=lambda result: float(result["after"][metric])),
         before={result["model"]: result["before"] for result in results},
         metric=metric,
+        groups=groups,
+        several_seeds=any(len(group.results) > 1 for group in groups),
         pictures=pictures,
+        controllers=_draw_controllers(results, directory / "controllers"),
         guarantees=sorted({result["guarantee"] for result in results}),
         sources=sorted({result["data"] for result in results}),
         synthetic=any(result["synthetic"] for result in results),
         first=results[0],
         total=math.fsum(float(result["epsilon_certified"]) for result in results),
     )
+
+
+def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
+    """A picture for the first seed of every cell whose knobs moved; at most ``_MOST_CONTROLLERS`` of them."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    first: dict[tuple[Any, ...], Result] = {}
+    for result in filter(moves_knobs, results):
+        first.setdefault((result["model"], result["mechanism"], result["budget_epsilon"]), result)
+    pictures = {}
+    for result in list(first.values())[:_MOST_CONTROLLERS]:
+        path = directory / f"{result['label']}.png"
+        draw_controller(result, path)
+        pictures[result["label"]] = _encoded(path)
+    return pictures
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
 
 
 def _epsilon(value: float | str) -> str:
@@ -132,6 +166,8 @@ def _to_mlflow(name: str) -> None:
     client = tracking.client()
     for file in [*_PICTURES, "report.html"]:
         client.log_artifact(parent, str(REPORT / file), artifact_path="report")
+    if (REPORT / "controllers").is_dir():
+        client.log_artifacts(parent, str(REPORT / "controllers"), artifact_path="report/controllers")
 
 
 if __name__ == "__main__":

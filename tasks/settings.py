@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -136,6 +137,12 @@ class Settings(_Section):
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sweeps(cls, content: Any) -> Any:
+        """An entry with ``sweep: {option: [values]}`` becomes one entry for every combination."""
+        return _expanded(content) if isinstance(content, dict) else content
+
     @model_validator(mode="after")
     def _mechanisms_exist(self) -> Settings:
         for name in self.experiment.mechanisms:
@@ -163,6 +170,36 @@ class Settings(_Section):
             problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
             raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
         return needs_budget
+
+
+def _expanded(content: dict[str, Any]) -> dict[str, Any]:
+    mechanisms, experiment = content.get("mechanisms"), content.get("experiment")
+    if not (isinstance(mechanisms, dict) and isinstance(experiment, dict)):
+        return content
+    entries: dict[str, Any] = {}
+    names: dict[str, list[str]] = {}
+    for name, entry in mechanisms.items():
+        versions = _versions(name, entry) if isinstance(entry, dict) and "sweep" in entry else {name: entry}
+        entries |= versions
+        names[name] = list(versions)
+    chosen = experiment.get("mechanisms")
+    if isinstance(chosen, list | tuple):
+        experiment = experiment | {"mechanisms": [new for old in chosen for new in names.get(old, [old])]}
+    return content | {"mechanisms": entries, "experiment": experiment}
+
+
+def _versions(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    lists = entry["sweep"]
+    if not (
+        isinstance(lists, dict) and lists and all(isinstance(values, list) and values for values in lists.values())
+    ):
+        raise ValueError(f"mechanisms.{name}.sweep: is no table of options with lists of values")
+    fixed = {"like": name} | {key: value for key, value in entry.items() if key != "sweep"}
+    versions = {}
+    for values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        versions["_".join([name, *(f"{key}{value}" for key, value in chosen.items())])] = fixed | chosen
+    return versions
 
 
 def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | None = None) -> Settings:

@@ -20,6 +20,7 @@ CALIBRATE = ["calibrate", "static", "--epsilon", "2", "--delta", "1e-5"]
 FIELDS = [
     "mechanism",
     "noise_multiplier",
+    "effective_noise_multiplier",
     "sample_rate",
     "steps",
     "delta",
@@ -165,7 +166,38 @@ def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_j
     assert "line 2" in refusal("verify", str(path), *as_json)
 
 
-def test_mechanisms_lists_all_and_explains_one() -> None:
-    listing = run("mechanisms").stdout
-    assert all(name in listing for name in MECHANISMS)
-    assert "noise_multiplier" in run("mechanisms", "static").stdout
+def test_mechanisms_lists_all_one_line_each_and_explains_one() -> None:
+    lines = run("mechanisms").stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(MECHANISMS)
+    assert all(word in line for line in lines for word in ("Clips", "adds", "adapts", "costs"))
+    leaking = [line.split(":")[0] for line in lines if "NOT sound" in line]
+    assert leaking == ["autoclip_published", "rldp_published"]
+    explained = run("mechanisms", "quantile").stdout
+    assert all(option in explained for option in ("noise_multiplier", "count_noise", "target"))
+
+
+RLDP = ["--set", "pairs=24", "--delta", "1e-5"]
+
+
+def test_rldp_as_published_claims_2_pays_828_and_certifies_nothing() -> None:
+    """The specification's numbers, rldp.md section 7 and baselines.md, accounting C."""
+    run_of = ["--sample-rate", "2.1837e-4", "--steps", "13740"]
+    found = answer("account", "rldp_published", *RLDP, "--set", "noise_multiplier=0.4099", *run_of)
+    assert found["epsilon_published"] == pytest.approx(2.0, abs=5e-3)
+    assert found["epsilon_noise_only"] == pytest.approx(828, abs=1)
+    assert found["epsilon_certified"] == "inf"
+    assert any("raw batch loss" in leak for leak in found["leaks"])
+    assert found["epsilon_repriced_diagnostic"] == pytest.approx(found["epsilon_published"])
+
+
+def test_rldp_as_provable_needs_2_504_a_pair() -> None:
+    found = answer("calibrate", "rldp", *RLDP, "--epsilon", "2", "--records", "73271", "--batch", "16", "--epochs", "3")
+    assert found["noise_multiplier"] == pytest.approx(2.504, abs=1e-3)
+    assert found["effective_noise_multiplier"] == pytest.approx(0.511, abs=1e-3)
+    assert (found["epsilon_certified"], found["leaks"]) == (pytest.approx(2.0, abs=1e-3), [])
+
+
+def test_a_leaking_mechanism_is_calibrated_only_on_its_own_terms() -> None:
+    schedule = ["--epsilon", "2", "--sample-rate", "0.01", "--steps", "100", "--delta", "1e-5"]
+    assert "noise_only" in refusal("calibrate", "rldp_published", *schedule)
+    assert answer("calibrate", "rldp_published", "--accounting", "published", *schedule)["leaks"]

@@ -36,6 +36,9 @@ class ByNorm(PairBlocks):
     """One radius R; a unit's gradient g is multiplied by ``factors(||g||, R)``, with ||g|| factor <= R.
 
     Guarantee: the sum moves by at most R in l2, over all pairs together.
+
+    Attributes:
+        max_grad_norm: R, radius of a unit's whole gradient (where it starts, if the controller moves it).
     """
 
     max_grad_norm: float = 1.0

@@ -22,7 +22,11 @@ _GRID = 2.0**-20
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Independent normal noise, standard deviation ``noise_multiplier * scale`` in every coordinate of a pair."""
+    """Independent normal noise, standard deviation ``noise_multiplier * scale`` in every coordinate of a block.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over the clip radius (the paper's sigma).
+    """
 
     noise_multiplier: float
     family: str = field(default="gaussian", init=False)

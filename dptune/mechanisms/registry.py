@@ -4,7 +4,11 @@ An entry names its three parts and their options, all in one flat table::
 
     static: {clipper: flat, noise: gaussian, controller: constant, max_grad_norm: 1.0}
 
-Parts that are left out come from the registered mechanism of the same name. Any combination is one entry.
+Parts that are left out come from the registered mechanism of the same name, or of the name under ``like``::
+
+    rldp_random: {like: rldp, policy: random}
+
+Any combination is one entry.
 """
 
 from __future__ import annotations
@@ -80,7 +84,8 @@ class Registered:
     @property
     def summary(self) -> str:
         """One line."""
-        return f"Clips {self.clips}; adds {self.adds}; adapts by {self.adapts}; costs {self.costs}. {self.verdict}."
+        adapts = "adapts nothing" if self.adapts == "nothing" else f"adapts by {self.adapts}"
+        return f"Clips {self.clips}; adds {self.adds}; {adapts}; costs {self.costs}. {self.verdict}."
 
 
 def _gaussian(clipper: str, controller: str = "constant") -> dict[str, str]:
@@ -224,7 +229,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
             choices = ", ".join(sorted(known | {"pairs"}))
             raise ConfigError(option, f"mechanism {name!r} has no such option", fix=f"use one of {choices}")
     built = {part: _make(cls, options) for part, cls in parts.items()}
-    registered = MECHANISMS.get(name)
+    registered = _registered(name, entry)
     return Mechanism(
         name=name,
         published_accountant=registered.published_accountant if registered else "gdp_clt",
@@ -251,8 +256,9 @@ def describe_options(name: str) -> list[tuple[str, str, str]]:
 
 
 def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict[str, Any]]:
-    registered = MECHANISMS.get(name)
+    registered = _registered(name, entry)
     options = {**(registered.options if registered else {}), **entry}
+    options.pop("like", None)
     defaults = registered.parts if registered else {}
     parts = {}
     for part, available in _PARTS.items():
@@ -275,6 +281,13 @@ def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict
         known = {item.name for cls in parts.values() for item in _tunable(cls)}
         options = {key: value for key, value in options.items() if key in entry or key in known}
     return parts, options
+
+
+def _registered(name: str, entry: Mapping[str, Any]) -> Registered | None:
+    like = entry.get("like")
+    if like is not None and like not in MECHANISMS:
+        raise ConfigError(f"mechanisms.{name}.like", f"unknown mechanism {like!r}", fix=f"use {', '.join(MECHANISMS)}")
+    return MECHANISMS.get(like or name)
 
 
 def _make(cls: Callable[..., Any], options: dict[str, Any]) -> Any:

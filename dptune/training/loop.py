@@ -144,7 +144,7 @@ def train(
     try:
         while ledger.releases < plan.steps:
             knobs = _affordable(mechanism, ledger, plan)
-            if knobs is None and step:
+            if knobs is None and step and mechanism.controller.adaptive:
                 break
             train_adapters(model)
             report = _step(run, knobs or mechanism.knobs(), step)

@@ -214,13 +214,14 @@ def test_with_little_noise_a_run_learns(tmp_path: Path) -> None:
 def test_public_figures_are_functions_of_releases_alone(tmp_path: Path) -> None:
     reports: list[StepReport] = []
     trained(tmp_path / "private", on_step=reports.append)
-    assert set(reports[0].public) == {"learning_rate", "noise_multiplier", "radius_0", "gradient_sum_norm"}
+    assert set(reports[0].public) == {"learning_rate", "gradient_norm"}
+    assert set(reports[0].knobs) == {"noise_multiplier", "radius_0"}
     assert set(reports[0].private) >= {"batch_units"}
     assert "batch" not in repr(reports[0])
     reports.clear()
     trained(tmp_path / "open", mechanism=nonprivate, on_step=reports.append)
-    assert "gradient_sum_norm" in reports[0].private
-    assert "gradient_sum_norm" not in reports[0].public
+    assert "gradient_norm" in reports[0].private
+    assert "gradient_norm" not in reports[0].public
 
 
 def test_an_observer_cannot_rewrite_the_ledger(tmp_path: Path) -> None:
