@@ -44,9 +44,9 @@ class RawQuantile(Constant):
 
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
         """LEAK. The quantile of the norms; the given radius for an empty batch, or one without gradients."""
-        if len(norms):
-            self._radius = float(total_norms(norms).quantile(self.target))
-        return Knobs((self._radius or knobs.radii[0],), knobs.noise_multiplier)
+        quantile = float(total_norms(norms).quantile(self.target)) if len(norms) else 0.0
+        self._radius = quantile or knobs.radii[0]
+        return Knobs((self._radius,), knobs.noise_multiplier)
 
     def metrics(self) -> dict[str, float]:
         """The raw radius."""

@@ -296,14 +296,18 @@ class Mechanism:
                 "bounds nothing, so noise cannot hide it",
                 fix="clip, or add no noise",
             )
-        if not self.private and self.controller.statistics(self._initial, 1.0) is not None:
-            raise ConfigError(
-                f"mechanisms.{self.name}.controller", "releases statistics, which need noise", fix="use constant"
-            )
+        self._refuse_statistics_without_noise()
 
     @property
     def _initial(self) -> Knobs:
         return Knobs(self.clipper.initial_radii(self.pairs), self.noise.noise_multiplier)
+
+    def _refuse_statistics_without_noise(self) -> None:
+        # Asked at the start too: before it, most controllers cannot tell what they will release.
+        if not self.private and self.controller.statistics(self._initial, 1.0) is not None:
+            raise ConfigError(
+                f"mechanisms.{self.name}.controller", "releases statistics, which need noise", fix="use constant"
+            )
 
     @property
     def freezes_down(self) -> bool:
@@ -316,8 +320,8 @@ class Mechanism:
         Raises: ConfigError, before anything is charged.
         """
         self.controller.start(facts)
-        if self.private:
-            self.scales(self.knobs())
+        self.scales(self.knobs())
+        self._refuse_statistics_without_noise()
 
     def most_noise(self) -> float:
         """The largest effective multiplier that the controller may choose."""

@@ -85,5 +85,5 @@ class PerPair(PairBlocks):
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:
     """Scaled to sum of squares 1."""
-    norm = math.sqrt(math.fsum(weight * weight for weight in weights))
+    norm = math.hypot(*weights)
     return tuple(weight / norm for weight in weights)

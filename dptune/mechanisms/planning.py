@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.accountants import Epsilons, epsilons
+from dptune.privacy.accountants import FINEST_INTERVAL, Epsilons, epsilons
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
 from dptune.privacy.release import Composition
+
+_ROUGH = 1e-3
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,19 @@ def planned(mechanism: Mechanism, schedule: Schedule) -> Composition:
     return Counter({mechanism.release(mechanism.knobs(), schedule.sample_rate): schedule.steps})
 
 
-def price(mechanism: Mechanism, schedule: Schedule, renyi_filter: RenyiFilter | None = None) -> Epsilons:
+def price(
+    mechanism: Mechanism,
+    schedule: Schedule,
+    renyi_filter: RenyiFilter | None = None,
+    interval: float = FINEST_INTERVAL,
+) -> Epsilons:
     """The three epsilons of the planned releases."""
     return epsilons(
         planned(mechanism, schedule),
         schedule.delta,
         published_accountant=mechanism.published_accountant,
         renyi_filter=renyi_filter,
+        interval=interval,
     )
 
 
@@ -74,5 +82,8 @@ def calibrated(
         )
         knobs = probe.at_effective_noise_multiplier(probe.knobs(), noise)
         return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
-    found = calibrate(lambda noise: float(getattr(price(build_with(noise), schedule), accounting)), epsilon)
-    return Calibrated(build_with(found))
+
+    def epsilon_of(noise: float, interval: float = FINEST_INTERVAL) -> float:
+        return float(getattr(price(build_with(noise), schedule, interval=interval), accounting))
+
+    return Calibrated(build_with(calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, _ROUGH))))

@@ -95,9 +95,10 @@ class Quantile(Constant):
         assert released.statistics is not None
         batch = self._facts.expected_batch_size
         self._fractions = tuple(float(count) / batch + 0.5 for count in released.statistics)
+        steps = (min(-self.rate * (fraction - self.target), 700.0) for fraction in self._fractions)  # exp overflows
         self._radii = tuple(
-            min(max(radius * math.exp(-self.rate * (fraction - self.target)), self.lowest_radius), self.highest_radius)
-            for radius, fraction in zip(released.knobs.radii, self._fractions, strict=True)
+            min(max(radius * math.exp(step), self.lowest_radius), self.highest_radius)
+            for radius, step in zip(released.knobs.radii, steps, strict=True)
         )
 
     def metrics(self) -> dict[str, float]:

@@ -269,7 +269,7 @@ def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict
                 f"is not registered and names no {part}",
                 fix=f"use {', '.join(MECHANISMS)}, or add '{part}:' with one of {', '.join(available)}",
             )
-        if chosen not in available:
+        if not isinstance(chosen, str) or chosen not in available:
             raise ConfigError(
                 f"mechanisms.{name}.{part}",
                 f"unknown {part} {chosen!r}",
@@ -334,7 +334,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         return _whole(name, value)
     if get_origin(kind) is tuple:
         items = value.split(",") if isinstance(value, str) else value
-        return tuple(_number(name, item) for item in items)
+        return tuple(_number(name, item) for item in (items if isinstance(items, list | tuple) else [items]))
     return str(value) if kind is str else _number(name, value)
 
 
@@ -354,5 +354,5 @@ def _whole(name: str, value: Any) -> int:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(name, f"{value!r} is not a number", fix="write a number") from None

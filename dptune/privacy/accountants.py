@@ -7,6 +7,7 @@ central limit theorem (Dong, Roth and Su 2022; Bu et al. 2020), which papers use
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -23,6 +24,9 @@ from scipy.special import log_ndtr
 from dptune.errors import ConfigError
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
+
+#: Grid of privacy losses. Half of it changes no epsilon of the reference values by more than 1e-4.
+FINEST_INTERVAL = 2e-4
 
 #: Fractional orders matter: at epsilon 8 and small sampling rates the best order lies near 2.5.
 RENYI_ORDERS = (
@@ -61,6 +65,7 @@ def epsilons(
     published_accountant: str = "gdp_clt",
     renyi_filter: RenyiFilter | None = None,
     run_leaks: tuple[str, ...] = (),
+    interval: float = FINEST_INTERVAL,
 ) -> Epsilons:
     """Price a composition three ways.
 
@@ -73,6 +78,7 @@ def epsilons(
         published_accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
         renyi_filter: the filter fixed before the run, required for a finite epsilon when a release is adaptive.
         run_leaks: reasons from outside the releases (a fixed noise seed, say) that void the guarantee.
+        interval: see ``pld_epsilon``.
 
     Raises:
         ConfigError: delta out of range or unknown accountant.
@@ -92,33 +98,43 @@ def epsilons(
     if adaptive and renyi_filter is not None:
         noise_only = renyi_filter.epsilon(composition, delta)
     else:
-        noise_only = pld_epsilon(composition, delta)
+        noise_only = pld_epsilon(composition, delta, interval=interval)
     if adaptive and renyi_filter is None:
         leaks["noise chosen from earlier releases without a filter fixed in advance"] = None
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, tuple(leaks))
 
 
-def pld_epsilon(composition: Composition, delta: float) -> float:
+def pld_epsilon(composition: Composition, delta: float, *, interval: float = FINEST_INTERVAL) -> float:
     """Tight upper bound for releases whose parameters were fixed in advance (connect-the-dots PLD).
 
-    Uses the effective noise multiplier. Pessimistic at any grid, so the grid only costs tightness.
+    Uses the effective noise multiplier. Pessimistic at any ``interval`` of the grid of privacy losses, which only
+    costs tightness (1e-3 adds about 0.1 % to epsilon) and saves time.
     """
     _check_delta(delta)
     if not composition:
         return 0.0
     if _has_noiseless(composition):
         return math.inf
-    return _pld_epsilon(_as_key(composition), delta)
+    return _pld_epsilon(_as_key(composition), delta, interval)
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float) -> float:
+def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float, interval: float) -> float:
     # A fixed grid would need millions of cells at epsilon 1000; RDP tells the scale at no cost.
-    scale = _rdp_epsilon(key, delta)
-    accountant = PLDAccountant(value_discretization_interval=max(1e-4, 1e-5 * scale))
-    for sample_rate, noise_multiplier, count in key:
-        accountant.compose(_event(sample_rate, noise_multiplier), count)
-    return float(accountant.get_epsilon(delta))
+    scale = 1e-5 * _rdp_epsilon(key, delta)
+    if scale > 2 * interval:
+        interval *= 2.0 ** math.floor(math.log2(scale / interval))
+    losses = [_step_losses(q, z, interval).self_compose(count) for q, z, count in key]
+    total = functools.reduce(lambda one, other: one.compose(other), losses)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=32)
+def _step_losses(sample_rate: float, noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
+    """Of one Poisson-subsampled Gaussian step under add/remove; most of the work, and the same at every count."""
+    return from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=interval, use_connect_dots=True
+    )
 
 
 def rdp_epsilon(composition: Composition, delta: float) -> float:

@@ -12,38 +12,58 @@ from dptune.errors import ConfigError
 _LOWEST, _HIGHEST = 1e-2, 1e4
 
 
-def calibrate(epsilon_of: Callable[[float], float], target: float, *, tolerance: float = 1e-4) -> float:
+def calibrate(
+    epsilon_of: Callable[[float], float],
+    target: float,
+    *,
+    tolerance: float = 1e-4,
+    roughly: Callable[[float], float] | None = None,
+) -> float:
     """The smallest noise multiplier, up to a relative ``tolerance``, with ``epsilon_of(z) <= target``.
 
     Args:
         epsilon_of: a decreasing function of the noise multiplier; may return infinity.
         target: epsilon > 0.
         tolerance: relative, always on the private side.
+        roughly: a cheaper function close to ``epsilon_of``, with which to search first.
 
     Raises:
         ConfigError: target not positive, or out of reach of any multiplier up to 1e4 (infinite epsilon: a leak).
     """
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
+    near = 1.0 if roughly is None else _search(roughly, target, 1.0, math.log(2), tolerance)
+    # A rough answer is near enough for small steps around it.
+    return _search(epsilon_of, target, near, math.log(2) if roughly is None else 4e-3, tolerance)
+
+
+def _search(
+    epsilon_of: Callable[[float], float], target: float, start: float, stride: float, tolerance: float
+) -> float:
+    """Bracket the target around ``start`` with growing strides in log z, then find it from the private side."""
 
     def excess(log_z: float) -> float:
         epsilon = epsilon_of(math.exp(log_z))
         return math.log(max(epsilon, 1e-12) / target) if math.isfinite(epsilon) else 1e3
 
-    low, high = 0.0, 0.0
-    while excess(high) > 0:
-        high += math.log(2)
-        if high > math.log(_HIGHEST):
-            raise ConfigError(
-                "epsilon",
-                f"no noise reaches {target}",
-                fix="use a mechanism without leaks, or published accounting",
-            )
-    while excess(low) < 0 and low > math.log(_LOWEST):
-        low -= math.log(2)
-    if excess(low) < 0:
-        return math.exp(low)
-    z = math.exp(brentq(excess, low, high, xtol=tolerance / 4)) if low < high else math.exp(low)
+    low = high = math.log(start)
+    above = excess(high)
+    if above > 0:
+        while above > 0:
+            low, high, stride = high, high + stride, 2 * stride if stride < math.log(2) else stride
+            if high > math.log(_HIGHEST):
+                raise ConfigError(
+                    "epsilon",
+                    f"no noise reaches {target}",
+                    fix="use a mechanism without leaks, or published accounting",
+                )
+            above = excess(high)
+    else:
+        while excess(low) <= 0:
+            if low <= math.log(_LOWEST):
+                return math.exp(low)
+            high, low, stride = low, low - stride, 2 * stride if stride < math.log(2) else stride
+    z = math.exp(brentq(excess, low, high, xtol=tolerance / 4))
     while epsilon_of(z) > target:
         z *= 1 + tolerance / 4
     return z
