@@ -28,8 +28,10 @@ _SMALLEST_WEIGHT = 0.25  # of the mean share: bounds the noise that one pair may
 class Rldp(LearnedControl):
     """Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
 
-    An action sets C_i = min(exp(a_i), cap) and relative noise weights w_i (a softmax of their squares); with
-    ``move_noise`` one more number moves sigma. The reward is the gain in public-set loss per epsilon spent.
+    An action sets C_i = min(C_0 exp(a_i), cap), C_0 the starting radius, and relative noise weights w_i (a softmax of
+    their squares); with ``move_noise`` one more number moves sigma. (Equation 10 has no C_0: an untrained agent then
+    starts near C_i = 1, far above the gradient norms that the paper's own start of 0.1 suggests; ``centre`` "one"
+    gives that back.) The reward is the gain in public-set loss per epsilon spent.
 
     Attributes:
         design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
@@ -38,6 +40,7 @@ class Rldp(LearnedControl):
         loss_bound: the loss of a unit minus the public loss is clipped to this, in nats.
         move_noise: let sigma move within [1/2, 2] of its start, behind the filter.
         radius_floor: smallest radius.
+        centre: "initial" moves the radii around where they start, "one" around 1 as equation 10 does.
     """
 
     interval: int = 16
@@ -47,6 +50,7 @@ class Rldp(LearnedControl):
     loss_bound: float = 0.5
     move_noise: bool = False
     radius_floor: float = 1e-3
+    centre: Literal["initial", "one"] = "initial"
     _weights: tuple[float, ...] = field(default=(), init=False)
     _smooth: Any = field(default=None, init=False, repr=False)
     _before: Any = field(default=None, init=False, repr=False)
@@ -81,6 +85,7 @@ class Rldp(LearnedControl):
     def knobs(self, initial: Knobs) -> Knobs:
         """As the last action set them."""
         self._start_noise = initial.noise_multiplier
+        self._start_radii = initial.radii if self.centre == "initial" else (1.0,) * len(initial.radii)
         noise = self._noise if self.move_noise and self._noise else initial.noise_multiplier
         return Knobs(self._radii or initial.radii, noise, self._weights)
 
@@ -138,10 +143,11 @@ class Rldp(LearnedControl):
         return torch.cat([self._smooth.cpu(), torch.tensor(public, dtype=torch.float64)])
 
     def apply(self, action: list[float], spent: float) -> None:
-        """Radii by equation 10 within public bounds, weights by a softmax, sigma by the damped step."""
+        """Radii within public bounds, weights by a softmax, sigma by the damped step."""
         pairs = len(self._facts.pair_sizes)
         self._radii = tuple(
-            min(max(math.exp(min(value, 50.0)), self.radius_floor), self.radius_cap) for value in action[:pairs]
+            min(max(start * math.exp(min(value, 50.0)), self.radius_floor), self.radius_cap)
+            for start, value in zip(self._start_radii, action[:pairs], strict=True)
         )
         highest = max(action[pairs : 2 * pairs])
         shares = [math.exp(value - highest) for value in action[pairs : 2 * pairs]]
