@@ -87,7 +87,7 @@ class GeoClip(Constant):
     mean_decay: float = 0.99
     covariance_decay: float = 0.99
     floor: float = 0.01
-    ceiling: float = 10.0
+    ceiling: float = 1.0
     start_norm: float = 1.0
     outer_radius: float = 1.0
     _mean: Any = field(default=None, init=False, repr=False)

@@ -8,6 +8,7 @@ adds two private statistics to the same release, for a share of its budget. Movi
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +32,8 @@ class Rldp(LearnedControl):
     An action sets C_i = min(C_0 exp(a_i), cap), C_0 the starting radius, and relative noise weights w_i (a softmax of
     their squares); with ``move_noise`` one more number moves sigma. (Equation 10 has no C_0: an untrained agent then
     starts near C_i = 1, far above the gradient norms that the paper's own start of 0.1 suggests; ``centre`` "one"
-    gives that back.) The reward is the gain in public-set loss per epsilon spent.
+    gives that back.) The reward is the utility gained per epsilon spent: of the public loss in design A, and in design
+    AB of the released batch loss, averaged over the interval.
 
     Attributes:
         design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
@@ -55,6 +57,7 @@ class Rldp(LearnedControl):
     _smooth: Any = field(default=None, init=False, repr=False)
     _before: Any = field(default=None, init=False, repr=False)
     _public_loss: float = field(default=math.nan, init=False)
+    _losses: list[float] = field(default_factory=list, init=False, repr=False)  # released since the last action
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,10 +120,24 @@ class Rldp(LearnedControl):
         """Smooth what every release tells; act every ``interval`` releases."""
         self._smoothed(released_features(observation, self._before, self._facts.expected_batch_size, self.design))
         self._before = observation.released.blocks
+        if self.design == "AB":
+            self._note_loss(observation)
         after = observation.releases - self.warmup
         if after >= 0 and after % self.interval == 0:
             self._public_loss = observation.public_loss()
-            self.act(self._features(observation), -self._public_loss, observation.spent)
+            utility = -statistics.fmean(self._losses) if self._losses else -self._public_loss
+            self.act(self._features(observation), utility, observation.spent)
+            self._losses = []
+
+    def _note_loss(self, observation: Observation) -> None:
+        """The batch loss as released. It is centred on a public loss, so the first release has none yet."""
+        released = observation.released
+        assert released.statistics is not None
+        if math.isnan(self._public_loss):
+            self._public_loss = observation.public_loss()
+        else:
+            above = float(released.statistics[-1]) / self._facts.expected_batch_size * math.sqrt(2) * self.loss_bound
+            self._losses.append(self._public_loss + above)
 
     def _smoothed(self, fresh: torch.Tensor) -> None:
         self._smooth = fresh if self._smooth is None else _SMOOTHING * self._smooth + (1 - _SMOOTHING) * fresh
@@ -163,7 +180,7 @@ class Rldp(LearnedControl):
 
     def state_dict(self) -> dict[str, Any]:
         """Public: a function of releases."""
-        state = super().state_dict() | {"weights": list(self._weights)}
+        state = super().state_dict() | {"weights": list(self._weights), "losses": self._losses}
         if self._smooth is not None:
             state["smooth"] = self._smooth
         if not math.isnan(self._public_loss):
@@ -175,7 +192,7 @@ class Rldp(LearnedControl):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``."""
         super().load_state_dict(state)
-        self._weights = tuple(state["weights"])
+        self._weights, self._losses = tuple(state["weights"]), list(state["losses"])
         self._smooth = state.get("smooth")
         self._public_loss = state.get("public_loss", math.nan)
         blocks = sum(key.startswith("before.") for key in state)
