@@ -8,9 +8,9 @@ adds two private statistics to the same release, for a share of its budget. Movi
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
@@ -125,7 +125,7 @@ class Rldp(LearnedControl):
         after = observation.releases - self.warmup
         if after >= 0 and after % self.interval == 0:
             self._public_loss = observation.public_loss()
-            utility = -statistics.fmean(self._losses) if self._losses else -self._public_loss
+            utility = -fmean(self._losses) if self._losses else -self._public_loss
             self.act(self._features(observation), utility, observation.spent)
             self._losses = []
 

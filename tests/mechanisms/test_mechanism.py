@@ -54,7 +54,7 @@ def test_an_empty_batch_goes_through_every_mechanism(name: str) -> None:
 def test_noise_is_added_once_however_many_micro_batches(name: str) -> None:
     rows = torch.linspace(-2, 2, 5 * sum(SIZES)).reshape(5, -1)
     mechanism = started(name)
-    many = privatised(mechanism, [batch_of(row) for row in rows])
+    many = privatised(mechanism, (batch_of(row) for row in rows))
     one = privatised(mechanism, [batch_of(rows)])
     torch.testing.assert_close(many.gradient, one.gradient)
     torch.testing.assert_close(many.statistics, one.statistics)
