@@ -99,12 +99,13 @@ def _observer(job: Job, child: ChildRun | None, meter: Meter, history: History) 
 
     def observe(report: StepReport) -> None:
         meter.update(report.releases)
-        metrics = dict(report.public)
+        metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
         if job.cell.telemetry == "research":
             metrics |= report.private
-        if history.add_knobs(report.releases, report.knobs):
+        looks = report.releases % every == 0 or report.releases == total
+        if history.add_knobs(report.releases, report.knobs) or looks:
             metrics |= report.knobs
-        if report.releases % every == 0 or report.releases == total:
+        if looks:
             point = _evaluate(job, final=False) | named(job.header.price(report.composition))
             metrics |= point
             history.add_point({"step": report.step, "releases": report.releases, **point})

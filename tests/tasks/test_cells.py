@@ -125,7 +125,7 @@ def test_the_code_digest_covers_what_decides_a_result(monkeypatch: pytest.Monkey
     module.code_digest.__wrapped__()
     parts = {path.parent.name for path in seen}
     assert {"privacy", "mechanisms", "training"} <= parts
-    assert {"loop.py", "noise.py", "accountants.py", "finetune.py"} <= {path.name for path in seen}
+    assert {"loop.py", "noise.py", "accountants.py", "finetune.py", "job.py"} <= {path.name for path in seen}
 
 
 def test_a_hub_model_is_known_by_its_commit(pipeline: Path) -> None:

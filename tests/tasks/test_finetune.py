@@ -21,15 +21,18 @@ from dptune.privacy.ledger import Ledger, read_ledger
 from dptune.training import loop
 from dptune.training.evaluation import perplexity
 from dptune.training.model import BaseModel, load_base, load_tokenizer
-from tasks import finetune
+from tasks import finetune, job
 from tasks.cells import Cell, digests
-from tasks.finetune import GUARANTEE, main, run_cell
+from tasks.finetune import main, run_cell
 from tasks.paths import EVAL, RUNS, SECRETS, TRAIN
+from tasks.results import GUARANTEE
 
 KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
-    "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "epsilon_published",
-    "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "seconds", "device",
+    "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
+    "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
+    "knobs", "seconds",
+    "device",
 }  # fmt: skip
 
 
@@ -72,7 +75,7 @@ def check_finished(cell: Cell, result: dict[str, Any], steps: int = STEPS) -> No
     assert set(result) == KEYS
     assert read_json(cell.directory / "result.json") == json.loads(json.dumps(result))
     names = {path.name for path in cell.directory.iterdir()} - {"cell.json", "mlflow_run", "lock"}
-    assert names == {"ledger.jsonl", "result.json", "adapter", "history.jsonl", "curves.png"}
+    assert names == {"ledger.jsonl", "result.json", "adapter", "history.jsonl", "knobs.jsonl", "curves.png"}
 
 
 @pytest.mark.usefixtures("pipeline")
@@ -118,7 +121,7 @@ def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) ->
     base = BaseModel(cell.model.source)
     loaded = PeftModel.from_pretrained(load_base(base, torch.device("cpu")), str(cell.directory / "adapter"))
     assert not list((cell.directory / "adapter").glob("*.bin"))
-    tokens = finetune._tokens(cell, read_records(EVAL), load_tokenizer(base))
+    tokens = job._tokens(cell, read_records(EVAL), load_tokenizer(base))
     assert perplexity(loaded, tokens, 32) == pytest.approx(result["after"]["eval_perplexity"], rel=1e-5)
     assert result["after"]["eval_perplexity"] != result["before"]["eval_perplexity"]
 
@@ -143,11 +146,11 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "at the last checkpoint": (loop, "save_checkpoint", 2),
     "when the weights are checked": (loop, "assert_trained", 1),
     "when the adapter is saved": (finetune, "save_adapter", 1),
-    "when the ledger is priced": (finetune, "_read_history", 1),
+    "when the ledger is priced": (finetune, "result_of", 1),
     "when the result is written": (finetune, "write_json", 1),
     "when the curves are drawn": (finetune, "draw_curves", 1),
     "before the last line": (Ledger, "finish", 1),
-    "after the last line": (finetune, "_publish", 1),
+    "after the last line": (finetune, "publish", 1),
 }
 
 
@@ -292,6 +295,7 @@ ALLOWED = {
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "before.public_perplexity",
     "after.public_perplexity", "history.public_perplexity", "history.step", "history.releases",
     "history.epsilon_published", "history.epsilon_noise_only", "history.epsilon_certified",
+    "planned_releases", "knobs.releases", "knobs.noise_multiplier", "knobs.radius_0",
 }  # fmt: skip
 
 
@@ -360,7 +364,7 @@ def test_a_missing_input_is_named(pipeline: Path) -> None:
 def test_a_model_that_is_not_there_is_named(pipeline: Path) -> None:
     cell = static()
     missing = cell.model_copy(update={"model": cell.model.model_copy(update={"source": "data/models/none"})})
-    missing = missing.model_copy(update={"inputs": digests(missing.model)})
+    missing = missing.model_copy(update={"inputs": digests(missing.model, missing.options)})
     with pytest.raises(ConfigError, match="data/models/none"):
         run_cell(missing, "cpu")
 

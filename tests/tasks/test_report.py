@@ -17,8 +17,9 @@ from tiny_pipeline import read_json
 
 from dptune.errors import DataError
 from tasks import report as module
-from tasks.finetune import GUARANTEE
+from tasks.plots import over_seeds
 from tasks.report import read_results, write_report
+from tasks.results import GUARANTEE
 
 PICTURES = ("perplexity.png", "epsilon.png", "curves.png")
 
@@ -54,6 +55,8 @@ def result(mechanism: str = "static", certified: float | str = 2.0, **changes: A
         "before": {"public_perplexity": 9.0, "eval_perplexity": 8.0},
         "after": {"public_perplexity": 7.0, "eval_perplexity": 6.0 if mechanism == "static" else 5.0},
         "history": history,
+        "pairs": ["model.0.attn", "model.1.attn"],
+        "knobs": [{"releases": 1, "noise_multiplier": 1.1, "radius_0": 1.0}],
         "seconds": 1.2,
         "device": "cpu",
         "inputs": {},
@@ -188,6 +191,56 @@ def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
 def test_one_private_cell_alone_is_a_report(tmp_path: Path) -> None:
     write_report([result("nonprivate", "inf")], tmp_path, "tiny")
     assert read_json(tmp_path / "plots" / "perplexity.json") == []
+
+
+def moved(**changes: Any) -> dict[str, Any]:
+    """A cell whose controller acted twice, on two adapters."""
+    rows = [
+        {"releases": n, "noise_multiplier": 1.1, "radius_0": 0.1, "radius_1": 0.2 * n, "weight_0": 0.6, "weight_1": 0.8}
+        for n in (1, 2)
+    ]
+    rows[1]["controller_reward"] = 0.3
+    return result("rldp", label="small.rldp.seed0", knobs=rows, **changes)
+
+
+def test_what_a_controller_did_is_a_picture(tmp_path: Path) -> None:
+    write_report([*RESULTS, moved()], tmp_path, "tiny")
+    picture = (tmp_path / "controllers" / "small.rldp.seed0.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    made = page(tmp_path)
+    assert base64.b64encode(picture).decode() in made.loaded[-1]
+    assert "small.rldp.seed0: clip radii" in made.words
+    assert [path.name for path in (tmp_path / "controllers").iterdir()] == ["small.rldp.seed0.png"]
+    write_report(RESULTS, tmp_path, "tiny")
+    assert not list((tmp_path / "controllers").iterdir()), "pictures of an earlier experiment are gone"
+
+
+def test_a_reward_that_is_infinite_or_missing_draws(tmp_path: Path) -> None:
+    one = moved()
+    one["knobs"][1]["controller_reward"] = "-inf"
+    write_report([one], tmp_path, "tiny")
+    assert (tmp_path / "controllers" / "small.rldp.seed0.png").exists()
+
+
+def test_several_seeds_show_mean_and_spread(tmp_path: Path) -> None:
+    """Sample standard deviation of 5, 6 and 7 is 1."""
+    cells = [
+        result(seed=seed, label=f"small.static.seed{seed}", after={"public_perplexity": 7.0, "eval_perplexity": value})
+        for seed, value in ((0, 5.0), (1, 6.0), (2, 7.0))
+    ]
+    write_report(cells, tmp_path, "tiny")
+    words = page(tmp_path).words
+    assert "standard deviation" in " ".join(words.split())
+    assert "6.0000" in words
+    assert "1.0000" in words
+    assert "Every cell" in words
+    write_report(cells[:1], tmp_path, "tiny")
+    assert "Every cell" not in page(tmp_path).words
+
+
+def test_cells_of_another_accounting_are_another_group() -> None:
+    groups = over_seeds([result(), result(accounting="published"), result(seed=1)], "eval_perplexity")
+    assert sorted(len(group.results) for group in groups) == [1, 2]
 
 
 def place(directory: Path, *results: dict[str, Any]) -> Path:

@@ -17,13 +17,14 @@ from tiny_pipeline import BUDGET, STEPS, built, copied, nonprivate, prepare_envi
 from dptune.privacy.ledger import read_ledger
 from tasks import finetune, tracking
 from tasks.cells import Cell
-from tasks.finetune import GUARANTEE, run_cell
+from tasks.finetune import run_cell
 from tasks.paths import SECRETS, TRAIN
+from tasks.results import GUARANTEE
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.
 PUBLIC = EPSILONS | {f"final_{name}" for name in EPSILONS}
-PUBLIC |= {"learning_rate", "noise_multiplier", "radius_0", "gradient_sum_norm", "public_perplexity"}
+PUBLIC |= {"learning_rate", "noise_multiplier", "radius_0", "gradient_norm", "public_perplexity"}
 RESEARCH = {"batch_units", "batch_loss", "clipped_fraction", "eval_sample_perplexity", "eval_perplexity"}
 MD5 = "0123456789abcdef0123456789abcdef.dir"
 LOCK = f"""
@@ -136,7 +137,7 @@ def test_the_child_has_every_parameter(tracked: Tracked) -> None:
 def test_metrics_are_there_at_every_step_and_the_epsilons_grow(tracked: Tracked) -> None:
     metrics = tracked.metrics(tracked.child)
     assert set(metrics) == PUBLIC | RESEARCH
-    for name in ("learning_rate", "noise_multiplier", "gradient_sum_norm", "batch_units"):
+    for name in ("learning_rate", "noise_multiplier", "gradient_norm", "batch_units"):
         assert [step for step, _ in metrics[name]] == list(range(1, STEPS + 1))
     for name in EPSILONS:
         assert [step for step, _ in metrics[name]] == [2, 4]
@@ -206,7 +207,7 @@ def once(real: Any) -> Any:
     return raising
 
 
-@pytest.mark.parametrize("place", ["save_adapter", "_publish"])
+@pytest.mark.parametrize("place", ["save_adapter", "publish"])
 def test_a_killed_cell_is_continued_in_the_same_run_and_ends_finished(
     pipeline: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

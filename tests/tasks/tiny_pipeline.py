@@ -50,7 +50,13 @@ _CHANGES: dict[str, Any] = {
         "evaluate_every": 2,
         "evaluate_records": 16,
     },
-    "experiment": {"name": "tiny", "epsilons": [BUDGET], "devices": ["cpu"], "retries": 0},
+    "experiment": {
+        "name": "tiny",
+        "mechanisms": ["nonprivate", "static"],
+        "epsilons": [BUDGET],
+        "devices": ["cpu"],
+        "retries": 0,
+    },
 }
 
 

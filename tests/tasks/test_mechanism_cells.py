@@ -1,0 +1,126 @@
+"""Cells of mechanisms that move their knobs: what they record, what they leave for others to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import STEPS, cells
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.registry import MECHANISMS
+from dptune.privacy.ledger import read_ledger
+from tasks import finetune
+from tasks.cells import Cell
+from tasks.finetune import run_cell
+from tasks.paths import RUNS
+from tasks.settings import load_settings
+
+QUICK = {"interval": 1, "warmup": 1, "rounds": 1, "batch_size": 1}
+#: What a mechanism needs to run for four steps of a model with one pair.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "rldp": QUICK,
+    "rldp_published": QUICK | {"accounting": "published"},
+    "autoclip_published": {"accounting": "noise_only"},
+    "geoclip": {"rank": 4},
+    "dc_sgd_p": {"histogram_noise": 60.0},
+    "dc_sgd_e": {"histogram_noise": 60.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than training a tiny model."""
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+
+
+def cell_of(mechanism: str, entry: dict[str, Any], **experiment: Any) -> Cell:
+    changes = {"mechanisms": {mechanism: entry}, "experiment": {"mechanisms": [mechanism], **experiment}}
+    (cell,) = cells(changes)
+    return cell
+
+
+@pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "nonprivate"])
+def test_every_mechanism_is_one_entry_and_keeps_the_budget_that_it_names(pipeline: Path, mechanism: str) -> None:
+    cell = cell_of(mechanism, OPTIONS.get(mechanism, {}))
+    result = run_cell(cell, "cpu")
+    leaks = mechanism in ("rldp_published", "autoclip_published")
+    assert float(result[f"epsilon_{cell.accounting}"]) <= cell.epsilon
+    assert result["releases"] == STEPS or mechanism == "rldp_published"
+    assert bool(result["leaks"]) == (result["epsilon_certified"] == "inf") == leaks
+    contents = read_ledger(cell.directory / "ledger.jsonl")
+    assert contents.complete
+    assert contents.header.mechanism == mechanism
+    assert result["knobs"][0]["releases"] == 1
+    assert len(result["pairs"]) == 1
+
+
+def test_moving_noise_gets_a_filter_in_the_header_and_stays_within_it(pipeline: Path) -> None:
+    cell = cell_of("rldp", QUICK | {"move_noise": True})
+    result = run_cell(cell, "cpu")
+    header = read_ledger(cell.directory / "ledger.jsonl").header
+    assert header.renyi_filter is not None
+    assert result["leaks"] == []
+    assert result["releases"] == STEPS
+    assert float(result["epsilon_certified"]) == pytest.approx(cell.epsilon, rel=1e-6)
+    assert len({row["noise_multiplier"] for row in result["knobs"]}) > 1
+
+
+def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:
+    first = cell_of("rldp", QUICK)
+    run_cell(first, "cpu")
+    folder = first.directory / "controller"
+    described = json.loads((folder / "policy.json").read_text())
+    assert described["run"]["run_id"] == read_ledger(first.directory / "ledger.jsonl").header.run_id
+    second = cell_of("rldp", QUICK | {"init_from": str(folder)}, seeds=[1])
+    result = run_cell(second, "cpu")
+    assert result["leaks"] == []
+    assert first.label in result["guarantee"], "its records pay for both runs"
+    assert "policy" in second.inputs
+
+
+def test_a_hyper_policy_that_read_raw_data_passes_its_leak_on(pipeline: Path) -> None:
+    first = cell_of("rldp_published", OPTIONS["rldp_published"])
+    run_cell(first, "cpu")
+    entry = {"like": "rldp_published", "accounting": "published", **QUICK}
+    second = cell_of("heir", entry | {"init_from": str(first.directory / "controller")})
+    assert any("raw" in leak for leak in run_cell(second, "cpu")["leaks"])
+
+
+def test_a_hyper_policy_that_is_not_there_is_an_error_that_names_it(pipeline: Path) -> None:
+    with pytest.raises(ConfigError, match="init_from"):
+        cell_of("rldp", QUICK | {"init_from": "data/runs/absent/controller"})
+    assert not list(RUNS.glob("*rldp*"))
+
+
+def test_an_entrys_accounting_wins_over_the_experiments(pipeline: Path) -> None:
+    cell = cell_of("static", {"accounting": "published"})
+    assert cell.accounting == "published"
+    assert "accounting" not in cell.options
+
+
+def test_a_sweep_is_one_entry_for_every_combination(pipeline: Path) -> None:
+    sweep = {"interval": [1, 2], "rounds": [1, 2, 4]}
+    grid = cells({"mechanisms": {"rldp": {"sweep": sweep}}, "experiment": {"mechanisms": ["static", "rldp"]}})
+    swept = {cell.mechanism: cell.options for cell in grid if cell.mechanism != "static"}
+    assert len(swept) == 6
+    assert swept["rldp_interval2_rounds4"]["interval"] == 2
+    assert swept["rldp_interval2_rounds4"]["like"] == "rldp"
+
+
+def test_the_published_sweep_is_the_papers_grid(empty: Path) -> None:
+    """8 intervals x 4 batches x 3 rounds, for each of the two."""
+    import yaml
+    from tiny_pipeline import ROOT
+
+    over = yaml.safe_load((ROOT / "profiles" / "rldp-sweep.yaml").read_text())
+    chosen = load_settings(ROOT / "params.yaml", over).experiment.mechanisms
+    assert sum(name.startswith("rldp_interval") for name in chosen) == 96
+    assert sum(name.startswith("rldp_published_interval") for name in chosen) == 96
+    for name in ("comparison", "comparison-published"):
+        over = yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text())
+        assert {"rldp", "rldp_ab", "rldp_random", "rldp_published"} <= set(
+            load_settings(ROOT / "params.yaml", over).experiment.mechanisms
+        )
