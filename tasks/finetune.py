@@ -29,7 +29,7 @@ from dptune.training.model import save_adapter
 from tasks.cells import Cell
 from tasks.job import Job, prepare
 from tasks.plots import draw_curves
-from tasks.results import History, child_run, jsonable, named, publish, result_of
+from tasks.results import History, child_run, named, publish, result_of
 from tasks.stage import run_stage
 from tasks.tracking import ChildRun
 
@@ -142,14 +142,10 @@ def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:
     """A learned hyper-policy, which another run can start from (``init_from``)."""
     controller = job.mechanism.controller
     if isinstance(controller, LearnedControl):
-        about = {
-            "label": job.cell.label,
-            "run_id": contents.header.run_id,
-            "data": contents.header.data,
-            "delta": contents.header.delta,
-            **jsonable(named(contents.epsilons)),
-        }
-        controller.save_policy(directory / "controller", about)
+        header = contents.header
+        policy = controller.saved_policy(job.cell.label, header.run_id, contents.composition, contents.epsilons.leaks)
+        if policy is not None:
+            policy.write(directory / "controller")
 
 
 def _finished(directory: Path) -> bool:

@@ -13,7 +13,6 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated
 from dptune.mechanisms.registry import build, takes_noise
-from dptune.mechanisms.rl import read_policy
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import RunHeader
@@ -42,7 +41,6 @@ class Job:
     validation: Tokens
     about: dict[str, Any]
     pairs: tuple[str, ...]
-    warm_start: dict[str, Any] | None
 
 
 def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
@@ -66,6 +64,8 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     ready = _calibrated(cell, len(pairs), Schedule(sample_rate, steps, cell.delta))
     mechanism = ready.mechanism
     leaks = (*entropy.leaks, *mechanism.release(mechanism.knobs(), sample_rate).leaks)
+    if mechanism.controller.adaptive and ready.renyi_filter is None:
+        leaks = (*leaks, "moves its noise without a filter")
     if cell.telemetry == "private" and leaks:
         raise ConfigError(
             "experiment.telemetry",
@@ -98,6 +98,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
             telemetry=cell.telemetry,
             leaks=entropy.leaks,
             renyi_filter=ready.renyi_filter,
+            inherited=tuple(mechanism.controller.inherited.items()),
         ),
         units=units,
         train=_tokens(cell, records, tokenizer),
@@ -105,7 +106,6 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         validation=_tokens(cell, read_records(PUBLIC_VALIDATION), tokenizer),
         about=dict(records.about),
         pairs=pairs,
-        warm_start=read_policy(cell.options["init_from"])["run"] if cell.options.get("init_from") else None,
     )
 
 

@@ -22,16 +22,12 @@ _PUBLISHED = "published"
 _MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
 
 
-def guarantee(telemetry: str, leaks: tuple[str, ...], warm_start: dict[str, Any] | None = None) -> str:
+def guarantee(telemetry: str, leaks: tuple[str, ...], inherited: bool = False) -> str:
     """One or two sentences on what a run's certified epsilon covers."""
     if leaks:
         return f"No guarantee: {'; '.join(leaks)}."
-    if warm_start is None:
-        return GUARANTEE[telemetry]
-    return (
-        f"{GUARANTEE[telemetry]} Its controller started from the hyper-policy of {warm_start['label']}: records that "
-        f"were in that run pay its epsilon {warm_start['epsilon_certified']} as well."
-    )
+    more = " It includes what the run of its hyper-policy spent." if inherited else ""
+    return GUARANTEE[telemetry] + more
 
 
 class History:
@@ -115,7 +111,7 @@ def result_of(
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": guarantee(cell.telemetry, prices.leaks, job.warm_start),
+        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(job.header.inherited)),
         "data": job.about["label"],
         "synthetic": bool(job.about["synthetic"]),
         "noise_multiplier": job.mechanism.noise.noise_multiplier,

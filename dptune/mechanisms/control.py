@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts, Statistics
+from dptune.privacy.release import Composition
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,11 @@ class Constant:
     def raw_inputs(self) -> tuple[str, ...]:
         """It reads nothing."""
         return ()
+
+    @property
+    def inherited(self) -> Composition:
+        """Nothing."""
+        return Counter()
 
     def check(self, initial: Knobs, pairs: int) -> None:
         """Any knobs will do."""
@@ -72,6 +80,22 @@ def needs_coordinates(name: str, initial: Knobs) -> None:
     """Raise ConfigError unless the clipper works in the coordinates that the controller makes."""
     if initial.radii:
         raise ConfigError(f"controller {name}", "chooses coordinates to clip in", fix="use clipper: transformed")
+
+
+def check_bounds(lowest: float, highest: float) -> None:
+    """Raise ConfigError unless 0 < lowest <= highest, both finite."""
+    if not (math.isfinite(lowest) and lowest > 0):
+        raise ConfigError("lowest_radius", f"{lowest} is not positive", fix="use 1e-3")
+    if not lowest <= highest < math.inf:
+        raise ConfigError("highest_radius", f"{highest} is not between {lowest} and infinity", fix="use 100")
+
+
+def check_start(radii: tuple[float, ...], lowest: float, highest: float) -> None:
+    """Raise ConfigError unless the radii start within their public bounds."""
+    if not all(lowest <= radius <= highest for radius in radii):
+        raise ConfigError(
+            "max_grad_norm", f"starts radii at {radii[0]}, outside [{lowest}, {highest}]", fix="move it or the bounds"
+        )
 
 
 def total_norms(norms: torch.Tensor) -> torch.Tensor:

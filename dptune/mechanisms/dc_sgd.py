@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.control import Constant, needs_one_radius, total_norms
+from dptune.mechanisms.control import Constant, check_bounds, check_start, needs_one_radius, total_norms
 from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts, Statistics
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ class DcSgd(Constant):
             raise ConfigError("bins", f"{self.bins} is below 2", fix="use 20")
         if not 0 <= self.memory < 1:
             raise ConfigError("memory", f"{self.memory} is not in [0, 1)", fix="use 0.9, or 0 as published")
-        for name in ("width", "histogram_noise", "lowest_radius"):
+        for name in ("width", "histogram_noise"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use its default")
-        if not self.lowest_radius <= self.highest_radius < math.inf:
-            raise ConfigError("highest_radius", "is below lowest_radius", fix="use 1e-3 and 100")
+        check_bounds(self.lowest_radius, self.highest_radius)
 
     def check(self, initial: Knobs, pairs: int) -> None:
         """Needs one radius."""
         needs_one_radius("dc_sgd", initial)
+        check_start(initial.radii, self.lowest_radius, self.highest_radius)
 
     def start(self, facts: RunFacts) -> None:
         """Keeps batch size and number of parameters: they price the noise term."""
@@ -139,11 +139,13 @@ class DcSgd(Constant):
         """Wider bins if the open one holds half the mass, narrower if the upper half is nearly empty."""
         mass = sum(counts)
         if counts[-1] > mass / 2:
-            self._stride *= 2
+            wanted = self._stride * 2
         elif sum(counts[self.bins // 2 :]) < mass / self.bins:
-            self._stride /= 2
+            wanted = self._stride / 2
         else:
             return
+        # Noise alone could halve it to zero, or double it for ever.
+        self._stride = min(max(wanted, self.lowest_radius / self.bins), self.highest_radius)
         self._histogram = []  # its bins mean something else now
 
     def metrics(self) -> dict[str, float]:

@@ -124,7 +124,8 @@ class GeoClip(Constant):
         size = sum(facts.pair_sizes)
         if self.rank == 0 and size > _LARGEST_FULL:
             raise ConfigError("rank", f"0 means a full covariance of {size} parameters", fix="use a rank such as 32")
-        rank = min(self.rank or size, size)
+        # What is explored needs a direction left, or it is rounding error alone.
+        rank = min(self.rank or size, size - 1 if self.explore else size)
         self._facts = facts
         self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)
         self._subspace = torch.eye(size, rank, dtype=torch.float64)

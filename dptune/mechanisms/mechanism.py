@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.release import Release
+from dptune.privacy.release import Composition, Release
 
 if TYPE_CHECKING:
     import torch
@@ -232,6 +232,11 @@ class Controller(Protocol):
     @property
     def raw_inputs(self) -> tuple[str, ...]:
         """The un-noised private statistics it reads: leaks. Empty when it is sound."""
+        ...
+
+    @property
+    def inherited(self) -> Composition:
+        """Releases of other runs that it was made from; the run's epsilon includes them."""
         ...
 
     def check(self, initial: Knobs, pairs: int) -> None:

@@ -14,6 +14,7 @@ from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
 from dptune.privacy.release import Composition
 
 _ROUGH = 1e-3
+_ALMOST_ALL = 0.99
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def price(
         schedule.delta,
         published_accountant=mechanism.published_accountant,
         renyi_filter=renyi_filter,
+        inherited=mechanism.controller.inherited,
         interval=interval,
     )
 
@@ -75,7 +77,10 @@ def calibrated(
             f"{probe.name} has no certified epsilon: {'; '.join(leaks)}",
             fix="use accounting: published or noise_only for it",
         )
+    _check_inherited(probe, epsilon, schedule, accounting)
     if probe.controller.adaptive and not leaks and accounting != "published":
+        if probe.controller.inherited:
+            raise ConfigError("init_from", "is not priced together with moving noise", fix="set move_noise to false")
         renyi_filter = RenyiFilter.plan(epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         noise = smallest_noise_multiplier(
             renyi_filter.order, renyi_filter.budget / schedule.steps, schedule.sample_rate
@@ -87,3 +92,16 @@ def calibrated(
         return float(getattr(price(build_with(noise), schedule, interval=interval), accounting))
 
     return Calibrated(build_with(calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, _ROUGH))))
+
+
+def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, accounting: str) -> None:
+    inherited = mechanism.controller.inherited
+    if not inherited or accounting == "published":
+        return
+    spent = float(getattr(epsilons(inherited, schedule.delta), accounting))
+    if spent > _ALMOST_ALL * epsilon:
+        raise ConfigError(
+            "init_from",
+            f"the run of that hyper-policy alone spent {spent:.4g} of the budget {epsilon:.4g}, which both share",
+            fix="raise the budget, or start from one that spent less",
+        )

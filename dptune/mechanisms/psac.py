@@ -26,8 +26,8 @@ class Psac(ByNorm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.r < 1:
-            raise ConfigError("r", f"{self.r} is not in (0, 1)", fix="use 0.1 or 0.01")
+        if not 1e-12 <= self.r < 1:
+            raise ConfigError("r", f"{self.r} is not in [1e-12, 1)", fix="use 0.1 or 0.01")
 
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """Equals C at 0, rises to C / (2 sqrt(r) - r) at sqrt(r) - r, then falls like C / ||g||."""

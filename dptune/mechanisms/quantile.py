@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.control import Constant, total_norms
+from dptune.mechanisms.control import Constant, check_bounds, check_start, total_norms
 from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts, Statistics
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class Quantile(Constant):
             raise ConfigError("rate", f"{self.rate} is negative", fix="use 0.2")
         if not (math.isfinite(self.count_noise) and self.count_noise >= 0):
             raise ConfigError("count_noise", f"{self.count_noise} is negative", fix="use 0 for the recommended")
-        if not 0 < self.lowest_radius <= self.highest_radius < math.inf:
-            raise ConfigError("lowest_radius", "is not in (0, highest_radius]", fix="use 1e-4 and 100")
+        check_bounds(self.lowest_radius, self.highest_radius)
 
     def check(self, initial: Knobs, pairs: int) -> None:
         """Any clipper that has radii."""
         if not initial.radii:
             raise ConfigError("controller quantile", "has no radius to move", fix="use clipper: flat or per_pair")
+        check_start(initial.radii, self.lowest_radius, self.highest_radius)
 
     def start(self, facts: RunFacts) -> None:
         """Keeps the expected batch size."""

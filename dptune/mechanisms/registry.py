@@ -285,7 +285,7 @@ def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict
 
 def _registered(name: str, entry: Mapping[str, Any]) -> Registered | None:
     like = entry.get("like")
-    if like is not None and like not in MECHANISMS:
+    if like is not None and (not isinstance(like, str) or like not in MECHANISMS):
         raise ConfigError(f"mechanisms.{name}.like", f"unknown mechanism {like!r}", fix=f"use {', '.join(MECHANISMS)}")
     return MECHANISMS.get(like or name)
 
@@ -352,6 +352,8 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

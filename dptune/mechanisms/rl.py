@@ -5,15 +5,17 @@ Only the observation differs between the two, see ``rldp_published.py`` and ``rl
 
 from __future__ import annotations
 
-import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.mechanism import Knobs, RunFacts
+from dptune.mechanisms.policy_file import SavedPolicy
+from dptune.privacy.release import Composition
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 #: sigma stays within these multiples of its start (RLDP section 2.4).
 NOISE_RANGE = (0.5, 2.0)
 _LARGEST_FEATURE = 10.0
-_POLICY_FORMAT = 1
+_WORST_UTILITY = -100.0  # in place of the loss of a model that diverged
 
 
 def reward(gain: float, cost: float, floor: float) -> float:
@@ -139,9 +141,10 @@ class LearnedControl(Constant):
             utility: u, minus a mean log loss.
             spent: share of the budget in [0, 1].
         """
+        utility = utility if math.isfinite(utility) else _WORST_UTILITY
         if self._agent is None:
             self._agent = self._new_agent(len(features))
-            if self.init_from:
+            if self._source is not None:
                 self._warm_start(len(features))
         state = self._normaliser(features.cpu())
         if self._last is not None:
@@ -197,64 +200,64 @@ class LearnedControl(Constant):
     def _load_normaliser(self, state: dict[str, Any]) -> None:
         self._normaliser = Normaliser(int(state["features.count"]), state["features.mean"], state["features.squares"])
 
-    def save_policy(self, folder: Path, about: dict[str, Any]) -> bool:
-        """Write the trained hyper-policy: policy.safetensors and policy.json. False if it never acted.
+    def saved_policy(
+        self, label: str, run_id: str, releases: Composition, leaks: tuple[str, ...]
+    ) -> SavedPolicy | None:
+        """The trained hyper-policy of a run, with everything that it cost; None if it never acted.
 
-        As public as what the controller saw: the JSON names raw inputs, and ``about`` the run that paid for it.
+        Args:
+            label: of the run, for people.
+            run_id: of the run's ledger.
+            releases: of the run itself; those of the policy it started from are added.
+            leaks: why the run has no certified epsilon.
         """
         if self._agent is None:
-            return False
-        from safetensors.torch import save_file
+            return None
+        mine = self._normaliser
+        tensors = {f"policy.{name}": value for name, value in self._agent.policy().items()}
+        return SavedPolicy(
+            label=label,
+            run_id=run_id,
+            tensors=tensors | {"features.mean": mine.mean, "features.squares": mine.squares},
+            features=len(mine.mean),
+            features_seen=mine.count,
+            releases=releases + self.inherited,
+            leaks=leaks,
+            options={item.name: getattr(self, item.name) for item in fields(self) if item.init},
+        )
 
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"policy.{name}": value.contiguous() for name, value in self._agent.policy().items()}
-        statistics = self._normaliser_state()
-        count = statistics.pop("features.count")
-        save_file(tensors | statistics, folder / "policy.safetensors")
-        options = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        description = {
-            "format": _POLICY_FORMAT,
-            "controller": type(self).__name__,
-            "features": len(self._normaliser.mean),
-            "features_seen": count,
-            "options": options,
-            "raw_inputs": list(self.raw_inputs),
-            "run": about,
-        }
-        (folder / "policy.json").write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
-        return True
+    @cached_property
+    def _source(self) -> SavedPolicy | None:
+        """The hyper-policy to start from, read once: what is priced is what is loaded."""
+        return SavedPolicy.read(self.init_from) if self.init_from else None
+
+    @property
+    def inherited(self) -> Composition:
+        """What that hyper-policy cost."""
+        return Counter(self._source.releases) if self._source else Counter()
+
+    @property
+    def inherited_leaks(self) -> tuple[str, ...]:
+        """Why that hyper-policy has no certified epsilon."""
+        return (
+            tuple(f"hyper-policy of {self._source.label}: {leak}" for leak in self._source.leaks)
+            if self._source
+            else ()
+        )
 
     def _warm_start(self, features: int) -> None:
-        """Load networks and feature statistics from ``init_from``.
-
-        Raises: ConfigError if they are missing, damaged, or made for other adapters.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        path = Path(self.init_from) / "policy.safetensors"
+        """Take over networks and feature statistics. Raises ConfigError if they were made for other adapters."""
+        assert self._source is not None
+        tensors = self._source.tensors
         try:
-            tensors = load_file(path)
-            count = read_policy(self.init_from)["features_seen"]
-            if len(tensors["features.mean"]) != features:
-                raise ValueError(f"has {len(tensors['features.mean'])} features, not {features}")
+            for size in (self._source.features, len(tensors["features.mean"]), len(tensors["features.squares"])):
+                if size != features:
+                    raise ValueError(f"it reads {size} features, not {features}")
             self._agent.load_policy(
                 {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
             )
-        except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            self._load_normaliser({**tensors, "features.count": self._source.features_seen})
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                "init_from", f"{path} does not fit this run ({error})", fix="use a policy of the same model and options"
+                "init_from", f"{self.init_from} does not fit this run ({error})", fix="use the same model and options"
             ) from None
-        self._load_normaliser({**tensors, "features.count": count})
-
-
-def read_policy(folder: str) -> dict[str, Any]:
-    """policy.json of a saved hyper-policy. Raises ConfigError if there is none."""
-    path = Path(folder) / "policy.json"
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        if description["format"] != _POLICY_FORMAT or not isinstance(description["raw_inputs"], list):
-            raise ValueError("unknown format")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError("init_from", f"{path} is no saved hyper-policy ({error})", fix="check the folder") from None
-    return dict(description)

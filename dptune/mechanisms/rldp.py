@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, Statistics
 from dptune.mechanisms.per_pair import normalised
-from dptune.mechanisms.rl import LearnedControl, moved_noise, read_policy
+from dptune.mechanisms.rl import LearnedControl, moved_noise
 
 if TYPE_CHECKING:
     import torch
@@ -73,13 +72,10 @@ class Rldp(LearnedControl):
         """Whether it moves sigma."""
         return self.move_noise
 
-    @cached_property
+    @property
     def raw_inputs(self) -> tuple[str, ...]:
-        """None of its own; a hyper-policy that read raw data passes its leak on."""
-        if not self.init_from:
-            return ()
-        policy = read_policy(self.init_from)
-        return ("starts from a hyper-policy that read raw private data",) if policy["raw_inputs"] else ()
+        """None of its own; a hyper-policy that leaks passes its leaks on."""
+        return self.inherited_leaks
 
     def action_size(self, pairs: int) -> int:
         """Radii, weights, and sigma if it moves."""

@@ -44,6 +44,7 @@ class RldpPublished(LearnedControl):
             "raw medians of gradient norms (warm-up radii)",
             "raw quartiles and moments of gradient norms (state)",
             "raw batch loss (state and reward)",
+            *self.inherited_leaks,
         )
 
     def action_size(self, pairs: int) -> int:
@@ -81,7 +82,7 @@ class RldpPublished(LearnedControl):
 
     def apply(self, action: list[float], spent: float) -> None:
         """Equation 10 for the radii, then the damped step of sigma."""
-        self._radii = tuple(min(math.exp(min(value, 50.0)), self.radius_cap) for value in action[:-1])
+        self._radii = tuple(min(math.exp(max(min(value, 50.0), -50.0)), self.radius_cap) for value in action[:-1])
         self._noise = moved_noise(self._noise, self._start_noise, action[-1], spent)
 
     def _epsilon(self, releases: int) -> float:

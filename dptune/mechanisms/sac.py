@@ -82,7 +82,8 @@ class SoftActorCritic:
         self.options = options
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # Not torch.manual_seed: it would reseed every CUDA device too, and with it the secret dropout masks.
+            torch.default_generator.manual_seed(seed)
             self.networks = _Networks(state_size, action_size, options.width)
         # The first actions stay near zero: the head starts small.
         with torch.no_grad():

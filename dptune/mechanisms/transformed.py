@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.clipping import FLOAT64_MARGIN
 from dptune.mechanisms.mechanism import Geometry, Gradients, Knobs
 
 if TYPE_CHECKING:
     import torch
+
+#: A matrix product rounds a row by how many rows there are, so that units touch each other's last bits.
+_MARGIN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Transformed:
         for block, radius in zip(geometry.forward(matrix), geometry.radii, strict=True):
             block = block[:keep]
             norms = block.norm(dim=1, keepdim=True)
-            factors = (radius * (1 - FLOAT64_MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0)
+            factors = (radius * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0)
             # A change of coordinates may overflow: such a unit gives nothing rather than a NaN to all.
             bounded = (block * factors).where(norms.isfinite(), 0.0)
             sums.append(bounded.sum(dim=0))

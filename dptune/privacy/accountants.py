@@ -65,6 +65,7 @@ def epsilons(
     published_accountant: str = "gdp_clt",
     renyi_filter: RenyiFilter | None = None,
     run_leaks: tuple[str, ...] = (),
+    inherited: Composition | None = None,
     interval: float = FINEST_INTERVAL,
 ) -> Epsilons:
     """Price a composition three ways.
@@ -78,6 +79,8 @@ def epsilons(
         published_accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
         renyi_filter: the filter fixed before the run, required for a finite epsilon when a release is adaptive.
         run_leaks: reasons from outside the releases (a fixed noise seed, say) that void the guarantee.
+        inherited: releases of other runs that this one was made from (a hyper-policy's). They count in
+            ``noise_only`` and ``certified``; no paper counts them, so not in ``published``.
         interval: see ``pld_epsilon``.
 
     Raises:
@@ -91,6 +94,7 @@ def epsilons(
             fix=f"use one of {', '.join(PUBLISHED_ACCOUNTANTS)}",
         )
     published = PUBLISHED_ACCOUNTANTS[published_accountant](composition, delta)
+    composition = composition + (inherited or Counter())
     leaks = dict.fromkeys(run_leaks)
     for release in composition:
         leaks.update(dict.fromkeys(release.leaks))

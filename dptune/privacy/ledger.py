@@ -28,7 +28,7 @@ from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
-_FORMAT = 1
+_FORMAT = 2
 _GENESIS = "0" * 64
 
 
@@ -56,6 +56,7 @@ class RunHeader:
         telemetry: "research" when curves computed from private records are logged beside the adapter.
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
+        inherited: releases of other runs that this one was made from; its epsilon includes them.
         run_id: ties checkpoints to this ledger.
     """
 
@@ -70,6 +71,7 @@ class RunHeader:
     telemetry: str = "research"
     leaks: tuple[str, ...] = ()
     renyi_filter: RenyiFilter | None = None
+    inherited: tuple[tuple[Release, int], ...] = ()
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class RunHeader:
             published_accountant=self.published_accountant,
             renyi_filter=self.renyi_filter,
             run_leaks=self.leaks,
+            inherited=Counter(dict(self.inherited)),
         )
 
     def within_budget(self, composition: Composition) -> bool:
@@ -113,6 +116,7 @@ class RunHeader:
         """Plain JSON types."""
         data = asdict(self)
         data["leaks"] = list(self.leaks)
+        data["inherited"] = [[release.to_dict(), count] for release, count in self.inherited]
         return {"format": _FORMAT, **data}
 
     @classmethod
@@ -127,9 +131,16 @@ class RunHeader:
         if not isinstance(values["leaks"], list):
             raise ConfigError("leaks", "is not a list", fix="write a list of reasons")
         values["leaks"] = tuple(values["leaks"])
+        values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
         return cls(**values)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError("inherited", f"{value!r} is no count", fix="write a whole number")
+    return value
 
 
 @dataclass(frozen=True)

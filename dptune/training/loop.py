@@ -145,6 +145,7 @@ def train(
         while ledger.releases < plan.steps:
             knobs = _affordable(mechanism, ledger, plan)
             if knobs is None and step and mechanism.controller.adaptive:
+                _save(model, optimizer, mechanism, ledger, step, directory)
                 break
             train_adapters(model)
             report = _step(run, knobs or mechanism.knobs(), step)
@@ -246,6 +247,8 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
+    if Counter(dict(header.inherited)) != mechanism.controller.inherited:
+        raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
     if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
         raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
 

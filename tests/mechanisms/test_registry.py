@@ -53,6 +53,8 @@ NOISE = {"noise_multiplier": 1.0}
         ("per_pair", NOISE | {"weights": {"a": 1}}, "weights", "number"),
         ("per_pair", NOISE | {"weights": [[1.0, 2.0]]}, "weights", "number"),
         ("nonprivate", NOISE, "noise_multiplier", "use one of"),
+        ("novel", NOISE | {"like": "nothing"}, "mechanisms.novel.like", "rldp_published"),
+        ("novel", NOISE | {"like": ["static"]}, "mechanisms.novel.like", "rldp_published"),
         ("novel", NOISE, "mechanisms.novel", "clipper"),
         ("novel", NOISE | {"clipper": "flat", "noise": "gaussian"}, "mechanisms.novel", "controller"),
     ],
@@ -104,6 +106,13 @@ def test_a_registered_mechanism_brings_defaults_that_an_entry_overrides() -> Non
     assert build("dp_lora", NOISE).clipper == PerPair(allocation="global")
     assert build("dp_lora", NOISE | {"allocation": "equal"}).clipper == PerPair(allocation="equal")
     assert build("rldp", NOISE).clipper == PerPair(pair_radius=0.1, noise_unit="pair", stabiliser=1e-6)
+
+
+def test_an_entry_may_be_like_another_mechanism_and_differ_where_it_says_so() -> None:
+    ours = build("ours", NOISE | {"like": "dp_lora", "freeze_down": True})
+    assert (ours.name, ours.clipper) == ("ours", PerPair(allocation="global", freeze_down=True))
+    assert build("static", NOISE | {"like": "dp_lora"}).clipper == PerPair(allocation="global")
+    assert not takes_noise("ours", {"like": "nonprivate"})
 
 
 def test_a_part_that_was_replaced_takes_its_registered_defaults_along() -> None:

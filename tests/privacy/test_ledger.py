@@ -387,7 +387,7 @@ def test_the_format_is_what_it_says(tmp_path: Path) -> None:
 
 
 BAD_RECORDS: dict[str, tuple[list[dict[str, Any]], int]] = {
-    "format of the future": ([run_line(format=2)], 1),
+    "format of the future": ([run_line(format=99)], 1),
     "unknown accounting": ([run_line(accounting="hope")], 1),
     "budget is text": ([run_line(epsilon="2")], 1),
     "delta is text": ([run_line(delta="1e-5")], 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pipeline import STEPS, cells
+from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
@@ -73,11 +73,18 @@ def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:
     run_cell(first, "cpu")
     folder = first.directory / "controller"
     described = json.loads((folder / "policy.json").read_text())
-    assert described["run"]["run_id"] == read_ledger(first.directory / "ledger.jsonl").header.run_id
-    second = cell_of("rldp", QUICK | {"init_from": str(folder)}, seeds=[1])
+    assert described["run_id"] == read_ledger(first.directory / "ledger.jsonl").header.run_id
+    heir = QUICK | {"init_from": str(folder)}
+    with pytest.raises(ConfigError, match="alone spent"):
+        run_cell(cell_of("rldp", heir, seeds=[1]), "cpu")
+    second = cell_of("rldp", heir, seeds=[1], epsilons=[2 * BUDGET])
     result = run_cell(second, "cpu")
     assert result["leaks"] == []
-    assert first.label in result["guarantee"], "its records pay for both runs"
+    assert "includes what the run of its hyper-policy spent" in result["guarantee"]
+    assert float(result["epsilon_certified"]) <= second.epsilon, "of both runs together"
+    contents = read_ledger(second.directory / "ledger.jsonl")
+    assert sum(count for _, count in contents.header.inherited) == STEPS
+    assert contents.epsilons.certified > contents.header.price(contents.composition - contents.composition).certified
     assert "policy" in second.inputs
 
 

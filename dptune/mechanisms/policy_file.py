@@ -1,0 +1,86 @@
+"""A trained hyper-policy on disk: policy.safetensors and policy.json, and what it cost the records behind it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.privacy.release import Composition, Release
+
+_FORMAT = 1
+_JSON, _TENSORS = "policy.json", "policy.safetensors"
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A hyper-policy and its price.
+
+    A run that starts from it depends on the records of the run that trained it. Whether those are its own records
+    cannot be known from here, so their releases count as if they were.
+
+    Attributes:
+        label: of the run that trained it.
+        run_id: of that run's ledger.
+        tensors: networks ("policy.*") and feature statistics ("features.*").
+        features: how many features it reads.
+        features_seen: observations behind the feature statistics.
+        releases: everything that was charged for it, its own ancestors' releases included.
+        leaks: why that run has no certified epsilon; empty if it has one.
+        options: of the controller, for information.
+    """
+
+    label: str
+    run_id: str
+    tensors: dict[str, Any]
+    features: int
+    features_seen: int
+    releases: Composition
+    leaks: tuple[str, ...]
+    options: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Both files; as public as the releases, unless it leaks."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({key: value.contiguous() for key, value in self.tensors.items()}, folder / _TENSORS)
+        description = {
+            "format": _FORMAT,
+            "label": self.label,
+            "run_id": self.run_id,
+            "features": self.features,
+            "features_seen": self.features_seen,
+            "releases": [[release.to_dict(), count] for release, count in self.releases.items()],
+            "leaks": list(self.leaks),
+            "options": self.options,
+        }
+        (folder / _JSON).write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str) -> SavedPolicy:
+        """Raises ConfigError if a file is missing or damaged."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            values = json.loads((Path(folder) / _JSON).read_text(encoding="utf-8"))
+            if values.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            releases: Composition = Counter()
+            for described, count in values.pop("releases"):
+                if not isinstance(count, int) or count < 1:
+                    raise ValueError(f"{count!r} is no count")
+                releases[Release.from_dict(described)] += count
+            leaks = values.pop("leaks")
+            if not (isinstance(leaks, list) and all(isinstance(leak, str) for leak in leaks)):
+                raise ValueError("leaks are no list of reasons")
+            tensors = load_file(Path(folder) / _TENSORS)
+            return cls(tensors=tensors, releases=releases, leaks=tuple(leaks), **values)
+        except (OSError, SafetensorError, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                "init_from", f"{folder} holds no saved hyper-policy ({error})", fix="give a finished run's controller/"
+            ) from None
