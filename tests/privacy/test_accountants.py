@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
-from dptune.privacy.accountants import epsilons, gdp_clt_epsilon, gdp_delta, gdp_epsilon, pld_epsilon, rdp_epsilon
+from dptune.privacy.accountants import (
+    epsilons,
+    gdp_clt_epsilon,
+    gdp_delta,
+    gdp_epsilon,
+    pld_epsilon,
+    rdp_epsilon,
+    repriced_epsilon,
+)
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
@@ -85,15 +93,28 @@ def test_central_limit_is_not_equation_7_as_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "clt", "rdp", "pld"), [(0.9, 1.1, 3.12, 9.01, 7.14), (0.5, 2.0, 3.6e6, 67.5, 57.5)]
+    ("first", "second", "repriced", "clt", "rdp", "pld"),
+    [(0.9, 1.1, 1.13, 3.12, 9.01, 7.14), (0.5, 2.0, 0.15, 3.6e6, 67.5, 57.5)],
 )
 def test_two_phases_are_composed_and_not_repriced(
-    first: float, second: float, clt: float, rdp: float, pld: float
+    first: float, second: float, repriced: float, clt: float, rdp: float, pld: float
 ) -> None:
-    composition = Counter({Release(RLDP_RATE, 0.4099 * factor): RLDP_STEPS // 2 for factor in (first, second)})
+    """RLDP's Algorithm 1 prices all steps at the last sigma: more noise at the end erases what was spent."""
+    phases = [Release(RLDP_RATE, 0.4099 * factor) for factor in (first, second)]
+    composition = Counter(dict.fromkeys(phases, RLDP_STEPS // 2))
+    assert repriced_epsilon(phases[-1], RLDP_STEPS, DELTA) == pytest.approx(repriced, abs=6e-3)
     assert gdp_clt_epsilon(composition, DELTA) == pytest.approx(clt, rel=5e-3)
     assert rdp_epsilon(composition, DELTA) == pytest.approx(rdp, rel=5e-3)
     assert pld_epsilon(composition, DELTA) == pytest.approx(pld, rel=2e-3)
+
+
+@given(first=st.floats(0.3, 2.0), second=st.floats(0.3, 2.0), counts=st.tuples(*[st.integers(1, 5000)] * 2))
+def test_repricing_is_right_only_while_the_noise_stays(first: float, second: float, counts: tuple[int, int]) -> None:
+    composition = steps(0.001, first, counts[0]) + steps(0.001, second, counts[1])
+    repriced = repriced_epsilon(Release(0.001, second), sum(counts), DELTA)
+    composed = gdp_clt_epsilon(composition, DELTA)
+    assert (repriced - composed) * (first - second) >= 0 or repriced == pytest.approx(composed, abs=1e-9)
+    assert repriced_epsilon(Release(0.001, second), counts[1], DELTA) <= composed + 1e-9
 
 
 def test_tight_epsilon_agrees_with_opacus_prv_within_its_error() -> None:

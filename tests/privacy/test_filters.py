@@ -1,9 +1,10 @@
-"""The Renyi filter: specification PF.1 to PF.9 (PF.5 and PF.6 are about the ledger, see test_ledger)."""
+"""The Renyi filter: specification PF.1 to PF.9 (PF.3 and PF.8 need a run: see test_filtered_run)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -95,6 +96,33 @@ def test_pf2_a_greedy_proposer_never_passes_the_budget(wanted: list[float]) -> N
 def test_pf2_a_spent_budget_stops() -> None:
     plan = RenyiFilter(order=4.0, budget=0.05)
     assert plan.raise_noise_multiplier(1.0, 0.05, plan.budget) == math.inf
+
+
+@settings(max_examples=15)
+@given(wanted=st.lists(st.floats(0.01, 3.0), min_size=20, max_size=20))
+def test_pf2_with_a_reserve_for_the_most_noise_every_planned_step_can_be_made(wanted: list[float]) -> None:
+    """However greedy the proposals, nobody is raised beyond the noise that the reserve is made of."""
+    plan = RenyiFilter.plan(2.0, DELTA, 0.01, len(wanted))
+    start = smallest_noise_multiplier(plan.order, plan.budget / len(wanted), 0.01)
+    composition: Counter[Release] = Counter()
+    for step, proposal in enumerate(wanted, start=1):
+        reserve = (len(wanted) - step) * renyi_cost(plan.order, 0.01, 2 * start)
+        z = plan.raise_noise_multiplier(proposal * start, 0.01, plan.spent(composition) + reserve)
+        assert proposal * start <= z <= max(proposal, 2.0) * start * (1 + 1e-6)
+        composition[Release(0.01, z, adaptive=True)] += 1
+    assert plan.admits(composition)
+
+
+@given(noises=st.lists(st.floats(0.4, 4.0), min_size=1, max_size=30))
+def test_pf6_what_is_spent_never_decreases(noises: list[float]) -> None:
+    """Unlike the price of Algorithm 1, which falls when a run ends with more noise."""
+    plan, composition = RenyiFilter(order=3.0, budget=1.0), Counter[Release]()
+    spent = [plan.spent(composition)]
+    for noise in noises:
+        composition[Release(0.05, noise, adaptive=True)] += 1
+        spent.append(plan.spent(composition))
+    assert spent[0] == 0.0
+    assert all(before < after for before, after in pairwise(spent))
 
 
 def test_pf7_two_phases_are_summed() -> None:
