@@ -125,7 +125,7 @@ class GeoClip(Constant):
         if self.rank == 0 and size > _LARGEST_FULL:
             raise ConfigError("rank", f"0 means a full covariance of {size} parameters", fix="use a rank such as 32")
         # What is explored needs a direction left, or it is rounding error alone.
-        rank = min(self.rank or size, size - 1 if self.explore else size)
+        rank = min(self.rank or size, max(1, size - 1) if self.explore else size)
         self._facts = facts
         self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)
         self._subspace = torch.eye(size, rank, dtype=torch.float64)

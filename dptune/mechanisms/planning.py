@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.accountants import FINEST_INTERVAL, Epsilons, epsilons
+from dptune.privacy.accountants import (
+    COARSE_INTERVAL,
+    FINEST_INTERVAL,
+    PUBLISHED_ACCOUNTANTS,
+    Epsilons,
+    epsilons,
+)
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
 from dptune.privacy.release import Composition
 
-_ROUGH = 1e-3
 _ALMOST_ALL = 0.99
 
 
@@ -88,10 +93,16 @@ def calibrated(
         knobs = probe.at_effective_noise_multiplier(probe.knobs(), noise)
         return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
 
+    if accounting == "published":
+        published = PUBLISHED_ACCOUNTANTS[probe.published_accountant]
+        claim = calibrate(lambda noise: published(planned(build_with(noise), schedule), schedule.delta), epsilon)
+        return Calibrated(build_with(claim))
+
     def epsilon_of(noise: float, interval: float = FINEST_INTERVAL) -> float:
         return float(getattr(price(build_with(noise), schedule, interval=interval), accounting))
 
-    return Calibrated(build_with(calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, _ROUGH))))
+    found = calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, COARSE_INTERVAL))
+    return Calibrated(build_with(found))
 
 
 def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, accounting: str) -> None:

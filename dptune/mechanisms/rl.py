@@ -116,10 +116,19 @@ class LearnedControl(Constant):
         """Moves one radius a pair."""
         if len(initial.radii) != pairs:
             raise ConfigError("controller", "moves one radius a pair", fix="use clipper: per_pair")
+        if initial.noise_multiplier <= 0:
+            raise ConfigError("controller", "learns from noisy releases, and there is no noise", fix="add noise")
 
     def start(self, facts: RunFacts) -> None:
-        """Keeps the public facts."""
+        """Keeps the public facts. Raises ConfigError for a hyper-policy of other adapters or options."""
         self._facts = facts
+        if self._source is not None:
+            self._agent = self._new_agent()
+            self._warm_start()
+
+    def feature_size(self, pairs: int) -> int:
+        """How many numbers it sees."""
+        raise NotImplementedError
 
     def action_size(self, pairs: int) -> int:
         """Length of an action."""
@@ -143,9 +152,7 @@ class LearnedControl(Constant):
         """
         utility = utility if math.isfinite(utility) else _WORST_UTILITY
         if self._agent is None:
-            self._agent = self._new_agent(len(features))
-            if self._source is not None:
-                self._warm_start(len(features))
+            self._agent = self._new_agent()
         state = self._normaliser(features.cpu())
         if self._last is not None:
             before, action, old_utility, old_spent = self._last
@@ -162,18 +169,19 @@ class LearnedControl(Constant):
         """The last reward, once there is one."""
         return {} if math.isnan(self._reward) else {"controller_reward": self._reward}
 
-    def _new_agent(self, state_size: int) -> Any:
+    def _new_agent(self) -> Any:
         from dptune.mechanisms.sac import SacOptions, SoftActorCritic
 
         options = SacOptions(batch_size=self.batch_size, rounds=self.rounds)
-        return SoftActorCritic(state_size, self.action_size(len(self._facts.pair_sizes)), options, self.seed)
+        pairs = len(self._facts.pair_sizes)
+        return SoftActorCritic(self.feature_size(pairs), self.action_size(pairs), options, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Agent, normaliser, last action and knobs, as a flat table."""
         state: dict[str, Any] = {"radii": list(self._radii), "noise": self._noise}
         if math.isfinite(self._reward):
             state["reward"] = self._reward
-        if self._agent is not None:
+        if self._last is not None:
             last_state, action, utility, spent = self._last
             state |= {f"agent.{key}": value for key, value in self._agent.state_dict().items()}
             state |= {"last.state": last_state, "last.action": action, "last.utility": utility, "last.spent": spent}
@@ -186,7 +194,7 @@ class LearnedControl(Constant):
         self._reward = state.get("reward", math.nan)
         if "last.state" in state:
             self._load_normaliser(state)
-            self._agent = self._new_agent(len(state["last.state"]))
+            self._agent = self._new_agent()
             prefix = "agent."
             self._agent.load_state_dict(
                 {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -211,7 +219,7 @@ class LearnedControl(Constant):
             releases: of the run itself; those of the policy it started from are added.
             leaks: why the run has no certified epsilon.
         """
-        if self._agent is None:
+        if self._last is None:
             return None
         mine = self._normaliser
         tensors = {f"policy.{name}": value for name, value in self._agent.policy().items()}
@@ -245,10 +253,10 @@ class LearnedControl(Constant):
             else ()
         )
 
-    def _warm_start(self, features: int) -> None:
+    def _warm_start(self) -> None:
         """Take over networks and feature statistics. Raises ConfigError if they were made for other adapters."""
         assert self._source is not None
-        tensors = self._source.tensors
+        tensors, features = self._source.tensors, self.feature_size(len(self._facts.pair_sizes))
         try:
             for size in (self._source.features, len(tensors["features.mean"]), len(tensors["features.squares"])):
                 if size != features:

@@ -77,6 +77,10 @@ class Rldp(LearnedControl):
         """None of its own; a hyper-policy that leaks passes its leaks on."""
         return self.inherited_leaks
 
+    def feature_size(self, pairs: int) -> int:
+        """Per pair signal, direction, radius, weight and three norms; 4 scalars; design AB its statistics."""
+        return 7 * pairs + 4 + (pairs + 1 if self.design == "AB" else 0)
+
     def action_size(self, pairs: int) -> int:
         """Radii, weights, and sigma if it moves."""
         return 2 * pairs + int(self.move_noise)

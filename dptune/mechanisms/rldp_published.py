@@ -47,6 +47,10 @@ class RldpPublished(LearnedControl):
             *self.inherited_leaks,
         )
 
+    def feature_size(self, pairs: int) -> int:
+        """Three quartiles a pair and 8 scalars."""
+        return 3 * pairs + 8
+
     def action_size(self, pairs: int) -> int:
         """One a radius, one for sigma."""
         return pairs + 1
@@ -69,7 +73,7 @@ class RldpPublished(LearnedControl):
         import torch
 
         after = observation.releases - self.warmup
-        if after == 0 and self._warm:
+        if after >= 0 and self._warm:  # a resumed ledger may have jumped over the very release
             self._radii = tuple(torch.cat(self._warm).median(dim=0).values.clamp(min=1e-12).tolist())
         if after >= 0:
             self._warm = []

@@ -27,6 +27,8 @@ from dptune.privacy.release import Composition, Release
 
 #: Grid of privacy losses. Half of it changes no epsilon of the reference values by more than 1e-4.
 FINEST_INTERVAL = 2e-4
+#: Adds up to about 0.3 % to epsilon, never takes any away, and is several times faster.
+COARSE_INTERVAL = 1e-3
 
 #: Fractional orders matter: at epsilon 8 and small sampling rates the best order lies near 2.5.
 RENYI_ORDERS = (
@@ -133,7 +135,7 @@ def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float, interv
     return float(total.get_epsilon_for_delta(delta))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _step_losses(sample_rate: float, noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
     """Of one Poisson-subsampled Gaussian step under add/remove; most of the work, and the same at every count."""
     return from_gaussian_mechanism(

@@ -23,13 +23,20 @@ from typing import Any, Self
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory
-from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, Epsilons, epsilons
+from dptune.privacy.accountants import (
+    COARSE_INTERVAL,
+    FINEST_INTERVAL,
+    PUBLISHED_ACCOUNTANTS,
+    Epsilons,
+    epsilons,
+)
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 2
 _GENESIS = "0" * 64
+_FEW = 4  # distinct releases that are priced on the finest grid
 
 
 class LedgerError(DptuneError):
@@ -101,6 +108,8 @@ class RunHeader:
             renyi_filter=self.renyi_filter,
             run_leaks=self.leaks,
             inherited=Counter(dict(self.inherited)),
+            # Noise that moved often has a price of its own for every value it took.
+            interval=FINEST_INTERVAL if len(composition) <= _FEW else COARSE_INTERVAL,
         )
 
     def within_budget(self, composition: Composition) -> bool:

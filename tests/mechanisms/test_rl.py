@@ -595,11 +595,11 @@ class Taught(Rldp):
     def judge(self, gain: float, cost: float) -> float:
         return self.teacher(max(-3.0, min(3.0, -fmean(map(math.log, self._radii)))))
 
-    def _new_agent(self, state_size: int) -> SoftActorCritic:
+    def _new_agent(self) -> SoftActorCritic:
         options = SacOptions(
             batch_size=32, rounds=1, width=32, discount=0.0, actor_learning_rate=1e-2, critic_learning_rate=1e-2
         )
-        return SoftActorCritic(state_size, self.action_size(2), options, self.seed)
+        return SoftActorCritic(self.feature_size(2), self.action_size(2), options, self.seed)
 
 
 def change_of_log_radius(seed: int, teacher: Callable[[float], float]) -> float:
