@@ -128,7 +128,7 @@ def test_without_noise_no_epsilon_is_finite() -> None:
     ],
 )
 def test_statistics_without_noise_are_refused_before_the_first_step(name: str, entry: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="statistics, which need noise|there is no noise"):
+    with pytest.raises(ConfigError, match=r"statistics, which need noise|there is no noise"):
         started(name, noise="none", **entry)
 
 
