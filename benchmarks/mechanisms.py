@@ -33,9 +33,9 @@ from dptune.training.per_sample import lora_pairs
 BATCH, WIDTH, STEPS, VOCABULARY = 64, 160, 32, 1024
 #: As in params.yaml and profiles/comparison.yaml.
 ENTRIES: dict[str, dict[str, Any]] = {name: {} for name in MECHANISMS} | {
-    "rldp": {"interval": 8, "warmup": 8},
-    "rldp_ab": {"like": "rldp", "design": "AB", "interval": 8, "warmup": 8},
-    "rldp_published": {"interval": 8, "warmup": 8},
+    "rldp": {"interval": 8, "warmup": 8, "batch_size": 4},
+    "rldp_ab": {"like": "rldp", "design": "AB", "interval": 8, "warmup": 8, "batch_size": 4},
+    "rldp_published": {"interval": 8, "warmup": 8, "batch_size": 4},
 }
 
 

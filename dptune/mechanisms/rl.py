@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: sigma stays within these multiples of its start (RLDP section 2.4).
 NOISE_RANGE = (0.5, 2.0)
 _LARGEST_FEATURE = 10.0
+_PUBLISHED_BATCHES = {0.5: 4, 2.0: 16, 4.0: 8, 5.0: 4, 8.0: 8}
 _WORST_UTILITY = -100.0  # in place of the loss of a model that diverged
 
 
@@ -40,6 +41,12 @@ def moved_noise(noise: float, start: float, action: float, spent: float) -> floa
     low, high = (math.log(start * factor) for factor in NOISE_RANGE)
     proposal = min(max(math.log(noise) + math.tanh(action) * step, low), high)
     return math.exp(0.8 * math.log(noise) + 0.2 * proposal)
+
+
+def published_batch_size(epsilon: float | None) -> int:
+    """B_SAC of RLDP section 3 for this budget, or for the nearest that the paper has."""
+    nearest = min(_PUBLISHED_BATCHES, key=lambda known: abs(math.log(known / (epsilon or 2.0))))
+    return _PUBLISHED_BATCHES[nearest]
 
 
 @dataclass
@@ -69,7 +76,8 @@ class LearnedControl(Constant):
 
     Attributes:
         interval: T_RL, releases between actions.
-        batch_size: B_SAC, transitions per SAC round.
+        batch_size: B_SAC, transitions per SAC round; 0 takes the paper's for the budget: 4, 16, 8, 4, 8 at epsilon
+            0.5, 2, 4, 5, 8 (that of the nearest one for others).
         rounds: K, SAC rounds per action.
         warmup: releases before the first interval starts.
         radius_cap: largest radius (RLDP equation 10 has 1).
@@ -80,7 +88,7 @@ class LearnedControl(Constant):
     """
 
     interval: int = 112
-    batch_size: int = 4
+    batch_size: int = 0
     rounds: int = 2
     warmup: int = 50
     radius_cap: float = 1.0
@@ -97,10 +105,9 @@ class LearnedControl(Constant):
     _noise: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("interval", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, f"{getattr(self, name)} is below 1", fix="use 1 or more")
-        for name in ("rounds", "warmup"):
+        if self.interval < 1:
+            raise ConfigError("interval", f"{self.interval} is below 1", fix="use 1 or more")
+        for name in ("batch_size", "rounds", "warmup"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"{getattr(self, name)} is negative", fix="use 0 or more")
         for name in ("radius_cap", "reward_floor"):
@@ -172,7 +179,8 @@ class LearnedControl(Constant):
     def _new_agent(self) -> Any:
         from dptune.mechanisms.sac import SacOptions, SoftActorCritic
 
-        options = SacOptions(batch_size=self.batch_size, rounds=self.rounds)
+        batch_size = self.batch_size or published_batch_size(self._facts.epsilon)
+        options = SacOptions(batch_size=batch_size, rounds=self.rounds)
         pairs = len(self._facts.pair_sizes)
         return SoftActorCritic(self.feature_size(pairs), self.action_size(pairs), options, self.seed)
 

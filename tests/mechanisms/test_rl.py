@@ -25,7 +25,7 @@ from scipy import stats
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Knobs, Mechanism, Released, RunFacts
 from dptune.mechanisms.policy_file import SavedPolicy
-from dptune.mechanisms.rl import NOISE_RANGE, moved_noise, reward
+from dptune.mechanisms.rl import NOISE_RANGE, moved_noise, published_batch_size, reward
 from dptune.mechanisms.rldp import Rldp, bounded_statistics
 from dptune.mechanisms.rldp_published import RldpPublished, raw_features
 from dptune.mechanisms.sac import SacOptions, SoftActorCritic
@@ -646,7 +646,7 @@ def test_a_random_policy_never_changes() -> None:
     ("options", "field"),
     [
         ({"interval": 0}, "interval"),
-        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": -1}, "batch_size"),
         ({"rounds": -1}, "rounds"),
         ({"warmup": -1}, "warmup"),
         ({"radius_cap": 0.0}, "radius_cap"),
@@ -665,3 +665,10 @@ def test_a_random_policy_never_changes() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         started("rldp", **options)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "batch"), [(0.5, 4), (2, 16), (4, 8), (5, 4), (8, 8), (0.1, 4), (100, 8), (None, 16)]
+)
+def test_the_agents_batch_is_the_papers_for_the_budget(epsilon: float | None, batch: int) -> None:
+    assert published_batch_size(epsilon) == batch
