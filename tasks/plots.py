@@ -22,13 +22,17 @@ EPSILONS = {
     "epsilon_noise_only": "noise only",
     "epsilon_certified": "certified (proved)",
 }
-_COLOURS = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+_COLOURS = plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2]  # type: ignore[attr-defined]
+_STYLES = ("-", "--", ":", "-.")
+_LEGEND_ROW = 0.18  # inches
+_MOST_NAMES = 3
 _DPI = 130
 
 
 def draw_curves(results: Sequence[Result], path: Path) -> None:
-    """Learning curves: loss-side perplexities over steps, one colour a cell."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    """Learning curves: a colour for each mechanism, a line style for each budget, a line for each seed."""
+    lines = len({(_series(result), result.get("budget_epsilon")) for result in results})
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4 + _LEGEND_ROW * (lines // 3)), constrained_layout=True)
     _curve(axes[0], results, "eval_sample_perplexity", "held-out perplexity (sample)")
     _curve(axes[1], results, "public_perplexity", "public-set perplexity")
     _legend_below(figure, axes[0])
@@ -36,23 +40,43 @@ def draw_curves(results: Sequence[Result], path: Path) -> None:
 
 
 def draw_epsilons(results: Sequence[Result], path: Path) -> None:
-    """The certified epsilon, and the published claim dashed, over releases."""
-    figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    for index, result in enumerate(result for result in results if _finite(result["epsilon_published"])):
+    """The certified epsilon, and the published claim dashed, over releases; cells that share a curve share a line."""
+    curves: dict[tuple[Any, ...], list[str]] = {}
+    for result in results:
         for key, style in (("epsilon_certified", "-"), ("epsilon_published", "--")):
-            points = [(point["releases"], _value(point[key])) for point in result["history"]]
-            points = [point for point in points if math.isfinite(point[1])]
-            label = f"{result['label']}: {EPSILONS[key]}"
-            axis.plot(*_columns(points), style, color=_colour(index), label=label)
+            points = tuple((point["releases"], _value(point[key])) for point in result["history"])
+            finite = tuple(point for point in points if math.isfinite(point[1]))
+            if finite:
+                names = curves.setdefault((key, style, finite), [])
+                names += [name for name in [_budgeted(result)] if name not in names]
+    figure, axis = plt.subplots(figsize=(10, 4.5 + _LEGEND_ROW * len(curves)), constrained_layout=True)
+    order = list(dict.fromkeys(tuple(names) for names in curves.values()))
+    for (key, style, points), names in curves.items():
+        label = f"{EPSILONS[key]}: {_listed(names)}"
+        axis.plot(*_columns(points), style, color=_colour(order.index(tuple(names))), label=label)
     axis.set(xlabel="releases", ylabel="epsilon", title=_title("Epsilon over steps", results))
-    _finish(axis)
+    axis.grid(alpha=0.3)
+    _legend_below(figure, axis, columns=1)
     _save(figure, path)
+
+
+def _budgeted(result: Result) -> str:
+    budget = result.get("budget_epsilon")
+    return _series(result) if budget is None else f"{_series(result)}, budget {budget:g}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = "; ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown}; and {len(names) - _MOST_NAMES} more"
 
 
 def draw_perplexity(results: Sequence[Result], path: Path) -> None:
     """Perplexity against each of the three epsilons; public model and non-private runs as lines."""
     metric = perplexity_metric(results)
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), sharey=True, constrained_layout=True)
+    series = len({_series(result) for result in results})
+    figure, axes = plt.subplots(
+        1, 3, figsize=(13, 4 + _LEGEND_ROW * (series // 3)), sharey=True, constrained_layout=True
+    )
     for axis, (key, title) in zip(axes, EPSILONS.items(), strict=True):
         for index, name in enumerate(sorted({_series(result) for result in results})):
             _series_with_spread(axis, [r for r in results if _series(r) == name], key, metric, name, _colour(index))
@@ -181,10 +205,21 @@ def perplexity_metric(results: Sequence[Result]) -> str:
 
 
 def _curve(axis: Axes, results: Sequence[Result], key: str, title: str) -> None:
-    for index, result in enumerate(results):
+    mechanisms = list(dict.fromkeys(_series(result) for result in results))
+    budgets = list(dict.fromkeys(result.get("budget_epsilon") for result in results))
+    named: set[str] = set()
+    for result in results:
         points = [(point["releases"], point[key]) for point in result["history"] if key in point]
+        name = _budgeted(result)
         if points:
-            axis.plot(*_columns(points), ".-", color=_colour(index), label=result["label"])
+            axis.plot(
+                *_columns(points),
+                linestyle=_STYLES[budgets.index(result.get("budget_epsilon")) % len(_STYLES)],
+                marker=".",
+                color=_colour(mechanisms.index(_series(result))),
+                label=None if name in named else name,
+            )
+            named.add(name)
     axis.set(xlabel="releases", ylabel=title, title=_title(title, results))
     axis.grid(alpha=0.3)
     if not axis.lines:
@@ -196,7 +231,7 @@ def _title(text: str, results: Sequence[Result]) -> str:
 
 
 def _series(result: Result) -> str:
-    return f"{result['model']} / {result['mechanism']}"
+    return f"{result.get('model', '')} / {result.get('mechanism', '')}"
 
 
 def _before(results: Sequence[Result], metric: str) -> dict[str, float]:
@@ -205,10 +240,6 @@ def _before(results: Sequence[Result], metric: str) -> dict[str, float]:
 
 def _value(number: float | str) -> float:
     return float(number)
-
-
-def _finite(number: float | str) -> bool:
-    return math.isfinite(_value(number))
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -225,10 +256,10 @@ def _finish(axis: Axes) -> None:
         axis.legend(fontsize=7)
 
 
-def _legend_below(figure: Any, axis: Axes) -> None:
+def _legend_below(figure: Any, axis: Axes, columns: int = 3) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def _save(figure: Any, path: Path) -> None:
