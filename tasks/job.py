@@ -58,8 +58,8 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     records = read_records(TRAIN)
     training = cell.training
     model = attach_lora(load_base(base, device), Lora(**cell.lora.model_dump()), cell.seed)
-    units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient)
-    sample_rate, steps = sampling(len(units), training.expected_batch_size, training.epochs)
+    units, expected_batch_size = _units(cell, records)
+    sample_rate, steps = sampling(len(units), expected_batch_size, training.epochs)
     pairs = tuple(pair.name for pair in lora_pairs(model))
     ready = _calibrated(cell, len(pairs), Schedule(sample_rate, steps, cell.delta))
     mechanism = ready.mechanism
@@ -78,7 +78,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         mechanism=mechanism,
         plan=Plan(
             sample_rate=sample_rate,
-            expected_batch_size=training.expected_batch_size,
+            expected_batch_size=expected_batch_size,
             steps=steps,
             learning_rate=training.learning_rate,
             warmup_steps=training.warmup_steps,
@@ -92,7 +92,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
             accounting=cell.accounting,
             epsilon=cell.epsilon,
             delta=cell.delta,
-            unit=cell.unit,
+            unit=units.kind,
             units=len(units),
             data=str(records.about["label"]),
             telemetry=cell.telemetry,
@@ -107,6 +107,17 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         about=dict(records.about),
         pairs=pairs,
     )
+
+
+def _units(cell: Cell, records: Records) -> tuple[PrivacyUnits, float]:
+    """Whose privacy, and how many of them a batch expects."""
+    noise = {"noise_multiplier": 1.0} if takes_noise(cell.mechanism, cell.options) else {}
+    local = build(cell.mechanism, noise | cell.options).local
+    if local is not None:
+        return PrivacyUnits.clients(local.clients, records.patient), local.clients_per_round
+    training = cell.training
+    units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient)
+    return units, training.expected_batch_size
 
 
 def _tokens(cell: Cell, records: Records, tokenizer: Any) -> Tokens:

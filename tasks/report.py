@@ -96,6 +96,12 @@ def _page(results: list[Result], directory: Path, name: str) -> str:
         sources=sorted({result["data"] for result in results}),
         synthetic=any(result["synthetic"] for result in results),
         first=results[0],
+        privacy_units=sorted(
+            {
+                f"one {result['unit']}, of {result['units']} in training, sampled at rate {result['sample_rate']:.4g}"
+                for result in results
+            }
+        ),
         total=math.fsum(float(result["epsilon_certified"]) for result in results),
     )
 

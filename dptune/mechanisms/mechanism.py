@@ -22,6 +22,8 @@ from dptune.privacy.release import Composition, Release
 if TYPE_CHECKING:
     import torch
 
+    from dptune.mechanisms.local_updates import LocalUpdates
+
 
 class Gradients(Protocol):
     """Gradients of the units in one physical micro-batch; finite (a unit that was not is all zeros)."""
@@ -318,6 +320,13 @@ class Mechanism:
     def freezes_down(self) -> bool:
         """Whether only the B factors train."""
         return bool(getattr(self.clipper, "freeze_down", False))
+
+    @property
+    def local(self) -> LocalUpdates | None:
+        """The clipper, if what it clips is a client's update and not a gradient."""
+        from dptune.mechanisms.local_updates import LocalUpdates
+
+        return self.clipper if isinstance(self.clipper, LocalUpdates) else None
 
     def start(self, facts: RunFacts) -> None:
         """Tell the controller about the run, and check that its first step can be made.

@@ -25,6 +25,7 @@ from dptune.mechanisms.clipping import Flat, Unclipped
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.geoclip import GeoClip
+from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian, NoNoise
 from dptune.mechanisms.per_pair import PerPair
@@ -37,6 +38,7 @@ from dptune.mechanisms.transformed import Transformed
 CLIPPERS: dict[str, type] = {
     "flat": Flat,
     "per_pair": PerPair,
+    "local_updates": LocalUpdates,
     "auto_s": AutoS,
     "psac": Psac,
     "transformed": Transformed,
@@ -123,6 +125,14 @@ MECHANISMS: dict[str, Registered] = {
         options={"allocation": "global"},
         clips="each LoRA pair to the same radius C / sqrt(pairs)",
         adds="the same Gaussian noise everywhere, C times multiplier; freeze_down=true trains B alone (FFA-LoRA)",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "dp_lora_fed": Registered(
+        parts=_gaussian("local_updates"),
+        clips="each client's update after local steps (DP-LoRA, Liu et al. 2025; its unit of privacy is the client)",
+        adds="Gaussian noise on the sum of updates, radius times multiplier",
         adapts="nothing",
         costs="nothing",
         verdict="Sound",

@@ -83,7 +83,7 @@ class PrivacyUnits:
     """Which records belong to which unit of privacy.
 
     Attributes:
-        kind: "encounter" (each record its own unit) or "patient".
+        kind: "encounter" (each record its own unit), "patient", or "client" (many patients).
         members: for each unit the indices of its records.
         most: m, the most records one unit puts into a batch.
     """
@@ -104,6 +104,19 @@ class PrivacyUnits:
         order = np.argsort(patients, kind="stable")
         starts = np.flatnonzero(np.diff(patients[order])) + 1
         return cls(kind, np.split(order, starts), most)
+
+    @classmethod
+    def clients(cls, count: int, patients: NDArray[np.int64]) -> PrivacyUnits:
+        """Deal whole patients out to simulated clients, at random but publicly (no secret in the deal).
+
+        Raises: ConfigError if there are fewer patients than clients.
+        """
+        people, owner = np.unique(patients, return_inverse=True)
+        if len(people) < count:
+            raise ConfigError("clients", f"{count} are more than the {len(people)} patients", fix="use fewer clients")
+        client = np.random.default_rng(0).permutation(len(people)) % count
+        members = [np.flatnonzero(client[owner] == one) for one in range(count)]
+        return cls("client", members, max(map(len, members)))
 
     def __len__(self) -> int:
         return len(self.members)

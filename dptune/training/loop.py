@@ -22,6 +22,7 @@ import torch
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
+from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.privacy.entropy import Entropy
@@ -31,6 +32,7 @@ from dptune.privacy.release import Composition
 from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens, micro_batches
 from dptune.training.evaluation import mean_loss
+from dptune.training.federated import local_update
 from dptune.training.model import (
     assert_trained,
     freeze_down,
@@ -228,7 +230,9 @@ def _check(
     _check_header(units, mechanism, header, entropy)
     if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
         raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
-    if units.most > plan.physical_batch_size:
+    if (mechanism.local is not None) != (units.kind == "client"):
+        raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
+    if mechanism.local is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -327,6 +331,9 @@ def _zeros(pair: PairModules) -> torch.Tensor:
 
 def _gradients(run: _Run, batch: list[Any], raw: _RawStatistics) -> Iterator[PairGradients]:
     device, plan = run.pairs[0].up.weight.device, run.plan
+    if run.mechanism.local is not None:
+        yield from _local_updates(run, run.mechanism.local, batch, raw)
+        return
     for part in micro_batches(batch, plan.physical_batch_size):
         ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
         owners = torch.full((len(ids),), part.units, device=device)
@@ -337,6 +344,23 @@ def _gradients(run: _Run, batch: list[Any], raw: _RawStatistics) -> Iterator[Pai
         raw.losses.append(losses[: len(part.records)])
         raw.norms.append(gradients.norms())
         yield gradients
+
+
+def _local_updates(run: _Run, local: LocalUpdates, batch: list[Any], raw: _RawStatistics) -> Iterator[PairGradients]:
+    for records in batch:
+        update = local_update(
+            run.model,
+            run.pairs,
+            run.tokens,
+            records,
+            rows=run.plan.physical_batch_size,
+            steps=local.local_steps,
+            learning_rate=local.local_learning_rate,
+            autocast=run.plan.autocast_dtype,
+        )
+        raw.losses.append(update.losses())
+        raw.norms.append(update.norms())
+        yield update
 
 
 @dataclass

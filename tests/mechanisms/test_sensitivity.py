@@ -45,6 +45,7 @@ torch.set_num_threads(1)
 BUSY = {"interval": 1, "warmup": 0, "rounds": 1, "batch_size": 2}
 Entry = tuple[str, dict[str, Any]]
 SOUND: dict[str, Entry] = {
+    "dp_lora_fed": ("dp_lora_fed", {}),
     "static": ("static", {}),
     "per_pair": ("per_pair", {}),
     "per_pair, global": ("per_pair", {"allocation": "global", "pair_radius": 2.0, "stabiliser": 0.1}),

@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rldp_published": QUICK | {"accounting": "published"},
     "autoclip_published": {"accounting": "noise_only"},
     "geoclip": {"rank": 4},
+    "dp_lora_fed": {"clients": 9, "clients_per_round": 3.0, "local_steps": 1},
     "dc_sgd_p": {"histogram_noise": 60.0},
     "dc_sgd_e": {"histogram_noise": 60.0},
 }
@@ -48,7 +49,9 @@ def test_every_mechanism_is_one_entry_and_keeps_the_budget_that_it_names(pipelin
     result = run_cell(cell, "cpu")
     leaks = mechanism in ("rldp_published", "autoclip_published")
     assert float(result[f"epsilon_{cell.accounting}"]) <= cell.epsilon
-    assert result["releases"] == STEPS or mechanism == "rldp_published"
+    assert result["planned_releases"] == (2 if mechanism == "dp_lora_fed" else STEPS)
+    assert result["releases"] == result["planned_releases"] or mechanism == "rldp_published"
+    assert result["unit"] == ("client" if mechanism == "dp_lora_fed" else "encounter")
     assert bool(result["leaks"]) == (result["epsilon_certified"] == "inf") == leaks
     contents = read_ledger(cell.directory / "ledger.jsonl")
     assert contents.complete

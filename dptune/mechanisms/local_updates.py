@@ -1,0 +1,43 @@
+"""Federated DP-LoRA: clients train locally, and what is clipped is a client's whole update (Liu et al. 2025).
+
+The unit of privacy is the client, not the record: its epsilon protects all records of one client together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.clipping import Flat
+
+
+@dataclass(frozen=True)
+class LocalUpdates(Flat):
+    """Each drawn client runs local SGD from the current adapters; its update is clipped to C over all pairs.
+
+    Guarantee: one client more or less moves the sum of updates by at most C. Noise goes on that sum, never on
+    weights, whose sensitivity nothing bounds.
+
+    Attributes:
+        clients: simulated clients; records (whole patients) are dealt out to them at random, publicly.
+        clients_per_round: expected number in a round.
+        local_steps: SGD steps of a client in a round.
+        local_learning_rate: of those steps.
+    """
+
+    clients: int = 100
+    clients_per_round: float = 20.0
+    local_steps: int = 4
+    local_learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients < 2:
+            raise ConfigError("clients", f"{self.clients} is below 2", fix="use 100")
+        if not 0 < self.clients_per_round <= self.clients:
+            raise ConfigError("clients_per_round", f"{self.clients_per_round} is not in (0, clients]", fix="use 20")
+        if self.local_steps < 1:
+            raise ConfigError("local_steps", f"{self.local_steps} is below 1", fix="use 4")
+        if not (math.isfinite(self.local_learning_rate) and self.local_learning_rate > 0):
+            raise ConfigError("local_learning_rate", f"{self.local_learning_rate} is not positive", fix="use 0.1")

@@ -1,0 +1,65 @@
+"""A client's local training, for federated DP-LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.training.data import Tokens
+from dptune.training.losses import sequence_losses
+from dptune.training.per_sample import PairGradients, PairModules
+
+
+def local_update(
+    model: Any,
+    pairs: list[PairModules],
+    tokens: Tokens,
+    records: NDArray[np.int64],
+    *,
+    rows: int,
+    steps: int,
+    learning_rate: float,
+    autocast: torch.dtype | None = None,
+) -> PairGradients:
+    """What a client would send before clipping: minus the change of its adapters. The model is left as it was.
+
+    Local SGD without momentum on the mean loss, ``rows`` records a step, in order and from the start again. Private.
+
+    Args:
+        records: indices of the client's records, at least one.
+        rows: physical batch size; every batch has this shape.
+
+    Returns: one unit, whose loss is that of the first step.
+    """
+    parameters = [parameter for pair in pairs for parameter in pair.parameters]
+    start = [parameter.detach().clone() for parameter in parameters]
+    device, first = parameters[0].device, None
+    try:
+        for step in range(steps):
+            chosen = _slice(records, step, rows)
+            ids, mask = tokens.batch(chosen, device, height=rows)
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            loss = sequence_losses(logits, ids, mask)[: len(chosen)].mean()
+            first = loss.detach() if first is None else first
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter -= learning_rate * gradient
+        changes = [before - parameter.detach() for before, parameter in zip(start, parameters, strict=True)]
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, start, strict=True):
+                parameter.copy_(before)
+    flat = iter(change.flatten().float() for change in changes)
+    assert first is not None
+    return PairGradients([torch.cat([next(flat) for _ in pair.parameters])[None] for pair in pairs], first[None])
+
+
+def _slice(records: NDArray[np.int64], step: int, rows: int) -> NDArray[np.int64]:
+    """The step's records: at most ``rows``, going round."""
+    start = (step * rows) % len(records)
+    return records[start : start + rows]
