@@ -118,6 +118,7 @@ def verify(
         "accounting": header.accounting,
         "budget_epsilon": header.epsilon,
         "complete": contents.complete,
+        "inherited_releases": sum(count for _, count in header.inherited),
         "data": header.data,
         "run_id": header.run_id,
         "telemetry": header.telemetry,

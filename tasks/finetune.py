@@ -143,7 +143,9 @@ def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:
     controller = job.mechanism.controller
     if isinstance(controller, LearnedControl):
         header = contents.header
-        policy = controller.saved_policy(job.cell.label, header.run_id, contents.composition, contents.epsilons.leaks)
+        policy = controller.saved_policy(
+            job.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
+        )
         if policy is not None:
             policy.write(directory / "controller")
 

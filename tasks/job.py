@@ -11,7 +11,7 @@ import torch
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
@@ -61,11 +61,24 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     units, expected_batch_size = _units(cell, records)
     sample_rate, steps = sampling(len(units), expected_batch_size, training.epochs)
     pairs = tuple(pair.name for pair in lora_pairs(model))
-    ready = _calibrated(cell, len(pairs), Schedule(sample_rate, steps, cell.delta))
+    schedule = Schedule(sample_rate, steps, cell.delta)
+    ready = _calibrated(cell, len(pairs), schedule)
     mechanism = ready.mechanism
-    leaks = (*entropy.leaks, *mechanism.release(mechanism.knobs(), sample_rate).leaks)
-    if mechanism.controller.adaptive and ready.renyi_filter is None:
-        leaks = (*leaks, "moves its noise without a filter")
+    header = RunHeader(
+        mechanism=cell.mechanism,
+        published_accountant=mechanism.published_accountant,
+        accounting=cell.accounting,
+        epsilon=cell.epsilon,
+        delta=cell.delta,
+        unit=units.kind,
+        units=len(units),
+        data=str(records.about["label"]),
+        telemetry=cell.telemetry,
+        leaks=entropy.leaks,
+        renyi_filter=ready.renyi_filter,
+        inherited=tuple(mechanism.controller.inherited.items()),
+    )
+    leaks = header.leaks_of(planned(mechanism, schedule))
     if cell.telemetry == "private" and leaks:
         raise ConfigError(
             "experiment.telemetry",
@@ -86,20 +99,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
             checkpoint_every=training.checkpoint_every,
             autocast=training.autocast,
         ),
-        header=RunHeader(
-            mechanism=cell.mechanism,
-            published_accountant=mechanism.published_accountant,
-            accounting=cell.accounting,
-            epsilon=cell.epsilon,
-            delta=cell.delta,
-            unit=units.kind,
-            units=len(units),
-            data=str(records.about["label"]),
-            telemetry=cell.telemetry,
-            leaks=entropy.leaks,
-            renyi_filter=ready.renyi_filter,
-            inherited=tuple(mechanism.controller.inherited.items()),
-        ),
+        header=header,
         units=units,
         train=_tokens(cell, records, tokenizer),
         evaluation=_tokens(cell, read_records(EVAL), tokenizer),

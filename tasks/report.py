@@ -102,7 +102,7 @@ def _page(results: list[Result], directory: Path, name: str) -> str:
                 for result in results
             }
         ),
-        total=math.fsum(float(result["epsilon_certified"]) for result in results),
+        totals=_totals(results),
     )
 
 
@@ -123,6 +123,21 @@ def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
 
 def _encoded(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
+
+
+def _totals(results: list[Result]) -> list[tuple[str, int, float, float]]:
+    """Basic composition, for every unit of privacy: (unit, cells, epsilon, delta)."""
+    units = sorted({result["unit"] for result in results})
+    groups = [(unit, [result for result in results if result["unit"] == unit]) for unit in units]
+    return [
+        (
+            unit,
+            len(group),
+            math.fsum(float(result["epsilon_certified"]) for result in group),
+            math.fsum(result["delta"] for result in group),
+        )
+        for unit, group in groups
+    ]
 
 
 def _epsilon(value: float | str) -> str:

@@ -37,6 +37,11 @@ class Constant:
         """Nothing."""
         return Counter()
 
+    @property
+    def inherited_unit(self) -> str | None:
+        """None."""
+        return None
+
     def check(self, initial: Knobs, pairs: int) -> None:
         """Any knobs will do."""
 

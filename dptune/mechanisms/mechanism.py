@@ -241,6 +241,11 @@ class Controller(Protocol):
         """Releases of other runs that it was made from; the run's epsilon includes them."""
         ...
 
+    @property
+    def inherited_unit(self) -> str | None:
+        """The unit of privacy of those releases, which must be the run's; None if there are none."""
+        ...
+
     def check(self, initial: Knobs, pairs: int) -> None:
         """Raise ConfigError if it cannot move these knobs."""
         ...

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
+from dptune.files import sha256
 from dptune.privacy.release import Composition, Release
 
 _FORMAT = 1
@@ -25,6 +26,7 @@ class SavedPolicy:
     Attributes:
         label: of the run that trained it.
         run_id: of that run's ledger.
+        unit: whose privacy that run's releases are about ("encounter", "patient", "client").
         tensors: networks ("policy.*") and feature statistics ("features.*").
         features: how many features it reads.
         features_seen: observations behind the feature statistics.
@@ -35,6 +37,7 @@ class SavedPolicy:
 
     label: str
     run_id: str
+    unit: str
     tensors: dict[str, Any]
     features: int
     features_seen: int
@@ -52,6 +55,8 @@ class SavedPolicy:
             "format": _FORMAT,
             "label": self.label,
             "run_id": self.run_id,
+            "unit": self.unit,
+            "sha256": sha256(folder / _TENSORS),
             "features": self.features,
             "features_seen": self.features_seen,
             "releases": [[release.to_dict(), count] for release, count in self.releases.items()],
@@ -78,6 +83,8 @@ class SavedPolicy:
             leaks = values.pop("leaks")
             if not (isinstance(leaks, list) and all(isinstance(leak, str) for leak in leaks)):
                 raise ValueError("leaks are no list of reasons")
+            if values.pop("sha256") != sha256(Path(folder) / _TENSORS):
+                raise ValueError(f"{_TENSORS} is not the one that {_JSON} describes")
             tensors = load_file(Path(folder) / _TENSORS)
             return cls(tensors=tensors, releases=releases, leaks=tuple(leaks), **values)
         except (OSError, SafetensorError, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -217,13 +217,14 @@ class LearnedControl(Constant):
         self._normaliser = Normaliser(int(state["features.count"]), state["features.mean"], state["features.squares"])
 
     def saved_policy(
-        self, label: str, run_id: str, releases: Composition, leaks: tuple[str, ...]
+        self, label: str, run_id: str, unit: str, releases: Composition, leaks: tuple[str, ...]
     ) -> SavedPolicy | None:
         """The trained hyper-policy of a run, with everything that it cost; None if it never acted.
 
         Args:
             label: of the run, for people.
             run_id: of the run's ledger.
+            unit: of the run's privacy.
             releases: of the run itself; those of the policy it started from are added.
             leaks: why the run has no certified epsilon.
         """
@@ -234,6 +235,7 @@ class LearnedControl(Constant):
         return SavedPolicy(
             label=label,
             run_id=run_id,
+            unit=unit,
             tensors=tensors | {"features.mean": mine.mean, "features.squares": mine.squares},
             features=len(mine.mean),
             features_seen=mine.count,
@@ -251,6 +253,11 @@ class LearnedControl(Constant):
     def inherited(self) -> Composition:
         """What that hyper-policy cost."""
         return Counter(self._source.releases) if self._source else Counter()
+
+    @property
+    def inherited_unit(self) -> str | None:
+        """Whose privacy ``inherited`` is about."""
+        return self._source.unit if self._source else None
 
     @property
     def inherited_leaks(self) -> tuple[str, ...]:

@@ -97,17 +97,24 @@ def epsilons(
         )
     published = PUBLISHED_ACCOUNTANTS[published_accountant](composition, delta)
     composition = composition + (inherited or Counter())
-    leaks = dict.fromkeys(run_leaks)
-    for release in composition:
-        leaks.update(dict.fromkeys(release.leaks))
-    adaptive = any(release.adaptive for release in composition)
-    if adaptive and renyi_filter is not None:
+    leaks = leaks_of(composition, renyi_filter, run_leaks)
+    if renyi_filter is not None and any(release.adaptive for release in composition):
         noise_only = renyi_filter.epsilon(composition, delta)
     else:
         noise_only = pld_epsilon(composition, delta, interval=interval)
-    if adaptive and renyi_filter is None:
+    return Epsilons(published, noise_only, math.inf if leaks else noise_only, leaks)
+
+
+def leaks_of(
+    composition: Composition, renyi_filter: RenyiFilter | None = None, run_leaks: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Why these releases have no certified epsilon; empty if they have one."""
+    leaks = dict.fromkeys(run_leaks)
+    for release in composition:
+        leaks.update(dict.fromkeys(release.leaks))
+    if renyi_filter is None and any(release.adaptive for release in composition):
         leaks["noise chosen from earlier releases without a filter fixed in advance"] = None
-    return Epsilons(published, noise_only, math.inf if leaks else noise_only, tuple(leaks))
+    return tuple(leaks)
 
 
 def pld_epsilon(composition: Composition, delta: float, *, interval: float = FINEST_INTERVAL) -> float:

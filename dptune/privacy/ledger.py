@@ -29,6 +29,7 @@ from dptune.privacy.accountants import (
     PUBLISHED_ACCOUNTANTS,
     Epsilons,
     epsilons,
+    leaks_of,
 )
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
@@ -107,10 +108,14 @@ class RunHeader:
             published_accountant=self.published_accountant,
             renyi_filter=self.renyi_filter,
             run_leaks=self.leaks,
-            inherited=Counter(dict(self.inherited)),
+            inherited=composition_of(self.inherited),
             # Noise that moved often has a price of its own for every value it took.
             interval=FINEST_INTERVAL if len(composition) <= _FEW else COARSE_INTERVAL,
         )
+
+    def leaks_of(self, composition: Composition) -> tuple[str, ...]:
+        """Why a run of these releases has no certified epsilon; priced at nothing."""
+        return leaks_of(composition + composition_of(self.inherited), self.renyi_filter, self.leaks)
 
     def within_budget(self, composition: Composition) -> bool:
         """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
@@ -144,6 +149,14 @@ class RunHeader:
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
         return cls(**values)
+
+
+def composition_of(inherited: tuple[tuple[Release, int], ...]) -> Composition:
+    """The releases of a header's ``inherited``; entries that name the same release add up."""
+    total: Composition = Counter()
+    for release, count in inherited:
+        total[release] += count
+    return total
 
 
 def _count(value: Any) -> int:

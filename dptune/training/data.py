@@ -107,15 +107,17 @@ class PrivacyUnits:
 
     @classmethod
     def clients(cls, count: int, patients: NDArray[np.int64]) -> PrivacyUnits:
-        """Deal whole patients out to simulated clients, at random but publicly (no secret in the deal).
+        """Deal whole patients out to simulated clients by a public hash of their number.
 
-        Raises: ConfigError if there are fewer patients than clients.
+        Where a patient goes depends on that patient alone, so that a client can join or leave without any other
+        client's records moving. A client may be empty.
         """
-        people, owner = np.unique(patients, return_inverse=True)
-        if len(people) < count:
-            raise ConfigError("clients", f"{count} are more than the {len(people)} patients", fix="use fewer clients")
-        client = np.random.default_rng(0).permutation(len(people)) % count
-        members = [np.flatnonzero(client[owner] == one) for one in range(count)]
+        # SplitMix64's finaliser: numbers in a row spread evenly.
+        mixed = patients.astype(np.uint64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        client = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(count)
+        members = [np.flatnonzero(client == one) for one in range(count)]
         return cls("client", members, max(map(len, members)))
 
     def __len__(self) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dptune.errors import ConfigError
@@ -25,9 +26,9 @@ from dptune.mechanisms.control import total_norms
 from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
 from dptune.mechanisms.planning import Schedule, planned
-from dptune.privacy.entropy import Entropy
+from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.filters import renyi_cost
-from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader
+from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader, composition_of
 from dptune.privacy.release import Composition
 from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens, micro_batches
@@ -251,8 +252,13 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
-    if Counter(dict(header.inherited)) != mechanism.controller.inherited:
+    if composition_of(header.inherited) != mechanism.controller.inherited:
         raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
+    unit = mechanism.controller.inherited_unit
+    if unit not in (None, header.unit):
+        # A release that is private about encounters says little about a patient who has many.
+        problem = f"the hyper-policy's run was private about one {unit}, this one about one {header.unit}"
+        raise ConfigError("init_from", problem, fix="start from a run with the same unit")
     if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
         raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
 
@@ -347,7 +353,11 @@ def _gradients(run: _Run, batch: list[Any], raw: _RawStatistics) -> Iterator[Pai
 
 
 def _local_updates(run: _Run, local: LocalUpdates, batch: list[Any], raw: _RawStatistics) -> Iterator[PairGradients]:
-    for records in batch:
+    for members in batch:
+        if not len(members):
+            continue  # a client whose patients are all elsewhere sends nothing
+        # Another order every round, or a client's last records would never be used.
+        records = members[np.argsort(uniform(run.entropy, len(members)))]
         update = local_update(
             run.model,
             run.pairs,

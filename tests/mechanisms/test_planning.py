@@ -94,7 +94,7 @@ def test_a_mechanism_that_leaks_is_refused_under_certified_accounting(name: str,
 
 def hyper_policy(folder: Path, leaks: tuple[str, ...] = ()) -> str:
     """One that 20 releases were charged for."""
-    SavedPolicy("other run", "1", {}, 0, 0, Counter({Release(0.2, 4.0): 20}), leaks, {}).write(folder)
+    SavedPolicy("other run", "1", "encounter", {}, 0, 0, Counter({Release(0.2, 4.0): 20}), leaks, {}).write(folder)
     return str(folder)
 
 

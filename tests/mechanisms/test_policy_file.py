@@ -29,7 +29,9 @@ SCHEDULE = Schedule(0.01, 100, 1e-5)
 
 def saved(folder: Path, leaks: tuple[str, ...] = (), releases: Counter[Release] | None = None) -> SavedPolicy:
     tensors = {"policy.weight": torch.ones(2), "features.mean": torch.zeros(3), "features.squares": torch.ones(3)}
-    policy = SavedPolicy("parent", "id", tensors, 3, 9, releases or Counter({STEP: 50}), leaks, {"interval": 4})
+    policy = SavedPolicy(
+        "parent", "id", "encounter", tensors, 3, 9, releases or Counter({STEP: 50}), leaks, {"interval": 4}
+    )
     policy.write(folder)
     return policy
 
@@ -127,6 +129,7 @@ def test_a_policy_that_is_replaced_after_it_was_priced_is_not_loaded(tmp_path: P
         lambda folder: edit(folder, releases=[[STEP.to_dict(), 0]]),
         lambda folder: edit(folder, releases=[[{"sample_rate": 0.1}, 1]]),
         lambda folder: edit(folder, leaks="none"),
+        lambda folder: edit(folder, sha256="0" * 64),  # tensors of another, perhaps leaking, policy
         lambda folder: edit(folder, surprise=1),
     ],
 )
@@ -153,3 +156,8 @@ def test_building_the_agent_reseeds_no_cuda_device(monkeypatch: pytest.MonkeyPat
     agent.improve()
     assert seeded == []
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_entries_of_the_same_release_add_up() -> None:
+    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 10, inherited=((STEP, 200), (STEP, 1)))
+    assert header.price(Counter()).certified == pld_epsilon(Counter({STEP: 201}), 1e-5)

@@ -91,6 +91,17 @@ def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:
     assert "policy" in second.inputs
 
 
+def test_a_hyper_policy_of_another_unit_is_refused(pipeline: Path) -> None:
+    """What is private about one encounter says little about a patient who has many."""
+    first = cell_of("rldp", QUICK)
+    run_cell(first, "cpu")
+    heir = QUICK | {"init_from": str(first.directory / "controller")}
+    changes = {"mechanisms": {"rldp": heir}, "data": {"unit": "patient"}}
+    (second,) = cells(changes, {"experiment": {"mechanisms": ["rldp"], "epsilons": [2 * BUDGET]}})
+    with pytest.raises(ConfigError, match="private about one encounter"):
+        run_cell(second, "cpu")
+
+
 def test_a_hyper_policy_that_read_raw_data_passes_its_leak_on(pipeline: Path) -> None:
     first = cell_of("rldp_published", OPTIONS["rldp_published"])
     run_cell(first, "cpu")

@@ -238,6 +238,14 @@ def test_several_seeds_show_mean_and_spread(tmp_path: Path) -> None:
     assert "Every cell" not in page(tmp_path).words
 
 
+def test_totals_are_stated_for_each_unit_and_never_mixed(tmp_path: Path) -> None:
+    write_report([result(), result(seed=1), result("dp_lora_fed", unit="client", units=9)], tmp_path, "tiny")
+    words = " ".join(page(tmp_path).words.split())
+    assert "at most ε = 4, δ = 2e-05 about one encounter" in words
+    assert "at most ε = 2, δ = 1e-05 about one client" in words
+    assert "cannot be compared or added" in words
+
+
 def test_cells_of_another_accounting_are_another_group() -> None:
     groups = over_seeds([result(), result(accounting="published"), result(seed=1)], "eval_perplexity")
     assert sorted(len(group.results) for group in groups) == [1, 2]

@@ -84,9 +84,22 @@ def test_clients_get_whole_patients_and_every_record_once() -> None:
     assert not homes[0] & homes[1]
     assert not homes[0] & homes[2]
     assert not homes[1] & homes[2]
-    assert max(map(len, homes)) - min(map(len, homes)) <= 1
-    with pytest.raises(ConfigError, match="clients"):
-        PrivacyUnits.clients(7, patients)
+
+
+def test_a_client_that_leaves_moves_no_other_clients_records() -> None:
+    patients = np.random.default_rng(1).integers(0, 10**8, 2000)
+    before = [set(patients[members]) for members in PrivacyUnits.clients(20, patients).members]
+    assert min(map(len, before)) > 50, "dealt evenly"
+    rest = patients[~np.isin(patients, list(before[7]))]
+    after = [set(rest[members]) for members in PrivacyUnits.clients(20, rest).members]
+    assert after == [set() if client == 7 else people for client, people in enumerate(before)]
+
+
+def test_empty_clients_are_clients_that_send_nothing(tmp_path: Path) -> None:
+    units = PrivacyUnits.clients(40, np.arange(len(records().rows)))
+    assert min(map(len, units.members)) == 0
+    run(tmp_path, units, "dp_lora_fed")
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 3
 
 
 def run(directory: Path, units: PrivacyUnits, mechanism_name: str) -> None:
