@@ -280,12 +280,12 @@ def _step(run: _Run, knobs: Knobs, step: int) -> StepReport:
     released = mechanism.privatise(_gradients(run, batch, raw), zeros, knobs, plan.expected_batch_size, run.entropy)
     learning_rate = plan.learning_rate_at(step)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
-    mechanism.controller.observe(_observation(run, released))
     moved = {
         "noise_multiplier": knobs.noise_multiplier,
         **{f"radius_{index}": radius for index, radius in enumerate(released.knobs.radii)},
-        **mechanism.controller.metrics(),
+        **mechanism.controller.metrics(),  # before it observes: what this release was made with
     }
+    mechanism.controller.observe(_observation(run, released))
     public = {"learning_rate": learning_rate}
     private = raw.summary(released.knobs)
     # Without noise the sum is as private as the records.
