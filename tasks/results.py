@@ -173,9 +173,11 @@ def publish(directory: Path, parent: str | None) -> None:
     final = {f"final_{key}": value for key, value in named(contents.epsilons).items()}
     child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
     child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
-    for name in ("ledger.jsonl", "adapter", "result.json", "curves.png", "controller"):
-        if (directory / name).exists():
-            child.artifact(directory / name)
+    for name in ("ledger.jsonl", "adapter", "result.json", "curves.png"):
+        child.artifact(directory / name)
+    # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
+    if (directory / "controller").exists() and not result["leaks"]:
+        child.artifact(directory / "controller")
     child.end()
     write_text(marker, child.run_id)
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_coordinates
 from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+from dptune.mechanisms.transformed import check_estimator
 
 if TYPE_CHECKING:
     import torch
@@ -62,13 +62,8 @@ class AdaClip(Constant):
     _facts: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("mean_decay", "variance_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(name, f"{getattr(self, name)} is not in [0, 1]", fix="use a decay such as 0.99")
-        if not (0 < self.floor <= 1 <= self.ceiling < math.inf):
-            raise ConfigError("floor", f"0 < {self.floor} <= 1 <= {self.ceiling} does not hold", fix="see its help")
-        if not (math.isfinite(self.start_norm) and self.start_norm > 0):
-            raise ConfigError("start_norm", f"{self.start_norm} is not positive", fix="use 1.0")
+        decays = {"mean_decay": self.mean_decay, "variance_decay": self.variance_decay}
+        check_estimator(decays, {"start_norm": self.start_norm}, self.floor, self.ceiling)
 
     def check(self, initial: Knobs, pairs: int) -> None:
         """Other clippers would ignore the coordinates."""

@@ -7,7 +7,7 @@ paper cites for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
@@ -27,7 +27,6 @@ class RawQuantile(Constant):
     """
 
     target: float = 0.5
-    _radius: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.target < 1:
@@ -45,9 +44,4 @@ class RawQuantile(Constant):
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
         """LEAK. The quantile of the norms; the given radius for an empty batch, or one without gradients."""
         quantile = float(total_norms(norms).quantile(self.target)) if len(norms) else 0.0
-        self._radius = quantile or knobs.radii[0]
-        return Knobs((self._radius,), knobs.noise_multiplier)
-
-    def metrics(self) -> dict[str, float]:
-        """The raw radius."""
-        return {"raw_radius": self._radius}
+        return Knobs((quantile or knobs.radii[0],), knobs.noise_multiplier)

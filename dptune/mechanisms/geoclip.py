@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_coordinates
 from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+from dptune.mechanisms.transformed import check_estimator
 
 if TYPE_CHECKING:
     import torch
@@ -97,18 +98,13 @@ class GeoClip(Constant):
     _facts: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("mean_decay", "covariance_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(name, f"{getattr(self, name)} is not in [0, 1]", fix="use a decay such as 0.99")
+        decays = {"mean_decay": self.mean_decay, "covariance_decay": self.covariance_decay}
+        norms = {"start_norm": self.start_norm, "outer_radius": self.outer_radius}
+        check_estimator(decays, norms, self.floor, self.ceiling)
         if not 0 <= self.explore < 1:
             raise ConfigError("explore", f"{self.explore} is not in [0, 1)", fix="use 0.2, or 0 for none")
         if self.rank < 0 or (self.rank == 0 and self.explore):
             raise ConfigError("rank", f"{self.rank} with explore {self.explore}", fix="use a rank, or explore=0")
-        if not (0 < self.floor <= 1 <= self.ceiling < math.inf):
-            raise ConfigError("floor", f"0 < {self.floor} <= 1 <= {self.ceiling} does not hold", fix="see its help")
-        for name in ("start_norm", "outer_radius"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1.0")
 
     def check(self, initial: Knobs, pairs: int) -> None:
         """Other clippers would ignore the coordinates."""

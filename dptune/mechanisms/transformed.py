@@ -5,10 +5,12 @@ The coordinates come from past releases (``Knobs.geometry``), so they are public
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.clipping import check_positive
 from dptune.mechanisms.mechanism import Geometry, Gradients, Knobs
 
 if TYPE_CHECKING:
@@ -66,6 +68,17 @@ class Transformed:
             bounded = (block * factors).where(norms.isfinite(), 0.0)
             sums.append(bounded.sum(dim=0))
         return sums
+
+
+def check_estimator(decays: dict[str, float], norms: dict[str, float], floor: float, ceiling: float) -> None:
+    """Raise ConfigError unless decays lie in [0, 1], norms are positive and 0 < floor <= 1 <= ceiling."""
+    for name, decay in decays.items():
+        if not 0 <= decay <= 1:
+            raise ConfigError(name, f"{decay} is not in [0, 1]", fix="use a decay such as 0.99")
+    for name, norm in norms.items():
+        check_positive(name, norm)
+    if not (0 < floor <= 1 <= ceiling < math.inf):
+        raise ConfigError("floor", f"0 < {floor} <= 1 <= {ceiling} does not hold", fix="see its help")
 
 
 def _geometry(knobs: Knobs) -> Geometry:
