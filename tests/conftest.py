@@ -6,9 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from dptune.privacy.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parent / "tasks"))
 
@@ -34,3 +37,19 @@ def pipeline(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypat
     directory = copied(built(tmp_path_factory), tmp_path / "tiny pipeline")
     prepare_environment(monkeypatch, directory)
     return directory
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
+    """Every ledger that a test opens; a dead process holds no lock, so a test closes them where it plays dead."""
+    ledgers: list[Ledger] = []
+    real = Ledger.__init__
+
+    def init(self: Ledger, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        ledgers.append(self)
+
+    monkeypatch.setattr(Ledger, "__init__", init)
+    yield ledgers
+    for ledger in ledgers:
+        ledger.close()

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from dptune.privacy.ledger import Ledger
 from tasks.cells import Cell, grid
 from tasks.settings import load_settings
 from tasks.stage import run_stage
@@ -154,21 +152,6 @@ def prepare_environment(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Non
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
-def keep_track_of_ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
-    """Every ledger that is opened; a dead process holds no lock, so a test closes them where it plays dead."""
-    opened: list[Ledger] = []
-    real = Ledger.__init__
-
-    def init(self: Ledger, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        opened.append(self)
-
-    monkeypatch.setattr(Ledger, "__init__", init)
-    yield opened
-    for ledger in opened:
-        ledger.close()
 
 
 def mode(path: Path) -> int:

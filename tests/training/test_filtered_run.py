@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,22 +58,6 @@ class Greedy(Constant):
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing may catch it."""
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
-    """Every ledger that a run opened; a dead process holds no lock, so tests close them."""
-    ledgers: list[Ledger] = []
-    real = Ledger.__init__
-
-    def init(self: Ledger, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        ledgers.append(self)
-
-    monkeypatch.setattr(Ledger, "__init__", init)
-    yield ledgers
-    for ledger in ledgers:
-        ledger.close()
 
 
 def moving(**options: Any) -> Calibrated:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,6 @@ STEPS = 7
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing may catch it."""
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
-    """Every ledger that a run opened; a dead process holds no lock, so they are closed on ``kill``."""
-    ledgers: list[Ledger] = []
-    real = Ledger.__init__
-
-    def init(self: Ledger, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        ledgers.append(self)
-
-    monkeypatch.setattr(Ledger, "__init__", init)
-    yield ledgers
-    for ledger in ledgers:
-        ledger.close()
 
 
 def run(directory: Path, *, noise: float = 1.0, entropy: Any = None, header: Any = None, **options: Any) -> Any:
