@@ -1,8 +1,9 @@
-"""What each mechanism adds to a step: ``python -m benchmarks.mechanisms [--rounds 5] [--device cpu]``.
+"""What each mechanism adds to a step: ``python -m benchmarks.mechanisms [--rounds 5] [--only NAME ...] [--device cpu]``.
 
 The named peer is ``static`` (vanilla DP-SGD) in the same run, interleaved: every round takes each mechanism through
 the same number of steps of the default model's shape, with batches of exactly 64. Times are CPU times of one thread
-(wall times on a GPU), so that neighbours on the machine hardly matter; memory is the peak of a process of its own.
+(wall times on a GPU), so that neighbours on the machine hardly matter; memory is the peak of a process of its own,
+without what its imports hold.
 """
 
 from __future__ import annotations
@@ -80,17 +81,19 @@ def peak_memory(name: str, device: str) -> float:
 
 def print_memory(name: str, device: torch.device) -> None:
     """The child process of ``peak_memory``."""
+    imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds_per_step(name, device)
     if device.type == "cuda":
         megabytes = torch.cuda.max_memory_allocated() / 2**20
     else:
-        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imports) / 2**10
     print(json.dumps({"mb": megabytes}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=sorted(ENTRIES), default=list(ENTRIES), help="beside static")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -99,14 +102,15 @@ def main() -> None:
     if arguments.memory_of:
         print_memory(arguments.memory_of, device)
         return
+    names = list(dict.fromkeys(["static", *arguments.only]))
     seconds_per_step("static", device)  # warm-up
-    rounds = [{name: seconds_per_step(name, device) for name in ENTRIES} for _ in range(arguments.rounds)]
-    memory = {name: peak_memory(name, arguments.device) for name in ENTRIES}
+    rounds = [{name: seconds_per_step(name, device) for name in names} for _ in range(arguments.rounds)]
+    memory = {name: peak_memory(name, arguments.device) for name in names}
     static = statistics.median(one["static"] for one in rounds)
     print(f"static: {1000 * static:.1f} ms a step, {memory['static']:.0f} MB at peak\n")
     print("| mechanism | time / static, median (least to most of the rounds) | peak memory / static |")
     print("| --- | --- | --- |")
-    for name in ENTRIES:
+    for name in names:
         ratios = sorted(one[name] / one["static"] for one in rounds)
         spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
         print(f"| {name} | {spread} | {memory[name] / memory['static']:.3f} |")
