@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -81,13 +80,19 @@ def peak_memory(name: str, device: str) -> float:
 
 def print_memory(name: str, device: torch.device) -> None:
     """The child process of ``peak_memory``."""
-    imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    imports = _resident_peak()
     seconds_per_step(name, device)
     if device.type == "cuda":
         megabytes = torch.cuda.max_memory_allocated() / 2**20
     else:
-        megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imports) / 2**10
+        megabytes = _resident_peak() - imports
     print(json.dumps({"mb": megabytes}))
+
+
+def _resident_peak() -> float:
+    """MB. (``getrusage`` would tell the parent's peak where that is larger: a child inherits it.)"""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**10
 
 
 def main() -> None:

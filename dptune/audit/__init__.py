@@ -1,0 +1,1 @@
+"""Attacks that check the ledger: lower bounds on epsilon that hold whatever the proof says."""

@@ -1,0 +1,160 @@
+"""From what an attack got right to a lower bound on epsilon, with its confidence. Pure statistics, no model.
+
+Repeated runs: Clopper-Pearson bounds on the attack's two error rates. One run with many canaries: Steinke, Nasr
+and Jagielski 2023 (arXiv 2305.08846), and the f-DP bound of Mahloujifar, Melis and Chaudhuri 2024 (2410.22235).
+Every bound here may err with probability ``1 - confidence``, and only then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, log_ndtr, ndtr, ndtri
+from scipy.stats import beta, binom
+
+from dptune.errors import ConfigError
+
+_MOST_EPSILON = 1000.0
+_MOST_MU = 100.0
+
+
+def rate_at_most(events: int, trials: int, confidence: float) -> float:
+    """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials``."""
+    _check_confidence(confidence)
+    if not 0 <= events <= trials or trials == 0:
+        raise ConfigError("events", f"{events} of {trials} is no share", fix="count 0 or more of at least one trial")
+    return 1.0 if events == trials else float(beta.ppf(confidence, events + 1, trials - events))
+
+
+def epsilon_from_errors(
+    false_negatives: int, members: int, false_positives: int, others: int, delta: float, confidence: float
+) -> float:
+    """Lower bound on epsilon at ``delta`` from one attack's errors over independent runs.
+
+    An (epsilon, delta)-DP mechanism obeys TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta
+    (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of what may go wrong.
+    Valid for every mechanism. At most about log(trials): more needs more trials.
+    """
+    fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)
+    ratios = [(1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr]
+    return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0))
+
+
+def mu_from_errors(
+    false_negatives: int, members: int, false_positives: int, others: int, confidence: float
+) -> float:
+    """Lower bound on mu of Gaussian DP from one attack's errors over independent runs.
+
+    A mu-GDP mechanism obeys Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu (Dong, Roth and Su 2022).
+    """
+    fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)
+    return max(0.0, float(ndtri(1 - fpr) - ndtri(fnr)))
+
+
+def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Chance of at least ``correct`` right guesses against any (epsilon, delta)-DP run; 2305.08846, theorem 5.2.
+
+    Args:
+        canaries: m, each included by its own fair coin.
+        guesses: r, the coins that the attacker dared to guess.
+        correct: v, how many of them were right.
+    """
+    _check_guesses(canaries, guesses, correct)
+    right = expit(epsilon)
+    tail = float(binom.sf(correct - 1, guesses, right))
+    if delta == 0 or correct == 0:
+        return min(1.0, tail)
+    steps = np.arange(1, correct + 1)
+    below = binom.sf(correct - steps - 1, guesses, right) - tail
+    return min(1.0, tail + 2 * canaries * delta * float(np.max(below / steps, initial=0.0)))
+
+
+def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
+    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; 2305.08846, corollary 5.4."""
+    _check_confidence(confidence)
+    return _largest_rejected(
+        lambda epsilon: one_run_p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence, _MOST_EPSILON
+    )
+
+
+def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> float:
+    """Lower bound on mu from one run, tighter where the run is mu-GDP; 2410.22235, algorithm 3.
+
+    Rejects mu for Gaussian trade-off curves only: as an epsilon it is a bound for mechanisms whose whole curve is
+    Gaussian, and an estimate for all others. ``one_run_epsilon`` needs no such premise.
+    """
+    _check_guesses(canaries, guesses, correct)
+    _check_confidence(confidence)
+    return _largest_rejected(
+        lambda mu: _refutes(lambda rate: float(ndtr(ndtri(rate) - mu)), canaries, guesses, correct, 1 - confidence),
+        _MOST_MU,
+    )
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at ``delta`` of a mu-GDP mechanism (Dong, Roth and Su 2022, corollary 2.13)."""
+    if mu <= 0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        first = float(ndtr(mu / 2 - epsilon / mu))
+        return first - math.exp(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(brentq(excess, 0.0, mu * mu / 2 + mu * 40 + 1))
+
+
+def _refutes(
+    other_side: Callable[[float], float], canaries: int, guesses: int, correct: int, significance: float
+) -> bool:
+    """Whether so many right guesses have a chance below ``significance`` under a trade-off curve.
+
+    ``other_side`` tells, from the chance of an event with a canary in, the least it has with the canary out.
+    The recursion walks down from ``correct``: ``right`` and ``wrong`` bound the expected right and wrong guesses,
+    a canary each, over the runs that have at least so many right.
+    """
+    right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
+    for index in range(correct - 1, -1, -1):
+        raised = max(wrong, other_side(min(1.0, right)))
+        if raised == wrong:
+            break
+        right += index / (guesses - index) * (raised - wrong)
+        wrong = raised
+    return right + wrong > guesses / canaries
+
+
+def _largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
+    """The end of the rejected range that starts at 0, from below; 0 if nothing is rejected."""
+    if not rejected(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while rejected(high):
+        low, high = high, 2 * high
+        if high > most:
+            return low
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rejected(middle) else (low, middle)
+    return low
+
+
+def _error_rates(
+    false_negatives: int, members: int, false_positives: int, others: int, confidence: float
+) -> tuple[float, float]:
+    each = 1 - (1 - confidence) / 2
+    return rate_at_most(false_negatives, members, each), rate_at_most(false_positives, others, each)
+
+
+def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
+    if not 0 <= correct <= guesses <= canaries or guesses == 0:
+        problem = f"{correct} right of {guesses} guesses about {canaries} canaries cannot be"
+        raise ConfigError("guesses", problem, fix="guess at least once, and no canary twice")
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ConfigError("confidence", f"{confidence} is not in (0, 1)", fix="use 0.95, say")

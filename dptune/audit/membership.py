@@ -1,0 +1,73 @@
+"""How well scores tell members from non-members. Scores and labels are private; larger means "member"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from dptune.errors import DataError
+
+FALSE_POSITIVE_RATES = (1e-2, 1e-3)
+
+
+@dataclass(frozen=True)
+class Roc:
+    """The whole trade-off of an attack, from the strictest threshold to the loosest. Private.
+
+    Attributes:
+        false_positive_rate: share of non-members above each threshold, rising from 0 to 1.
+        true_positive_rate: share of members above it.
+    """
+
+    false_positive_rate: NDArray[np.float64] = field(repr=False)
+    true_positive_rate: NDArray[np.float64] = field(repr=False)
+
+
+def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Chance that a member scores above a non-member, ties counting one half; 0.5 is no information."""
+    _check(members, others)
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
+    return float((ranks.mean() - (len(members) + 1) / 2) / len(others))
+
+
+def roc(members: NDArray[np.float64], others: NDArray[np.float64]) -> Roc:
+    """Every threshold that the scores distinguish."""
+    _check(members, others)
+    thresholds = np.unique(np.concatenate([members, others]))[::-1]
+    above = [1 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores) for scores in (members, others)]
+    true, false = (np.concatenate([[0.0], rates]) for rates in above)
+    return Roc(false, true)
+
+
+def true_positive_rate(curve: Roc, false_positive_rate: float) -> float:
+    """The best true positive rate at a false positive rate of at most this."""
+    return float(curve.true_positive_rate[curve.false_positive_rate <= false_positive_rate].max())
+
+
+def membership_report(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
+    """AUC and true positive rates, with what guessing would give, and the counts that say how fine they are."""
+    curve = roc(members, others)
+    rates = {f"tpr_at_fpr_{rate:g}": true_positive_rate(curve, rate) for rate in FALSE_POSITIVE_RATES}
+    chance = {f"tpr_at_fpr_{rate:g}_chance": rate for rate in FALSE_POSITIVE_RATES}
+    # Under chance the rank statistic has this standard deviation (Mann and Whitney 1947).
+    spread = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
+    return {
+        "auc": auc(members, others),
+        "auc_chance": 0.5,
+        "auc_chance_deviation": spread,
+        **rates,
+        **chance,
+        "members": len(members),
+        "non_members": len(others),
+    }
+
+
+def _check(members: NDArray[np.float64], others: NDArray[np.float64]) -> None:
+    if len(members) == 0 or len(others) == 0:
+        problem = f"{len(members)} members and {len(others)} non-members cannot be told apart"
+        raise DataError(problem, fix="plant more audit canaries, or score more records", file="membership attack")
+    if not (np.isfinite(members).all() and np.isfinite(others).all()):
+        raise DataError("a score is not finite", fix="check the model's losses", file="membership attack")
