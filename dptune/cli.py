@@ -1,4 +1,4 @@
-"""The command line: price a mechanism, calibrate it, and verify a ledger."""
+"""The command line: price a mechanism, calibrate it, audit it, and verify a ledger."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dptune.audit.step import audit_step
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
 from dptune.mechanisms.planning import Schedule, calibrated, price
@@ -21,6 +24,7 @@ from dptune.mechanisms.registry import MECHANISMS, build, describe_options, take
 from dptune.mechanisms.rldp_published import RldpPublished
 from dptune.privacy.accountants import Epsilons, repriced_epsilon
 from dptune.privacy.calibration import sampling
+from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import LedgerContents, read_ledger
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -93,6 +97,44 @@ def calibrate(
     )
     prices = price(found.mechanism, schedule, found.renyi_filter)
     _show(_run(found.mechanism, schedule) | _prices(prices) | _repriced(found.mechanism, schedule), as_json)
+
+
+@app.command()
+@_reports_errors
+def audit(
+    mechanism: Mechanism,
+    trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
+    confidence: Annotated[float, typer.Option(help="Of each bound by itself.")] = 0.95,
+    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1)] = 1,
+    sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
+    delta: Delta = 1e-5,
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a mechanism's private step and print what it shows beside the three epsilons.
+
+    The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
+    log(trials) at most; mu_audited holds if the releases are Gaussian DP. The noise multiplier is 1 if not set.
+    """
+    _check_name(mechanism)
+    chosen = _parse(options)
+    noise = {"noise_multiplier": 1.0} if takes_noise(mechanism, {}) else {}
+    built = build(mechanism, noise | chosen)
+    torch.set_num_threads(1)  # vectors here are short
+    found = audit_step(
+        built,
+        trials=trials,
+        confidence=confidence,
+        delta=delta,
+        entropy=OsEntropy(),
+        steps=steps,
+        sample_rate=sample_rate,
+    )
+    schedule = Schedule(sample_rate, steps, delta)
+    prices = _prices(price(built, schedule))
+    _show({"mechanism": mechanism, **_run(built, schedule), **asdict(found), **prices}, as_json)
+    if not as_json and found.epsilon_audited > float(prices["epsilon_certified"]):
+        Console().print("[red]The attack shows more than is certified: the mechanism or its accountant is wrong.[/red]")
 
 
 @app.command()

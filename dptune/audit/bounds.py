@@ -43,9 +43,7 @@ def epsilon_from_errors(
     return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0))
 
 
-def mu_from_errors(
-    false_negatives: int, members: int, false_positives: int, others: int, confidence: float
-) -> float:
+def mu_from_errors(false_negatives: int, members: int, false_positives: int, others: int, confidence: float) -> float:
     """Lower bound on mu of Gaussian DP from one attack's errors over independent runs.
 
     A mu-GDP mechanism obeys Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu (Dong, Roth and Su 2022).

@@ -47,9 +47,7 @@ class OneRun:
         return asdict(self)
 
 
-def one_run(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float
-) -> OneRun:
+def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float) -> OneRun:
     """Guess "in" for the highest scores and "out" for the lowest, as many of each, and count.
 
     Guarantee: with probability ``confidence`` over coins and run, the epsilon of the run's trained weights at

@@ -8,9 +8,8 @@ attack reads a mechanism's releases only, not its inside: noises need not be Gau
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,10 +24,9 @@ from dptune.progress import Meter
 #: Parameters of every pair that the attacker's model has: enough for a clipper to have a direction to keep.
 PAIR_SIZE = 2
 _HUGE, _TINY = 1e6, 1e-6
+_SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
-_SMALLEST_PILOT = 50
-_FEWEST_TRIALS = 100
-_MOST_COUNTED = 1e30
+_FEWEST_TRIALS = 500
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class StepAudit:
 
     Attributes:
         scene: which of ``SCENES`` the pilot trials found the most telling.
-        trials: in each of the two worlds, pilot included.
+        trials: in each of the two worlds, those that chose the attack included.
         steps: composed in one trial.
         sample_rate: chance of the sample to enter a batch where it is in the data.
         mu_audited: lower bound on mu, if the releases are Gaussian DP.
@@ -124,89 +122,98 @@ def audit_step(
 
     Args:
         mechanism: not yet started; it is copied, never changed.
-        trials: runs of the steps in each world.
+        trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
         entropy: of noise and coins.
 
     Raises: ConfigError for too few trials, or a confidence, sample rate or delta out of range.
     """
     _check(trials, confidence, delta, steps, sample_rate)
-    stage = _Stage(mechanism, steps, sample_rate, delta, entropy)
-    pilot = max(_SMALLEST_PILOT, int(trials * _PILOT_SHARE))
+    pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
-    total = len(scenes) * 2 * pilot + 2 * counted * steps
+    total = 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)
     with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
-        attack = max(
-            (_attack(stage, scene, pilot, counted, confidence, meter) for scene in scenes), key=lambda one: one.promise
-        )
-        scores = [_scores(stage, attack, world, counted, meter) for world in (True, False)]
+        stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
+        looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
+        scene = max(looks, key=lambda attack: attack.promise).scene
+        best = _attack(stage, scene, pilot, counted, confidence)
+        inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
     return StepAudit(
-        attack.scene.name,
+        best.scene.name,
         trials,
         confidence,
         steps,
         sample_rate,
         delta,
-        mu_audited=mu_from_errors(*_errors(scores, attack.cut_for_mu), confidence),
-        epsilon_audited=epsilon_from_errors(*_errors(scores, attack.cut_for_epsilon), delta, confidence),
+        mu_audited=mu_from_errors(*_errors(inside, outside, best.cut_for_mu), confidence),
+        epsilon_audited=epsilon_from_errors(*_errors(inside, outside, best.cut_for_epsilon), delta, confidence),
     )
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A mechanism on the attacker's bench."""
+    """A mechanism, started, on the attacker's bench."""
 
     mechanism: Mechanism
+    direction: list[torch.Tensor]
     steps: int
     sample_rate: float
     delta: float
     entropy: Entropy
-    direction: list[torch.Tensor] = field(init=False)
+    meter: Meter
 
-    def __post_init__(self) -> None:
-        pairs = self.mechanism.pairs
-        object.__setattr__(self, "direction", [torch.ones(PAIR_SIZE, dtype=torch.float64) for _ in range(pairs)])
-
-    def started(self) -> Mechanism:
-        """A fresh copy before its first step."""
-        mechanism = copy.deepcopy(self.mechanism)
+    @classmethod
+    def of(
+        cls, mechanism: Mechanism, steps: int, sample_rate: float, delta: float, entropy: Entropy, meter: Meter
+    ) -> _Stage:
+        started = copy.deepcopy(mechanism)
         sizes = (PAIR_SIZE,) * mechanism.pairs
-        cpu = torch.device("cpu")
-        mechanism.start(RunFacts(sizes, cpu, 1.0, self.sample_rate, max(self.steps, 2), None, self.delta))
-        return mechanism
+        started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, max(steps, 2), None, delta))
+        direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
+        return cls(started, direction, steps, sample_rate, delta, entropy, meter)
 
     def release(self, mechanism: Mechanism, knobs: Knobs, scene: Scene, with_sample: bool) -> Released:
         """One step on the scene's batch."""
-        zeros = [torch.zeros_like(part) for part in self.direction]
         multiples = [*scene.others, *([scene.sample] if with_sample else [])]
         losses = [1.0] * len(scene.others) + ([scene.loss] if with_sample else [])
         batch: list[Gradients] = []
         if multiples:
-            values = [torch.tensor(column, dtype=torch.float64) for column in (multiples, losses)]
-            batch = [_Batch(values[0], self.direction, values[1])]
+            columns = [torch.tensor(column, dtype=torch.float64) for column in (multiples, losses)]
+            batch = [_Batch(columns[0], self.direction, columns[1])]
+        zeros = [torch.zeros_like(part) for part in self.direction]
+        self.meter.update(self.meter.done + 1)
         return mechanism.privatise(batch, zeros, knobs, 1.0, self.entropy)
+
+
+def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.float64]:
+    """(coordinates,) all that left the step, in units of the noise that the public knobs announce."""
+    scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(released.blocks)
+    unit = knobs.noise_multiplier or 1.0
+    parts = [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
+    scaled = [part.double() / (unit * scale) for part, scale in zip(parts, scales, strict=True)]
+    return torch.cat([part.flatten() for part in scaled]).numpy()
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Means and variances of what a step releases, coordinate by coordinate, in the two worlds."""
+    """Means and variances of what a step releases, coordinate by coordinate, with the sample in and out."""
 
     mean: tuple[NDArray[np.float64], NDArray[np.float64]]
     variance: tuple[NDArray[np.float64], NDArray[np.float64]]
 
     @classmethod
-    def of(cls, inside: NDArray[np.float64], outside: NDArray[np.float64], pooled: bool) -> _Fit:
-        variances = [np.maximum(values.var(axis=0), 1e-30) for values in (inside, outside)]
-        if pooled:
-            variances = [(variances[0] + variances[1]) / 2] * 2
-        return cls((inside.mean(axis=0), outside.mean(axis=0)), (variances[0], variances[1]))
+    def of(cls, inside: NDArray[np.float64], outside: NDArray[np.float64], *, one_variance: bool) -> _Fit:
+        one, other = (np.maximum(values.var(axis=0), 1e-30) for values in (inside, outside))
+        if one_variance:
+            one = other = (one + other) / 2
+        return cls((inside.mean(axis=0), outside.mean(axis=0)), (one, other))
 
     def log_ratio(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(rows,) log-likelihood ratios, "in" against "out"."""
+        """(rows,) log-likelihood ratios, "in" against "out", as if coordinates were independent and Gaussian."""
         one, other = (
             -((values - mean) ** 2) / (2 * variance) - np.log(variance) / 2
             for mean, variance in zip(self.mean, self.variance, strict=True)
         )
-        return np.clip((one - other).sum(axis=-1), -_MOST_COUNTED, _MOST_COUNTED)
+        return np.asarray((one - other).sum(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -220,52 +227,100 @@ class _Attack:
     promise: float
 
 
-def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float, meter: Meter) -> _Attack:
-    """Fit on half of the pilot steps, choose on the other half."""
-    inside, outside = (_pilot_steps(stage, scene, world, pilot, meter) for world in (True, False))
+def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
+    """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
+    inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
+    fits = [_Fit.of(inside[:half], outside[:half], one_variance=same) for same in (True, False)]
+    rest = inside[half:], outside[half:]
     return max(
-        (
-            _choose(stage, scene, fit, (inside[half:], outside[half:]), counted, confidence)
-            for fit in (_Fit.of(inside[:half], outside[:half], pooled) for pooled in (True, False))
-        ),
-        key=lambda one: one.promise,
+        (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits), key=lambda attack: attack.promise
     )
 
 
-def _pilot_steps(stage: _Stage, scene: Scene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
-    """(count, coordinates): single steps, the sample in every batch or in none."""
-    mechanism = stage.started()
-    knobs = mechanism.knobs()
-    rows = []
-    for _ in range(count):
-        rows.append(_seen(stage.release(mechanism, knobs, scene, world)))
-        meter.update(meter.done + 1)
-    return np.stack(rows)
+def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
+    """(count, coordinates): first steps, the sample in every batch or in none."""
+    mechanism, knobs = stage.mechanism, stage.mechanism.knobs()
+    return np.stack(
+        [_seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample)) for _ in range(count)]
+    )
 
 
 def _choose(
     stage: _Stage,
     scene: Scene,
     fit: _Fit,
-    pilot: tuple[NDArray[np.float64], NDArray[np.float64]],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
     counted: int,
     confidence: float,
 ) -> _Attack:
-    """Thresholds that promise most for ``counted`` trials, judged by composed trials drawn from the pilot's steps."""
+    """The thresholds that promise most for ``counted`` trials, by trials composed of the pilot's steps."""
     generator = np.random.default_rng(stage.entropy.words(4))
-    scores = [_composed(fit, pilot, world, stage, generator) for world in (True, False)]
-    cuts = np.unique(np.quantile(np.concatenate(scores), np.linspace(0, 1, 101)))
-    promised = []
-    for cut in cuts:
-        counts = _errors(scores, cut)
-        scaled = [
-            min(counted, round((errors + 0.5) * counted / of)) for errors, of in itertools.batched_pairs(counts)
-        ] if False else [min(counted, round((counts[i] + 0.5) * counted / counts[i + 1])) for i in (0, 2)]
-        errors = (scaled[0], counted, scaled[1], counted)
-        promised.append(
-            (mu_from_errors(*errors, confidence), epsilon_from_errors(*errors, stage.delta, confidence), float(cut))
+    shape = (len(steps[0]), stage.steps)
+    ratios = [generator.choice(fit.log_ratio(values), shape) for values in steps]
+    taken = np.where(generator.random(shape) < stage.sample_rate, ratios[0], generator.choice(ratios[1].ravel(), shape))
+    inside, outside = (_subsampled(values, stage.sample_rate).sum(axis=1) for values in (taken, ratios[1]))
+    promises = []
+    for cut in np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201))):
+        missed, members, raised, others = _errors(inside, outside, float(cut))
+        # Half an error more than seen: the pilot is too short to call any error impossible.
+        expected = [
+            min(counted, round((errors + 0.5) * counted / of)) for errors, of in ((missed, members), (raised, others))
+        ]
+        counts = (expected[0], counted, expected[1], counted)
+        promises.append(
+            (mu_from_errors(*counts, confidence), epsilon_from_errors(*counts, stage.delta, confidence), float(cut))
         )
-    best_mu = max(promised, key=lambda one: one[0])
-    best_epsilon = max(promised, key=lambda one: one[1])
-    return _Attack(scene, fit, best_mu[2], best_epsilon[2], promise=best_mu[0])
+    for_mu, for_epsilon = max(promises), max(promises, key=lambda promise: promise[1])
+    return _Attack(scene, fit, for_mu[2], for_epsilon[2], promise=for_mu[0])
+
+
+def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
+    """(trials,) log-likelihood ratios of whole runs; ``world`` tells whether the sample is in the data."""
+    return np.array([_run(stage, attack, world) for _ in range(trials)])
+
+
+def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
+    composes = stage.steps > 1
+    # A single step changes nothing that the next trial would see.
+    mechanism = copy.deepcopy(stage.mechanism) if composes else stage.mechanism
+    score = 0.0
+    for step in range(stage.steps):
+        knobs = mechanism.knobs()
+        drawn = world and uniform(stage.entropy, 1)[0] < stage.sample_rate
+        released = stage.release(mechanism, knobs, attack.scene, bool(drawn))
+        ratio = attack.fit.log_ratio(_seen(mechanism, knobs, released))
+        score += float(_subsampled(ratio, stage.sample_rate))
+        if composes:
+            mechanism.controller.observe(_observation(mechanism, released, step, stage.steps))
+    return score
+
+
+def _observation(mechanism: Mechanism, released: Released, step: int, steps: int) -> Observation:
+    """What a controller is told; the public figures stand still."""
+    figures = {name: [1.0] * mechanism.pairs for name in ("product", "momentum", "second_moment")}
+    return Observation(step + 1, released, (step + 1) / steps, lambda: 1.0, lambda: figures)
+
+
+def _subsampled(ratios: NDArray[np.float64], sample_rate: float) -> NDArray[np.float64]:
+    """Log-ratios when the sample enters a batch only sometimes: log(1 - q + q e^ratio)."""
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + ratios) if sample_rate < 1 else ratios
+
+
+def _errors(inside: NDArray[np.float64], outside: NDArray[np.float64], cut: float) -> tuple[int, int, int, int]:
+    """(missed, members, false alarms, others) when every score above ``cut`` is called "in"."""
+    return int((inside <= cut).sum()), len(inside), int((outside > cut).sum()), len(outside)
+
+
+def _check(trials: int, confidence: float, delta: float, steps: int, sample_rate: float) -> None:
+    if trials < _FEWEST_TRIALS:
+        raise ConfigError("trials", f"{trials} is below {_FEWEST_TRIALS}", fix="use thousands")
+    if not 0 < confidence < 1:
+        raise ConfigError("confidence", f"{confidence} is not in (0, 1)", fix="use 0.95, say")
+    if not 0 <= delta < 1:
+        raise ConfigError("delta", f"{delta} is not in [0, 1)", fix="use 1e-5, say")
+    if steps < 1:
+        raise ConfigError("steps", f"{steps} is below 1", fix="use 1 or more")
+    if not 0 < sample_rate <= 1:
+        raise ConfigError("sample_rate", f"{sample_rate} is not in (0, 1]", fix="use 1 for a sample in every batch")

@@ -43,10 +43,12 @@ class Gaussian:
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """Added in float64, rounded to a public grid, then cast: see ``_GRID``."""
+        sizes = [total.numel() for total in sums]
+        normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)  # one draw: calls cost more
         noisy = []
-        for total, scale in zip(sums, scales, strict=True):
+        for total, scale, normal in zip(sums, scales, normals, strict=True):
             deviation = noise_multiplier * scale
-            value = total.double() + deviation * standard_normal(entropy, total.numel(), total.device)
+            value = total.double() + deviation * normal
             step = deviation * _GRID
             noisy.append(((value / step).round() * step).float())
         return noisy
