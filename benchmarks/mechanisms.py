@@ -1,4 +1,4 @@
-"""What each mechanism adds to a step: ``python -m benchmarks.mechanisms [--rounds 5] [--only NAME ...] [--device cpu]``.
+"""What each mechanism adds to a step: ``python -m benchmarks.mechanisms [--rounds 5] [--only NAME ...] [--device D]``.
 
 The named peer is ``static`` (vanilla DP-SGD) in the same run, interleaved: every round takes each mechanism through
 the same number of steps of the default model's shape, with batches of exactly 64. Times are CPU times of one thread
@@ -82,11 +82,8 @@ def print_memory(name: str, device: torch.device) -> None:
     """The child process of ``peak_memory``."""
     imports = _resident_peak()
     seconds_per_step(name, device)
-    if device.type == "cuda":
-        megabytes = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        megabytes = _resident_peak() - imports
-    print(json.dumps({"mb": megabytes}))
+    on_gpu = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+    print(json.dumps({"mb": on_gpu or _resident_peak() - imports}))
 
 
 def _resident_peak() -> float:

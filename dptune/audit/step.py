@@ -133,9 +133,9 @@ def audit_step(
     total = 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)
     with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
         stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
-        looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
+        looks = [_attack(stage, scene, _SCENE_TRIALS, confidence) for scene in scenes]
         scene = max(looks, key=lambda attack: attack.promise).scene
-        best = _attack(stage, scene, pilot, counted, confidence)
+        best = _attack(stage, scene, pilot, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
     return StepAudit(
         best.scene.name,
@@ -227,15 +227,13 @@ class _Attack:
     promise: float
 
 
-def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
+def _attack(stage: _Stage, scene: Scene, pilot: int, confidence: float) -> _Attack:
     """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
     fits = [_Fit.of(inside[:half], outside[:half], one_variance=same) for same in (True, False)]
     rest = inside[half:], outside[half:]
-    return max(
-        (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits), key=lambda attack: attack.promise
-    )
+    return max((_choose(stage, scene, fit, rest, confidence) for fit in fits), key=lambda attack: attack.promise)
 
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
@@ -251,10 +249,12 @@ def _choose(
     scene: Scene,
     fit: _Fit,
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
-    counted: int,
     confidence: float,
 ) -> _Attack:
-    """The thresholds that promise most for ``counted`` trials, by trials composed of the pilot's steps."""
+    """The score's best thresholds, by trials composed of the pilot's steps.
+
+    Best by the bound that the pilot alone would give: a rate from few trials is then not believed too soon.
+    """
     generator = np.random.default_rng(stage.entropy.words(4))
     shape = (len(steps[0]), stage.steps)
     ratios = [generator.choice(fit.log_ratio(values), shape) for values in steps]
@@ -262,12 +262,7 @@ def _choose(
     inside, outside = (_subsampled(values, stage.sample_rate).sum(axis=1) for values in (taken, ratios[1]))
     promises = []
     for cut in np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201))):
-        missed, members, raised, others = _errors(inside, outside, float(cut))
-        # Half an error more than seen: the pilot is too short to call any error impossible.
-        expected = [
-            min(counted, round((errors + 0.5) * counted / of)) for errors, of in ((missed, members), (raised, others))
-        ]
-        counts = (expected[0], counted, expected[1], counted)
+        counts = _errors(inside, outside, float(cut))
         promises.append(
             (mu_from_errors(*counts, confidence), epsilon_from_errors(*counts, stage.delta, confidence), float(cut))
         )
