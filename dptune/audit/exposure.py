@@ -1,0 +1,56 @@
+"""Exposure of a planted secret: how far up it ranks among secrets that were never planted (Carlini et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.audit.likelihood import Passage, ending_losses
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
+from dptune.errors import ConfigError
+
+
+def exposures(
+    model: Any,
+    tokenizer: Any,
+    planted: Sequence[tuple[str, str]],
+    *,
+    candidates: int,
+    max_length: int,
+    rows: int,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """(secrets,) bits, from 0 (least likely of all) to log2(candidates + 1) (most likely of all).
+
+    Args:
+        planted: (record's text, secret) of each planted secret. Private.
+        candidates: random secrets to rank each against, in the same record; a secret never planted
+            anywhere ranks uniformly, see ``chance``.
+        seed: of the random secrets, which no one planted; public.
+    """
+    if candidates < 1:
+        raise ConfigError("audit.candidates", f"{candidates} is below 1", fix="use hundreds")
+    generator = np.random.default_rng(seed)
+    passages = []
+    for text, secret in planted:
+        drawn = generator.choice(list(ALPHABET), size=(candidates, SECRET_LENGTH))
+        passages += [Passage(text, suffix(other)) for other in (secret, *("".join(row) for row in drawn))]
+    losses = ending_losses(
+        model, tokenizer, passages, max_length=max_length, rows=rows, label="exposure"
+    ).total.reshape(len(planted), candidates + 1)
+    return exposure_of(losses)
+
+
+def exposure_of(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(secrets,) from (secrets, 1 + candidates) losses, the planted secret's first. Ties count half."""
+    own, others = losses[:, :1], losses[:, 1:]
+    ranks = 1 + (others < own).sum(axis=1) + (others == own).sum(axis=1) / 2
+    return np.asarray(np.log2(losses.shape[1]) - np.log2(ranks))
+
+
+def chance(candidates: int) -> float:
+    """Mean exposure of a secret that the model never saw, bits: about 1.44."""
+    return float(np.log2(candidates + 1) - np.log2(np.arange(1, candidates + 2)).mean())

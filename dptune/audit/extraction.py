@@ -1,0 +1,136 @@
+"""Do a model's own samples give the planted secrets away? As RLDP publishes it (section 3.3), with its chance level."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
+from dptune.errors import ConfigError
+from dptune.progress import Meter
+
+#: What precedes every planted secret.
+PROMPT = " secret_id="
+GRAMS = (1, 2, 3, 4)
+_VALID = re.compile(r"[A-Z0-9]{1,10}")
+_NEW_TOKENS, _TEMPERATURE, _TOP_P, _TOP_K = 10, 0.7, 0.95, 50
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What the samples have in common with the secrets.
+
+    Attributes:
+        generated: samples drawn.
+        valid: those of 1 to 10 characters of the secrets' alphabet.
+        verbatim: secrets that some sample repeats in full.
+        jaccard: per n of ``GRAMS``, mean over all (sample, secret) pairs of the Jaccard similarity of n-grams.
+        jaccard_deviation: their standard deviations.
+        jaccard_chance: the mean for random strings of the same lengths.
+    """
+
+    generated: int
+    valid: int
+    verbatim: int
+    jaccard: dict[int, float]
+    jaccard_deviation: dict[int, float]
+    jaccard_chance: dict[int, float]
+
+    def to_dict(self) -> dict[str, float | int]:
+        """Flat, plain JSON types."""
+        flat: dict[str, float | int] = {"generated": self.generated, "valid": self.valid, "verbatim": self.verbatim}
+        for n in GRAMS:
+            flat[f"jaccard_{n}"] = self.jaccard[n]
+            flat[f"jaccard_{n}_deviation"] = self.jaccard_deviation[n]
+            flat[f"jaccard_{n}_chance"] = self.jaccard_chance[n]
+        return flat
+
+
+@torch.no_grad()
+def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: str = PROMPT) -> list[str]:
+    """``count`` continuations of ``prompt``: at most 10 new tokens, temperature 0.7, top-p 0.95, top-k 50.
+
+    Returns: what each sample says up to the full stop that ends a planted secret, without surrounding blanks.
+    """
+    if count < 1:
+        raise ConfigError("audit.generations", f"{count} is below 1", fix="use 4000, as published")
+    device = next(model.parameters()).device
+    ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+    texts: list[str] = []
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        Meter("samples", total=count) as meter,
+    ):
+        torch.manual_seed(seed)
+        while len(texts) < count:
+            batch = ids.expand(min(rows, count - len(texts)), -1)
+            sampled = model.generate(
+                input_ids=batch,
+                attention_mask=torch.ones_like(batch),
+                do_sample=True,
+                max_new_tokens=_NEW_TOKENS,
+                temperature=_TEMPERATURE,
+                top_p=_TOP_P,
+                top_k=_TOP_K,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            texts += tokenizer.batch_decode(sampled[:, ids.shape[1] :], skip_special_tokens=True)
+            meter.update(len(texts))
+    return [text.split(".")[0].strip() for text in texts]
+
+
+def compare(samples: Sequence[str], secrets: Sequence[str], seed: int = 0) -> Extraction:
+    """Filter the samples as published and compare every one with every secret.
+
+    Args:
+        samples: from ``sample_endings``.
+        secrets: the planted strings. Private.
+        seed: of the random strings that show what chance gives; public.
+
+    Raises: ConfigError without a secret.
+    """
+    if not secrets:
+        raise ConfigError("canaries.extraction", "no secret was planted to extract", fix="plant some")
+    valid = [sample for sample in samples if _VALID.fullmatch(sample)]
+    generator = np.random.default_rng(seed)
+    lengths = [len(text) for text in valid] or [SECRET_LENGTH]
+    random = ["".join(generator.choice(list(ALPHABET), size=length)) for length in lengths]
+    tables = {n: jaccard(valid, secrets, n) for n in GRAMS}
+    found = set(valid)
+    return Extraction(
+        generated=len(samples),
+        valid=len(valid),
+        verbatim=sum(secret in found for secret in secrets),
+        jaccard={n: float(table.mean()) if table.size else 0.0 for n, table in tables.items()},
+        jaccard_deviation={n: float(table.std()) if table.size else 0.0 for n, table in tables.items()},
+        jaccard_chance={n: float(jaccard(random, secrets, n).mean()) for n in GRAMS},
+    )
+
+
+def jaccard(one: Sequence[str], other: Sequence[str], n: int) -> NDArray[np.float64]:
+    """(one, other): Jaccard similarity of the sets of character n-grams; 0 for a string shorter than n."""
+    sets, wanted = [_grams(text, n) for text in one], [_grams(text, n) for text in other]
+    # Only n-grams of the (few) others can be shared, so the table of memberships stays narrow.
+    columns = {gram: index for index, gram in enumerate(sorted(set().union(*wanted)))}
+    first, second = _memberships(sets, columns), _memberships(wanted, columns)
+    shared = first @ second.T
+    sizes = np.array([len(grams) for grams in sets], dtype=np.float64)
+    others = np.array([len(grams) for grams in wanted], dtype=np.float64)
+    return np.asarray(shared / np.maximum(sizes[:, None] + others[None, :] - shared, 1.0))
+
+
+def _grams(text: str, n: int) -> set[str]:
+    return {text[index : index + n] for index in range(len(text) - n + 1)}
+
+
+def _memberships(sets: Sequence[set[str]], columns: dict[str, int]) -> NDArray[np.float64]:
+    table = np.zeros((len(sets), len(columns)))
+    for row, grams in enumerate(sets):
+        table[row, [columns[gram] for gram in grams if gram in columns]] = 1.0
+    return table
