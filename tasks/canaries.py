@@ -20,6 +20,7 @@ def plant() -> None:
         MANIFEST,
         extraction=canaries.extraction,
         audit=canaries.audit,
+        repeats=canaries.repeats,
         position_seed=canaries.position_seed,
     )
 

@@ -42,6 +42,7 @@ class Cell(BaseModel):
     accounting: str
     telemetry: str
     unit: str
+    crafted: int
     lora: Lora
     training: Training
     inputs: dict[str, str]
@@ -82,6 +83,7 @@ def grid(settings: Settings) -> list[Cell]:
                     accounting=accounting,
                     telemetry=experiment.telemetry,
                     unit=settings.data.unit,
+                    crafted=settings.canaries.crafted,
                     lora=settings.lora,
                     training=settings.training,
                     inputs=inputs,
@@ -116,6 +118,7 @@ def code_digest() -> str:
 
     root = Path(dptune.__file__).parent
     files = [path for part in _CODE for path in sorted((root / part).rglob("*.py"))]
+    files.append(root / "audit" / "crafted.py")
     return _digest([*files, *(Path(__file__).with_name(name) for name in ("finetune.py", "job.py"))])
 
 

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 
+from dptune.audit.crafted import CraftedCanaries, audited
 from dptune.errors import ConfigError
 from dptune.files import locked, private_directory, write_json
 from dptune.mechanisms.rl import LearnedControl
@@ -55,6 +57,8 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
     started = time.monotonic()
     job = prepare(cell, torch.device(device), entropy)
     child, history = child_run(job, parent, flow_run), History(directory, job.plan.steps)
+    canaries = _crafted(cell, directory)
+    mechanism = audited(job.mechanism, canaries) if canaries else job.mechanism
     try:
         before = _evaluate(job, final=True)
         meter = Meter(cell.label, total=job.plan.steps, unit="releases", keep=True)
@@ -64,7 +68,7 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
                 job.model,
                 job.train,
                 job.units,
-                job.mechanism,
+                mechanism,
                 job.plan,
                 job.header,
                 directory,
@@ -77,6 +81,8 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
             _save_adapter(job.model, directory)
             contents = _contents(ledger)
             _save_policy(job, contents, directory)
+            if canaries:
+                _write_crafted(canaries, directory)
             result = result_of(job, contents, before, after, history, time.monotonic() - started, device)
             draw_curves([result], directory / "curves.png")
             write_json(directory / "result.json", result)
@@ -87,6 +93,24 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
         if child:
             child.end("FAILED")
         raise
+
+
+def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
+    """The auditor's canaries: their coins are tossed once a run, their scores start anew with each process."""
+    if cell.crafted == 0:
+        return None
+    file = directory / "crafted.json"
+    if file.exists():
+        coins = json.loads(file.read_text(encoding="utf-8"))["included"]
+        return CraftedCanaries(np.array(coins, dtype=bool), np.zeros(len(coins)))
+    canaries = CraftedCanaries.toss(cell.crafted)
+    _write_crafted(canaries, directory)
+    return canaries
+
+
+def _write_crafted(canaries: CraftedCanaries, directory: Path) -> None:
+    stored = {"included": canaries.included.astype(int).tolist(), "scores": canaries.scores.tolist()}
+    write_json(directory / "crafted.json", stored)
 
 
 def _contents(ledger: Ledger) -> LedgerContents:

@@ -12,7 +12,7 @@ from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
 from tasks.job import Job
 from tasks.paths import TRAIN
-from tasks.tracking import ChildRun, dvc_hash, git_commit
+from tasks.tracking import ChildRun, add_to_run, dvc_hash, git_commit
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
@@ -180,6 +180,27 @@ def publish(directory: Path, parent: str | None) -> None:
         child.artifact(directory / "controller")
     child.end()
     write_text(marker, child.run_id)
+
+
+def publish_audit(directory: Path, audit: Path) -> None:
+    """Send a cell's audit to its run in MLflow, if it has one."""
+    marker = directory / "mlflow_run"
+    if marker.exists():
+        metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
+        add_to_run(marker.read_text().strip(), metrics, audit)
+
+
+def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
+    """The figures of an audit that runs are compared by, under flat names."""
+    metrics = {"epsilon_audited": float(audit.get("one_run", {}).get("epsilon_audited", 0.0))}
+    for part in ("one_run", "crafted", "step", "extraction", "exposure"):
+        numbers = {key: value for key, value in audit.get(part, {}).items() if isinstance(value, int | float)}
+        metrics |= {f"audit_{part}_{key}": float(value) for key, value in numbers.items()}
+    for part in ("canaries", "membership"):
+        for score, figures in audit.get(part, {}).items():
+            numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
+            metrics |= {f"audit_{part}_{score}_{key}": float(value) for key, value in numbers.items()}
+    return metrics
 
 
 def timed(telemetry: str) -> bool:

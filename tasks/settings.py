@@ -51,7 +51,9 @@ class Canaries(_Section):
     """How many secrets are planted."""
 
     extraction: Annotated[int, Field(ge=0)]
+    repeats: Count = 1
     audit: Annotated[int, Field(ge=0)]
+    crafted: Annotated[int, Field(ge=0)] = 0
     position_seed: int
 
 
@@ -126,6 +128,18 @@ class Experiment(_Section):
         return tuple(dict.fromkeys(values))
 
 
+class Audit(_Section):
+    """The attacks on every finished cell."""
+
+    confidence: Annotated[float, Field(gt=0.5, lt=1)]
+    generations: Count
+    candidates: Count
+    records: Annotated[int, Field(ge=0)]
+    shadows: Annotated[int, Field(ge=0)]
+    step_trials: Annotated[int, Field(ge=0)]
+    seed: int
+
+
 class Settings(_Section):
     """All of params.yaml."""
 
@@ -136,6 +150,7 @@ class Settings(_Section):
     training: Training
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
+    audit: Audit
 
     @model_validator(mode="before")
     @classmethod

@@ -117,6 +117,17 @@ class ChildRun:
         self._client.set_terminated(self.run_id, status)
 
 
+def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> None:
+    """Add metrics and a file to a run that has ended; nothing happens where the store does not know it."""
+    mlflow = client()
+    try:
+        mlflow.log_batch(run_id, metrics=[Metric(key, value, 0, 0) for key, value in metrics.items()])
+        mlflow.log_artifact(run_id, str(artifact))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
 def git_commit() -> str:
     """The commit of the working tree, with "+changes" if it differs; "none" outside git."""
     try:

@@ -36,7 +36,8 @@ class Canary:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What the secrets file holds. Every extraction canary is included; an audit canary by its own coin."""
+    """What the secrets file holds: extraction canaries, one entry for every record that carries one, and audit
+    canaries, each included by its own coin."""
 
     extraction: tuple[Canary, ...] = field(repr=False)
     audit: tuple[Canary, ...] = field(repr=False)
@@ -56,13 +57,15 @@ def inject(
     extraction: int,
     audit: int,
     position_seed: int,
+    repeats: int = 1,
 ) -> None:
     """Plant ``extraction`` secrets, and each of ``audit`` further ones by its own fair coin, in ``train``.
 
-    Each candidate has a record of its own (with unit patient: a patient of its own), chosen by a
-    permutation with the public ``position_seed``. Writes the new train file to ``out``, every candidate to
-    ``secrets_file``, and to ``manifest`` only what everyone may know: counts of candidates and two hashes.
-    Both hashed files hold a random salt, so that a hash cannot test a guess of a secret or of the coins.
+    Each candidate has a record of its own (with unit patient: a patient of its own), each extraction secret
+    ``repeats`` of them, chosen by a permutation with the public ``position_seed``. Writes the new train file to
+    ``out``, every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts of
+    candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a
+    secret or of the coins.
 
     Raises: ConfigError for negative counts, or more canaries than records (patients); DataError for a bad
     train file, or one that already holds canaries.
@@ -70,15 +73,18 @@ def inject(
     records = read_records(train)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
-    rows = _positions(records, extraction, audit, position_seed)
-    planted = _draw(records.record[rows], extraction)
-    salted = {**records.about, "canaries": {"extraction": extraction, "audit": audit}, "salt": _salt()}
+    if repeats < 1:
+        raise ConfigError("canaries.repeats", f"{repeats} is below 1", fix="use 1 or more")
+    rows = _positions(records, extraction * repeats, audit, position_seed)
+    planted = _draw(records.record[rows], extraction, repeats)
+    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
+    salted = {**records.about, "canaries": counts, "salt": _salt()}
     text = _plant(records.text, rows, planted)
     # Left last-in, first-out: the secrets are in place before the train file, the manifest comes last.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(records, text=text, about=salted))
         write_json(hidden, asdict(planted))
-        write_json(listing, _public(records, planted, new, hidden))
+        write_json(listing, _public(records, counts, new, hidden))
 
 
 def read_secrets(path: Path) -> Secrets:
@@ -105,15 +111,19 @@ def _positions(records: Records, extraction: int, audit: int, position_seed: int
     return order[: extraction + audit]
 
 
-def _draw(records: np.ndarray, extraction: int) -> Secrets:
+def _draw(records: np.ndarray, extraction: int, repeats: int) -> Secrets:
     entropy = SystemRandom()
 
-    def canary(record: int, always: bool) -> Canary:
-        secret = "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
-        return Canary(record, secret, int(always) or entropy.getrandbits(1))
+    def secret() -> str:
+        return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
 
-    drawn = [canary(record, place < extraction) for place, record in enumerate(records.tolist())]
-    return Secrets(tuple(drawn[:extraction]), tuple(drawn[extraction:]), _salt())
+    always, by_coin = np.split(records, [extraction * repeats])
+    repeated = [one for one in (secret() for _ in range(extraction)) for _ in range(repeats)]
+    return Secrets(
+        tuple(Canary(record, one, 1) for record, one in zip(always.tolist(), repeated, strict=True)),
+        tuple(Canary(record, secret(), entropy.getrandbits(1)) for record in by_coin.tolist()),
+        _salt(),
+    )
 
 
 def _salt() -> str:
@@ -131,11 +141,12 @@ def _plant(text: pa.Array, rows: np.ndarray, planted: Secrets) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _public(records: Records, planted: Secrets, new: Path, hidden: Path) -> dict[str, object]:
+def _public(records: Records, counts: dict[str, int], new: Path, hidden: Path) -> dict[str, object]:
     return {
         "records": len(records.record),
-        "extraction": len(planted.extraction),
-        "audit_candidates": len(planted.audit),
+        "extraction": counts["extraction"],
+        "repeats": counts["repeats"],
+        "audit_candidates": counts["audit"],
         "unit": records.about.get("unit", "encounter"),
         "train_sha256": sha256(new),
         "secrets_sha256": sha256(hidden),

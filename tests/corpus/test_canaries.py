@@ -77,6 +77,7 @@ def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
         "records": 600,
         "extraction": 10,
         "audit_candidates": 400,
+        "repeats": 1,
         "unit": "encounter",
         "train_sha256": sha256(folder / "new.parquet"),
         "secrets_sha256": sha256(folder / "secrets.json"),
@@ -97,7 +98,7 @@ def test_every_file_is_its_owners_alone(planted: Planted) -> None:
 def test_the_metadata_goes_on(planted: Planted) -> None:
     about = planted[1].about
     assert (about["label"], about["split"]) == ("made up", "train")
-    assert about["canaries"] == {"extraction": 10, "audit": 400}
+    assert about["canaries"] == {"extraction": 10, "repeats": 1, "audit": 400}
 
 
 def test_with_unit_patient_no_patient_has_two_canaries(tmp_path: Path) -> None:
@@ -116,6 +117,18 @@ def test_counts_that_cannot_be_are_refused_and_leave_nothing(
     with pytest.raises(ConfigError, match=r"canaries: .* Fix: "):
         plant(tmp_path, extraction, audit, unit=unit)
     assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+
+
+def test_a_repeated_secret_lies_in_that_many_records(tmp_path: Path) -> None:
+    write_train(tmp_path / "train.parquet", 100, 50, "encounter")
+    files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
+    inject(tmp_path / "train.parquet", *files, extraction=2, audit=3, position_seed=42, repeats=7)
+    texts, secrets = read_records(files[0]).text.to_pylist(), read_secrets(files[1])
+    repeated = {one.secret for one in secrets.extraction}
+    assert (len(repeated), len({one.record for one in secrets.extraction})) == (2, 14)
+    assert all(sum(suffix(secret) in text for text in texts) == 7 for secret in repeated)
+    with pytest.raises(ConfigError, match=r"canaries.repeats: 0 is below 1"):
+        inject(tmp_path / "train.parquet", *files, extraction=2, audit=3, position_seed=42, repeats=0)
 
 
 def test_no_canaries_are_fine(tmp_path: Path) -> None:

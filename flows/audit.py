@@ -1,0 +1,81 @@
+"""The audit flow: every finished cell of the experiment attacked, as one Prefect task each.
+
+python -m flows.audit        # what the DVC stage runs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.context import TaskRunContext
+
+from dptune.errors import DataError, DptuneError
+from dptune.files import private_directory
+from flows.experiment import available_devices
+from tasks.audit import audit_cell, audit_file, audit_key
+from tasks.paths import AUDITS, EXPERIMENT, RUNS
+from tasks.results import publish_audit
+from tasks.settings import Audit, load_settings
+from tasks.stage import run_stage
+
+
+def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
+    """A result lies beside its audit, so removing the folder forgets it."""
+    directory: Path = parameters["directory"]
+    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}"
+
+
+@task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
+def attack(directory: Path, settings: Audit, device: str) -> list[str]:
+    """Attack one cell; returns what it shows that cannot be true if its ledger is."""
+    found: list[str] = audit_cell(directory, settings, device)["violations"]
+    publish_audit(directory, audit_file(directory))
+    return found
+
+
+@flow(name="audit", log_prints=True)
+def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> list[str]:
+    """Attack every cell that the last experiment listed.
+
+    Raises: RuntimeError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
+    """
+    settings, logger = load_settings(Path(params), overrides), get_run_logger()
+    device = available_devices(settings.experiment)[0]
+    private_directory(AUDITS)
+    configured = attack.with_options(result_storage=AUDITS.resolve())
+    problems: list[str] = []
+    cells = _cells()
+    for number, directory in enumerate(cells, start=1):
+        try:
+            problems += configured(directory, settings.audit, device)
+        except DptuneError as error:
+            problems.append(f"{directory.name}: {error}")
+        logger.info("%d of %d audits: %s", number, len(cells), directory.name)
+    if problems:
+        raise RuntimeError("; ".join(problems))
+    return [str(audit_file(directory)) for directory in cells]
+
+
+def _cells() -> list[Path]:
+    try:
+        return [RUNS / name for name in json.loads(EXPERIMENT.read_text(encoding="utf-8"))["cells"]]
+    except (OSError, ValueError, KeyError):
+        problem = "is missing or no experiment file"
+        raise DataError(problem, fix="run the experiment stage again", file=EXPERIMENT) from None
+
+
+def main() -> None:
+    """Run the flow on params.yaml; a violation ends it with its sentence and status 1."""
+    try:
+        audit()
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_stage(main)

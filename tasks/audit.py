@@ -1,0 +1,321 @@
+"""Attack one finished cell: what its adapter gives away, and what its private step gives away.
+
+Everything here reads; the one thing written is the audit itself, data/audits/<run>/audit.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from peft import PeftModel
+
+import dptune
+from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.exposure import chance, exposures
+from dptune.audit.extraction import compare, sample_endings
+from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.membership import auc, membership_report, roc
+from dptune.audit.one_run import one_run
+from dptune.audit.step import audit_step
+from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
+from dptune.corpus.records import Records, read_records
+from dptune.errors import DataError
+from dptune.files import sha256, write_json
+from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.registry import build, takes_noise
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+from dptune.training.model import BaseModel, load_base, load_tokenizer
+from tasks.cells import Cell, digests
+from tasks.paths import AUDITS, EVAL, MANIFEST, SECRETS, SPLITS, TRAIN
+from tasks.results import jsonable, named
+from tasks.settings import Audit
+from tasks.shadows import shadow_scores
+
+_CODE = Path(dptune.__file__).parent / "audit"
+
+
+@dataclass
+class Target:
+    """A finished cell under attack.
+
+    Attributes:
+        adapted: its model.
+        public: the base model, which the attacker has too.
+    """
+
+    cell: Cell
+    settings: Audit
+    contents: LedgerContents
+    adapted: Any
+    public: Any
+    tokenizer: Any
+    secrets: Secrets = field(repr=False)
+    texts: dict[int, str] = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a forward pass."""
+        return 2 * self.cell.training.physical_batch_size
+
+    def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
+        """Each canary's record and what would be planted in it."""
+        return [Passage(self.texts[one.record], suffix(one.secret)) for one in canaries]
+
+
+def audit_cell(directory: Path, settings: Audit, device: str) -> dict[str, Any]:
+    """Run every attack on the cell in ``directory``, write the audit and return it.
+
+    Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
+    those that it was trained with.
+    """
+    target = _target(directory, settings, torch.device(device))
+    audit: dict[str, Any] = {
+        "label": target.cell.label,
+        "confidence": settings.confidence,
+        "delta": target.cell.delta,
+        **jsonable(named(target.contents.epsilons)),
+    }
+    audit |= _canary_attacks(target, device)
+    if target.cell.telemetry == "research" and settings.records:
+        audit["membership"] = _record_membership(target)
+    if (directory / "crafted.json").exists():
+        audit["crafted"] = _crafted(directory, target)
+    if settings.step_trials:
+        audit["step"] = _step(target)
+    audit["violations"] = violations(audit)
+    write_json(audit_file(directory), audit)
+    return audit
+
+
+def audit_file(directory: Path) -> Path:
+    """Where the audit of the cell in ``directory`` lies."""
+    return AUDITS / directory.name / "audit.json"
+
+
+def violations(audit: dict[str, Any]) -> list[str]:
+    """Every bound that exceeds what the ledger certifies: a mechanism or an accountant is wrong."""
+    found = []
+    certified = float(audit["epsilon_certified"])
+    for name in ("one_run", "crafted"):
+        shown = audit.get(name, {}).get("epsilon_audited", 0.0)
+        if shown > certified:
+            found.append(_sentence(audit, f"an attack on its canaries ({name})", shown, certified))
+    step = audit.get("step")
+    if step and step["epsilon_audited"] > float(step["epsilon_certified"]):
+        shown, certified = step["epsilon_audited"], float(step["epsilon_certified"])
+        found.append(_sentence(audit, "a white-box attack on one of its steps", shown, certified))
+    return found
+
+
+def _sentence(audit: dict[str, Any], attack: str, shown: float, certified: float) -> str:
+    return (
+        f"{audit['label']}: {attack} shows epsilon >= {shown:.3g} at confidence {audit['confidence']:g}, "
+        f"but its ledger certifies {certified:.3g}: the mechanism, its accountant or its data handling is wrong"
+    )
+
+
+def audit_key(directory: Path, settings: Audit) -> str:
+    """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
+    content = [settings.model_dump_json(), _code_digest()]
+    content += [sha256(path) for path in (directory / "ledger.jsonl", SECRETS, TRAIN, EVAL) if path.exists()]
+    return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    files = [*sorted(_CODE.glob("*.py")), Path(__file__), Path(__file__).with_name("shadows.py")]
+    return "".join(sha256(path) for path in files)
+
+
+def _target(directory: Path, settings: Audit, device: torch.device) -> Target:
+    again = "run the experiment stage again"
+    try:
+        cell = Cell.model_validate_json((directory / "cell.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DataError("is missing or no cell", fix=again, file=directory / "cell.json") from None
+    contents = _finished_ledger(directory, again)
+    _check_inputs(cell, directory, again)
+    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    try:
+        adapted = PeftModel.from_pretrained(load_base(base, device), str(directory / "adapter")).eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"does not fit {base.source} ({reason})", fix=again, file=directory / "adapter") from None
+    originals = read_records(SPLITS / "train.parquet")
+    return Target(
+        cell=cell,
+        settings=settings,
+        contents=contents,
+        adapted=adapted,
+        public=load_base(base, device).eval(),
+        tokenizer=load_tokenizer(base),
+        secrets=read_secrets(SECRETS),
+        texts=dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True)),
+    )
+
+
+def _finished_ledger(directory: Path, fix: str) -> LedgerContents:
+    """The ledger is what an audit checks: without it there is nothing to compare with."""
+    path = directory / "ledger.jsonl"
+    if not path.exists():
+        raise DataError("is missing: an adapter without its ledger has no epsilon to check", fix=fix, file=path)
+    try:
+        contents = read_ledger(path)
+    except LedgerError as error:
+        raise DataError(f"is damaged ({error})", fix="restore it, or remove the run's folder", file=path) from None
+    if not contents.complete:
+        raise DataError("is not finished", fix=fix, file=path)
+    return contents
+
+
+def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
+    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
+        if not path.exists() or sha256(path) != manifest[key]:
+            raise DataError("is not what was planted", fix="run the canaries stage again", file=path)
+    now = digests(cell.model, cell.options)
+    for key, what in (("data", "other data"), ("model", "another base model")):
+        if now[key] != cell.inputs[key]:
+            raise DataError(f"was trained with {what} than lies here now", fix=fix, file=directory)
+
+
+def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
+    """On the planted secrets alone, which belong to nobody."""
+    settings, secrets = target.settings, target.secrets
+    results: dict[str, Any] = {}
+    planted = {one.secret: target.texts[one.record] for one in secrets.extraction}
+    if planted:
+        samples = sample_endings(target.adapted, target.tokenizer, settings.generations, rows=512, seed=settings.seed)
+        results["extraction"] = compare(samples, list(planted), settings.seed).to_dict()
+        bits = exposures(
+            target.adapted,
+            target.tokenizer,
+            [(text, secret) for secret, text in planted.items()],
+            candidates=settings.candidates,
+            max_length=target.cell.training.max_length,
+            rows=target.rows,
+            seed=settings.seed,
+        )
+        results["exposure"] = {
+            "mean": float(bits.mean()),
+            "most": float(bits.max()),
+            "chance": chance(settings.candidates),
+            "possible": float(np.log2(settings.candidates + 1)),
+        }
+    if secrets.audit:
+        results |= _coin_attacks(target, device)
+    return results
+
+
+def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
+    """Which audit canaries were planted? Members and non-members differ by nothing but a coin."""
+    canaries, settings = target.secrets.audit, target.settings
+    included = np.array([bool(one.included) for one in canaries])
+    passages = target.passages(canaries)
+    scores = {"likelihood": -_losses(target, target.adapted, passages)}
+    scores["calibrated"] = scores["likelihood"] + _losses(target, target.public, passages)
+    if settings.shadows:
+        scores["shadows"] = shadow_scores(target.cell, passages, scores["calibrated"], settings, device)
+    best = "shadows" if settings.shadows else "calibrated"
+    return {
+        "one_run": one_run(scores[best], included, target.cell.delta, settings.confidence).to_dict(),
+        "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
+    }
+
+
+def _record_membership(target: Target) -> dict[str, Any]:
+    """Training records against held-out ones, by the second half of each text given the first."""
+    members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
+    passages = [*members, *others]
+    likelihood = -_losses(target, target.adapted, passages, mean=True)
+    calibrated = likelihood + _losses(target, target.public, passages, mean=True)
+    count = len(members)
+    return {
+        name: _compared(values[:count], values[count:])
+        for name, values in (("likelihood", likelihood), ("calibrated", calibrated))
+    }
+
+
+def _sample(records: Records, target: Target) -> list[Passage]:
+    """Random records, one a patient where the patient is the unit; the second half of the words is the ending."""
+    order = np.random.default_rng(target.settings.seed).permutation(len(records.record))
+    if target.cell.unit == "patient":
+        _, first = np.unique(records.patient[order], return_index=True)
+        order = order[np.sort(first)]
+    texts = records.text.to_pylist()
+    return [_halves(texts[index]) for index in order[: target.settings.records]]
+
+
+def _halves(text: str) -> Passage:
+    middle = text.find(" ", len(text) // 2)
+    middle = middle if middle > 0 else len(text) // 2
+    return Passage(text[:middle], text[middle:])
+
+
+def _compared(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, Any]:
+    """The report's figures, and the whole curve for its picture."""
+    curve = roc(members, others)
+    points = {
+        "false_positive_rate": curve.false_positive_rate.tolist(),
+        "true_positive_rate": curve.true_positive_rate.tolist(),
+    }
+    return {**membership_report(members, others), "roc": points}
+
+
+def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool = False) -> NDArray[np.float64]:
+    losses = ending_losses(
+        model,
+        target.tokenizer,
+        passages,
+        max_length=target.cell.training.max_length,
+        rows=target.rows,
+        label="likelihoods",
+    )
+    return losses.mean if mean else losses.total
+
+
+def _crafted(directory: Path, target: Target) -> dict[str, Any]:
+    stored = json.loads((directory / "crafted.json").read_text(encoding="utf-8"))
+    canaries = CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]))
+    found = one_run(canaries.scores, canaries.included, target.cell.delta, target.settings.confidence).to_dict()
+    members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
+    return {**found, "auc": auc(members, others)}
+
+
+def _step(target: Target) -> dict[str, Any]:
+    """One private step of the cell's mechanism, with its own noise, on the attacker's bench."""
+    first = min(target.contents.composition, key=lambda release: release.noise_multiplier)
+    options = {**target.cell.options, "pairs": _pairs(target)}
+    if takes_noise(target.cell.mechanism, options):
+        options["noise_multiplier"] = first.noise_multiplier
+    options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
+    mechanism = build(target.cell.mechanism, options)
+    settings = target.settings
+    found = audit_step(
+        mechanism,
+        trials=settings.step_trials,
+        confidence=settings.confidence,
+        delta=target.cell.delta,
+        entropy=OsEntropy(),
+    )
+    prices = named(price(mechanism, Schedule(1.0, 1, target.cell.delta)))
+    return {
+        "scene": found.scene,
+        "trials": found.trials,
+        "mu_audited": found.mu_audited,
+        "epsilon_audited": found.epsilon_audited,
+        **jsonable(prices),
+    }
+
+
+def _pairs(target: Target) -> int:
+    return sum("lora_A" in name for name, _ in target.adapted.named_parameters())
