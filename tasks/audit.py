@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,7 @@ from tasks.results import jsonable, named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 
+_log = logging.getLogger(__name__)
 _CODE = Path(dptune.__file__).parent / "audit"
 
 
@@ -221,6 +223,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     canaries, settings = target.secrets.audit, target.settings
     included = np.array([bool(one.included) for one in canaries])
     passages = target.passages(canaries)
+    _warn_of_cuts(target, passages)
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     scores["calibrated"] = scores["likelihood"] + _losses(target, target.public, passages)
     if settings.shadows:
@@ -230,6 +233,19 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
         "one_run": one_run(scores[best], included, target.cell.delta, settings.confidence).to_dict(),
         "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
     }
+
+
+def _warn_of_cuts(target: Target, passages: list[Passage]) -> None:
+    limit = target.cell.training.max_length
+    lengths = [
+        len(ids) for ids in target.tokenizer([p.prompt for p in passages], add_special_tokens=False)["input_ids"]
+    ]
+    cut = sum(length >= limit - 1 for length in lengths)
+    if cut:
+        _log.warning(
+            "%d of %d canaries lie beyond %d tokens, where training.max_length cut their records: they tell nothing",
+            cut, len(passages), limit,
+        )  # fmt: skip
 
 
 def _record_membership(target: Target) -> dict[str, Any]:

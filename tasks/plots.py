@@ -35,8 +35,8 @@ def draw_curves(results: Sequence[Result], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4 + _LEGEND_ROW * (lines // 3)), constrained_layout=True)
     _curve(axes[0], results, "eval_sample_perplexity", "held-out perplexity (sample)")
     _curve(axes[1], results, "public_perplexity", "public-set perplexity")
-    _legend_below(figure, axes[0])
-    _save(figure, path)
+    legend_below(figure, axes[0])
+    save(figure, path)
 
 
 def draw_epsilons(results: Sequence[Result], path: Path) -> None:
@@ -53,11 +53,11 @@ def draw_epsilons(results: Sequence[Result], path: Path) -> None:
     order = list(dict.fromkeys(tuple(names) for names in curves.values()))
     for (key, style, points), names in curves.items():
         label = f"{EPSILONS[key]}: {_listed(names)}"
-        axis.plot(*_columns(points), style, color=_colour(order.index(tuple(names))), label=label)
+        axis.plot(*_columns(points), style, color=colour(order.index(tuple(names))), label=label)
     axis.set(xlabel="releases", ylabel="epsilon", title=_title("Epsilon over steps", results))
     axis.grid(alpha=0.3)
-    _legend_below(figure, axis, columns=1)
-    _save(figure, path)
+    legend_below(figure, axis, columns=1)
+    save(figure, path)
 
 
 def _budgeted(result: Result) -> str:
@@ -79,7 +79,7 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
     )
     for axis, (key, title) in zip(axes, EPSILONS.items(), strict=True):
         for index, name in enumerate(sorted({_series(result) for result in results})):
-            _series_with_spread(axis, [r for r in results if _series(r) == name], key, metric, name, _colour(index))
+            _series_with_spread(axis, [r for r in results if _series(r) == name], key, metric, name, colour(index))
         for model, perplexity in _before(results, metric).items():
             axis.axhline(perplexity, color="grey", linestyle=":", label=f"{model} model, not fine-tuned")
         axis.set(xlabel=f"epsilon, {title}", xscale="log")
@@ -89,8 +89,8 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(metric.replace("_", " "))
     figure.suptitle(_title("Perplexity against epsilon", results))
-    _legend_below(figure, axes[0])
-    _save(figure, path)
+    legend_below(figure, axes[0])
+    save(figure, path)
 
 
 def _series_with_spread(axis: Axes, results: Sequence[Result], key: str, metric: str, name: str, colour: Any) -> None:
@@ -153,7 +153,7 @@ def draw_controller(result: Result, path: Path) -> None:
     axes[1][1].set(xlabel="releases", ylabel="epsilon", title="epsilon", yscale="log")
     _finish(axes[1][1])
     figure.suptitle(_title(f"Controller of {result['label']}", [result]))
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_knobs(figure: Any, axis: Axes, result: Result, prefix: str, title: str) -> None:
@@ -216,7 +216,7 @@ def _curve(axis: Axes, results: Sequence[Result], key: str, title: str) -> None:
                 *_columns(points),
                 linestyle=_STYLES[budgets.index(result.get("budget_epsilon")) % len(_STYLES)],
                 marker=".",
-                color=_colour(mechanisms.index(_series(result))),
+                color=colour(mechanisms.index(_series(result))),
                 label=None if name in named else name,
             )
             named.add(name)
@@ -246,7 +246,8 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [point[0] for point in points], [point[1] for point in points]
 
 
-def _colour(index: int) -> Any:
+def colour(index: int) -> Any:
+    """The n-th colour of every picture."""
     return _COLOURS[index % len(_COLOURS)]
 
 
@@ -256,13 +257,15 @@ def _finish(axis: Axes) -> None:
         axis.legend(fontsize=7)
 
 
-def _legend_below(figure: Any, axis: Axes, columns: int = 3) -> None:
+def legend_below(figure: Any, axis: Axes, columns: int = 3) -> None:
+    """One legend under the figure."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write the PNG and forget the figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader
 from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
 from tasks import tracking
-from tasks.paths import EXPERIMENT, REPORT, RUNS
+from tasks.audit_plots import Audit, draw_ledger_versus_audit, draw_rocs
+from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
 from tasks.plots import (
     Result,
     draw_controller,
@@ -26,6 +28,7 @@ from tasks.plots import (
     over_seeds,
     perplexity_metric,
 )
+from tasks.results import audit_metrics
 from tasks.settings import load_settings
 from tasks.stage import run_stage
 
@@ -34,13 +37,14 @@ _PICTURES = {
     "epsilon.png": draw_epsilons,
     "curves.png": draw_curves,
 }
+_AUDIT_PICTURES = {"audit.png": draw_ledger_versus_audit, "roc.png": draw_rocs}
 _MOST_CONTROLLERS = 24
 
 
 def report() -> None:
     """Read every cell that the last experiment listed, and write data/report."""
     results = read_results(EXPERIMENT, RUNS)
-    write_report(results, REPORT, load_settings().experiment.name)
+    write_report(results, REPORT, load_settings().experiment.name, read_audits(EXPERIMENT, AUDITS))
     _to_mlflow(load_settings().experiment.name)
 
 
@@ -66,21 +70,36 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
     return results
 
 
-def write_report(results: list[Result], directory: Path, name: str) -> None:
+def read_audits(experiment: Path, audits: Path) -> list[Audit]:
+    """The audits of the cells that an experiment file lists, as many as were made."""
+    names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
+    files = [audits / name / "audit.json" for name in names]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def write_report(results: list[Result], directory: Path, name: str, audits: Sequence[Audit] = ()) -> None:
     """Write report.html, its PNGs, metrics.json and plots/*.csv."""
     directory.mkdir(parents=True, exist_ok=True)
     for file, draw in _PICTURES.items():
         draw(results, directory / file)
-    write_json(directory / "metrics.json", {result["label"]: _metrics(result) for result in results})
+    synthetic = any(result["synthetic"] for result in results)
+    for file, draw_audits in _AUDIT_PICTURES.items():
+        (directory / file).unlink(missing_ok=True)
+        if audits:
+            draw_audits(audits, directory / file, synthetic=synthetic)
+    shown = {audit["label"]: audit_metrics(audit) for audit in audits}
+    metrics = {result["label"]: _metrics(result) | shown.get(result["label"], {}) for result in results}
+    write_json(directory / "metrics.json", metrics)
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
-    write_text(directory / "report.html", _page(results, directory, name))
+    write_text(directory / "report.html", _page(results, directory, name, audits))
 
 
-def _page(results: list[Result], directory: Path, name: str) -> str:
+def _page(results: list[Result], directory: Path, name: str, audits: Sequence[Audit]) -> str:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = _epsilon
-    pictures = {file: _encoded(directory / file) for file in _PICTURES}
+    drawn = [*_PICTURES, *(_AUDIT_PICTURES if audits else [])]
+    pictures = {file: _encoded(directory / file) for file in drawn}
     metric = perplexity_metric(results)
     groups = over_seeds(results, metric)
     return environment.get_template("report.html.j2").render(
@@ -91,6 +110,7 @@ def _page(results: list[Result], directory: Path, name: str) -> str:
         groups=groups,
         several_seeds=any(len(group.results) > 1 for group in groups),
         pictures=pictures,
+        audits=audits,
         controllers=_draw_controllers(results, directory / "controllers"),
         guarantees=sorted({result["guarantee"] for result in results}),
         sources=sorted({result["data"] for result in results}),
@@ -185,7 +205,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 def _to_mlflow(name: str) -> None:
     parent = tracking.parent_run(name, {})
     client = tracking.client()
-    for file in [*_PICTURES, "report.html"]:
+    for file in [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]:
         client.log_artifact(parent, str(REPORT / file), artifact_path="report")
     if (REPORT / "controllers").is_dir():
         client.log_artifacts(parent, str(REPORT / "controllers"), artifact_path="report/controllers")
