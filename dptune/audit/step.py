@@ -23,7 +23,7 @@ from dptune.progress import Meter
 
 #: Parameters of every pair that the attacker's model has: enough for a clipper to have a direction to keep.
 PAIR_SIZE = 2
-_HUGE, _TINY = 1e6, 1e-6
+_HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
@@ -49,8 +49,8 @@ class Scene:
 #: One of them moves every mechanism by all it can: alone, against others, through a quantile, through counts.
 SCENES = (
     Scene("alone", (), _HUGE),
-    Scene("against one other", (-_HUGE,), _HUGE),
-    Scene("against many others", (-_HUGE,) * 8, _HUGE),
+    Scene("against one other", (-_LARGE,), _HUGE),
+    Scene("against many others", (-_LARGE,) * 8, _HUGE),
     Scene("tips the median norm", (_TINY, _TINY, _HUGE, _HUGE), _HUGE),
     Scene("without a gradient", (), 0.0),
     Scene("with a huge loss", (), _HUGE, 1e6),

@@ -1,0 +1,106 @@
+"""Membership figures against scipy and against their definitions, ties included."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
+
+from dptune.audit.membership import auc, membership_report, roc, true_positive_rate
+from dptune.errors import DataError
+
+Scores = NDArray[np.float64]
+#: Few values, so that many tie.
+SCORES: st.SearchStrategy[Scores] = st.lists(st.integers(0, 6) | st.floats(-1e6, 1e6), min_size=1, max_size=30).map(
+    lambda values: np.array(values, dtype=float)
+)
+
+
+@given(members=SCORES, others=SCORES)
+def test_auc_is_the_rank_statistic(members: Scores, others: Scores) -> None:
+    expected = mannwhitneyu(members, others).statistic / (len(members) * len(others))
+    assert auc(members, others) == pytest.approx(expected, abs=1e-12)
+    assert auc(others, members) == pytest.approx(1 - expected, abs=1e-12)
+
+
+def test_auc_by_hand() -> None:
+    assert auc(np.array([2.0, 3.0]), np.array([0.0, 1.0])) == 1
+    assert auc(np.array([0.0, 1.0]), np.array([2.0, 3.0])) == 0
+    assert auc(np.array([1.0, 1.0]), np.array([1.0])) == 0.5
+    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(3.5 / 4)
+
+
+@given(members=SCORES, others=SCORES)
+def test_roc_rises_from_nothing_to_all_and_has_auc_below_it(members: Scores, others: Scores) -> None:
+    curve = roc(members, others)
+    false, true = curve.false_positive_rate, curve.true_positive_rate
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+    assert (np.diff(false) >= 0).all()
+    assert (np.diff(true) >= 0).all()
+    assert np.trapezoid(true, false) == pytest.approx(auc(members, others), abs=1e-9)
+
+
+@given(members=SCORES, others=SCORES)
+def test_roc_has_every_threshold_by_definition(members: Scores, others: Scores) -> None:
+    curve = roc(members, others)
+    thresholds = [math.inf, *sorted({*members.tolist(), *others.tolist()}, reverse=True)]
+    assert curve.true_positive_rate == pytest.approx([(members >= cut).mean() for cut in thresholds])
+    assert curve.false_positive_rate == pytest.approx([(others >= cut).mean() for cut in thresholds])
+
+
+@given(members=SCORES, others=SCORES, allowed=st.integers(0, 30))
+def test_true_positive_rate_is_the_best_that_few_enough_false_alarms_allow(
+    members: Scores, others: Scores, allowed: int
+) -> None:
+    cuts = [math.inf, *members.tolist(), *others.tolist()]
+    expected = max((members >= cut).mean() for cut in cuts if (others >= cut).sum() <= allowed)
+    between = (allowed + 0.5) / len(others)
+    assert true_positive_rate(roc(members, others), between) == pytest.approx(expected)
+
+
+def test_true_positive_rate_by_hand() -> None:
+    curve = roc(np.array([5.0, 4.0, 1.0, 0.0]), np.array([4.5, 3.0, 2.0, 1.0]))
+    rates = [true_positive_rate(curve, rate) for rate in (0.0, 0.2, 0.25, 0.9, 1.0)]
+    assert rates == [0.25, 0.25, 0.5, 0.5, 1.0]
+
+
+def test_a_report_says_what_chance_would_give() -> None:
+    members, others = np.arange(500.5, 1500), np.arange(1000.0)
+    report = membership_report(members, others)
+    assert report["auc"] == auc(members, others) == pytest.approx(0.875, abs=1e-3)
+    assert (report["members"], report["non_members"], report["auc_chance"]) == (1000, 1000, 0.5)
+    assert report["tpr_at_fpr_0.01_chance"] == 0.01
+    assert report["tpr_at_fpr_0.001_chance"] == 0.001
+    assert report["tpr_at_fpr_0.01"] >= report["tpr_at_fpr_0.001"] >= 0.5
+
+
+def test_the_deviation_under_chance_is_what_random_scores_show() -> None:
+    """4,000 draws know a deviation to 1.1 percent; 6 percent off is a false alarm once in 10 million."""
+    generator = np.random.default_rng(0)
+    report = membership_report(generator.random(12), generator.random(30))
+    drawn = [auc(row[:12], row[12:]) for row in generator.random((4000, 42))]
+    assert report["auc_chance_deviation"] == pytest.approx(np.std(drawn), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "fix"),
+    [
+        ([], [1.0], "plant more audit canaries"),
+        ([1.0], [], "plant more audit canaries"),
+        ([1.0, math.nan], [1.0], "check the model's losses"),
+        ([1.0], [-math.inf, 1.0], "check the model's losses"),
+    ],
+)
+def test_bad_scores_are_refused_with_their_fix(members: list[float], others: list[float], fix: str) -> None:
+    for figure in (auc, roc, membership_report):
+        with pytest.raises(DataError, match=f"Fix: {fix}"):
+            figure(np.array(members), np.array(others))
+
+
+def test_nothing_private_shows_in_a_representation() -> None:
+    assert repr(roc(np.array([1.0]), np.array([0.0]))) == "Roc()"

@@ -1,0 +1,182 @@
+"""The white-box audit sees what is there, and nothing that is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binom
+
+from dptune.audit.step import SCENES, audit_step
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Released
+from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
+from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
+
+torch.set_num_threads(1)
+DELTA = 1e-5
+ALONE = SCENES[:1]
+SOUND = [name for name, listed in MECHANISMS.items() if listed.verdict == "Sound"]
+
+
+def mechanism(name: str, pairs: int = 1, **options: Any) -> Mechanism:
+    noise = {"noise_multiplier": 1.0} if takes_noise(name, options) else {}
+    return build(name, noise | {"pairs": pairs} | options)
+
+
+def audit(of: Mechanism, trials: int = 2000, seed: int | None = 0, **changes: Any) -> Any:
+    entropy = OsEntropy() if seed is None else FixedSeed(seed)
+    return audit_step(of, trials=trials, **({"confidence": 0.95, "delta": DELTA, "entropy": entropy} | changes))
+
+
+def certified(of: Mechanism) -> float:
+    return price(of, Schedule(1.0, 1, DELTA)).certified
+
+
+def as_broken(kind: type[Mechanism], pairs: int = 4) -> Mechanism:
+    sound = mechanism("static", pairs)
+    return kind(**{item.name: getattr(sound, item.name) for item in fields(Mechanism)})
+
+
+class DividesByRealisedBatch(Mechanism):
+    """The noisy sum over the batch that was drawn, not over the expected one."""
+
+    def privatise(self, batches: Iterable[Gradients], *others: Any) -> Released:
+        batches = list(batches)
+        drawn = max(1, sum(len(batch.norms()) for batch in batches))
+        released = super().privatise(batches, *others)
+        return replace(released, blocks=[block / drawn for block in released.blocks])
+
+
+class ClipsAfterSumming(Mechanism):
+    """One clip for the whole batch in place of one a sample."""
+
+    def exact_sums(self, batches: Iterable[Gradients], zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
+        total = [zero.clone() for zero in zeros]
+        for batch in batches:
+            ones = torch.ones_like(batch.norms())
+            total = [one + part for one, part in zip(total, batch.weighted_sum(ones), strict=True)]
+        factor = min(1.0, knobs.radii[0] / max(float(torch.cat(total).norm()), 1e-12))
+        return [factor * part for part in total]
+
+
+class HalfTheNoise(Gaussian):
+    """Announces one multiplier and uses half of it."""
+
+    def add(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
+    ) -> list[torch.Tensor]:
+        return super().add(sums, scales, noise_multiplier / 2, entropy)
+
+
+@pytest.mark.parametrize("trials", [5000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_most_of_a_gaussian_steps_mu_is_found(trials: int) -> None:
+    """Sound bounds exceed the truth with chance 0.05 at most, here with a fixed seed."""
+    found = audit(mechanism("static"), trials)
+    assert 0.8 <= found.mu_audited <= 1.0
+    assert found.epsilon_audited <= certified(mechanism("static"))
+
+
+@pytest.mark.parametrize("name", ["static", "rldp"])
+def test_sound_mechanisms_are_rarely_accused(name: str) -> None:
+    """Of 12 audits at 95 % each accuses by one of its two bounds with chance 0.1: 8 or more with chance 4e-6."""
+    noise = {"noise_multiplier": 2.0} if name == "rldp" else {}
+    true = mechanism(name, 4, **noise)
+    exact = 1 / true.effective_noise_multiplier(true.knobs())
+    found = [audit(true, trials=500, seed=None, scenes=ALONE) for _ in range(12)]
+    accused = sum(one.mu_audited > exact or one.epsilon_audited > certified(true) for one in found)
+    assert accused < 8
+    assert max(one.mu_audited for one in found) > 0.4 * exact  # and not because nothing is found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["static", "rldp"])
+def test_of_200_audits_few_accuse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Allowed: what a chance of 0.05 gives in 200 audits with chance 1e-6 or more."""
+    true = mechanism(name, 2)
+    exact = 1 / true.effective_noise_multiplier(true.knobs())
+    found = [audit(true, trials=1000, seed=None) for _ in range(200)]
+    by_mu = sum(one.mu_audited > exact for one in found)
+    by_epsilon = sum(one.epsilon_audited > certified(true) for one in found)
+    allowed = int(binom.isf(1e-6, 200, 0.05))
+    with capsys.disabled():
+        print(f"\n{name}: of 200 audits {by_mu} exceed mu and {by_epsilon} epsilon; 5 % are 10, allowed {allowed}")
+    assert max(by_mu, by_epsilon) <= allowed
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_every_sound_mechanism_keeps_its_word(name: str) -> None:
+    """One audit each, with a fixed seed, at confidence 1 - 1e-6."""
+    true = mechanism(name, 2)
+    found = audit(true, trials=500, confidence=1 - 1e-6)
+    assert found.mu_audited <= 1 / true.effective_noise_multiplier(true.knobs())
+    assert found.epsilon_audited <= certified(true)
+
+
+@pytest.mark.parametrize("pairs", [12, 24])
+def test_published_rldp_is_caught(pairs: int) -> None:
+    """Its accountant takes sigma where sigma / sqrt(pairs) is true: at sigma 4, mu 0.25 is claimed."""
+    claimed = mechanism("rldp_published", pairs, noise_multiplier=4.0)
+    published = price(claimed, Schedule(1.0, 1, DELTA)).published
+    found = audit(claimed, trials=3000, scenes=ALONE)
+    assert found.epsilon_audited > published
+    assert found.mu_audited > 1.5 / 4
+    assert found.mu_audited <= math.sqrt(pairs) / 4
+
+
+def test_autoclips_leak_is_caught() -> None:
+    """Its radius follows the batch, and so does its noise: an empty batch shows that it is empty."""
+    found = audit(mechanism("autoclip_published", 4), trials=3000)
+    assert found.epsilon_audited > price(mechanism("autoclip_published", 4), Schedule(1.0, 1, DELTA)).published
+
+
+@pytest.mark.parametrize("kind", [DividesByRealisedBatch, ClipsAfterSumming])
+def test_a_broken_step_is_caught(kind: type[Mechanism]) -> None:
+    broken = as_broken(kind)
+    found = audit(broken, trials=3000)
+    assert found.mu_audited > 1.0
+    if kind is DividesByRealisedBatch:
+        assert found.epsilon_audited > certified(broken)
+
+
+def test_half_the_noise_is_caught() -> None:
+    broken = replace(mechanism("static"), noise=HalfTheNoise(1.0))
+    assert 1.5 < audit(broken, scenes=ALONE).mu_audited <= 2.0
+
+
+def test_a_sample_that_is_seldom_drawn_is_hard_to_see() -> None:
+    """Five steps: certain ones show nearly sqrt(5), those that draw the sample once in four much less."""
+    true = mechanism("static")
+    seldom, always = (audit(true, 800, scenes=ALONE, steps=5, sample_rate=rate) for rate in (0.25, 1.0))
+    assert seldom.epsilon_audited <= price(true, Schedule(0.25, 5, DELTA)).certified
+    assert seldom.mu_audited < always.mu_audited
+    assert 0.75 * math.sqrt(5) < always.mu_audited <= math.sqrt(5)
+
+
+def test_controllers_learn_within_a_run_and_the_given_mechanism_does_not_change() -> None:
+    true = mechanism("quantile", 2, noise_multiplier=2.0)
+    before = true.controller.state_dict()
+    found = audit(true, 800, steps=4, scenes=ALONE)
+    assert 0.5 * math.sqrt(4) / 2 < found.mu_audited <= math.sqrt(4) / 2
+    assert true.controller.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("trials", {"trials": 499}),
+        ("confidence", {"confidence": 1.0}),
+        ("delta", {"delta": -0.1}),
+        ("steps", {"steps": 0}),
+        ("sample_rate", {"sample_rate": 0.0}),
+    ],
+)
+def test_bad_input_is_named(field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field}: .* Fix: "):
+        audit(mechanism("static"), **changes)
