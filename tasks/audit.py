@@ -21,7 +21,7 @@ from peft import PeftModel
 import dptune
 from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.exposure import chance, exposures
-from dptune.audit.extraction import compare, sample_endings
+from dptune.audit.extraction import PROMPT, compare, sample_endings
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
@@ -42,6 +42,7 @@ from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 
 _log = logging.getLogger(__name__)
+_CONTEXTS, _GENERATED_ROWS = 16, 256
 _CODE = Path(dptune.__file__).parent / "audit"
 
 
@@ -196,12 +197,13 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     planted = {one.secret: target.texts[one.record] for one in secrets.extraction}
     if planted:
-        samples = sample_endings(target.adapted, target.tokenizer, settings.generations, rows=512, seed=settings.seed)
-        results["extraction"] = compare(samples, list(planted), settings.seed).to_dict()
+        results["extraction"] = compare(_samples(target), list(planted), settings.seed).to_dict()
+    seen = _seen(target, [(text, secret) for secret, text in planted.items()])
+    if seen:
         bits = exposures(
             target.adapted,
             target.tokenizer,
-            [(text, secret) for secret, text in planted.items()],
+            seen,
             candidates=settings.candidates,
             max_length=target.cell.training.max_length,
             rows=target.rows,
@@ -218,12 +220,31 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
     return results
 
 
+def _samples(target: Target) -> list[str]:
+    """What the model says after " secret_id=" where records of the attacker's own split come first."""
+    settings = target.settings
+    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
+    order = np.random.default_rng(settings.seed).permutation(len(texts))
+    shares = np.array_split(np.arange(settings.generations), min(_CONTEXTS, settings.generations, len(texts)))
+    samples: list[str] = []
+    for index, share in zip(order, shares, strict=False):
+        samples += sample_endings(
+            target.adapted,
+            target.tokenizer,
+            len(share),
+            rows=_GENERATED_ROWS,
+            seed=settings.seed + len(samples),
+            prompt=texts[index] + PROMPT,
+        )
+    return samples
+
+
 def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     """Which audit canaries were planted? Members and non-members differ by nothing but a coin."""
     canaries, settings = target.secrets.audit, target.settings
     included = np.array([bool(one.included) for one in canaries])
     passages = target.passages(canaries)
-    _warn_of_cuts(target, passages)
+    _seen(target, [(target.texts[one.record], one.secret) for one in canaries])
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     scores["calibrated"] = scores["likelihood"] + _losses(target, target.public, passages)
     if settings.shadows:
@@ -235,17 +256,20 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     }
 
 
-def _warn_of_cuts(target: Target, passages: list[Passage]) -> None:
+def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The (text, secret) pairs that training did not cut before the secret's end; a warning about the others."""
     limit = target.cell.training.max_length
-    lengths = [
-        len(ids) for ids in target.tokenizer([p.prompt for p in passages], add_special_tokens=False)["input_ids"]
-    ]
-    cut = sum(length >= limit - 1 for length in lengths)
-    if cut:
+    texts = [text + suffix(secret) for text, secret in planted]
+    lengths = [len(ids) for ids in target.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+    whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
+    if len(whole) < len(planted):
         _log.warning(
-            "%d of %d canaries lie beyond %d tokens, where training.max_length cut their records: they tell nothing",
-            cut, len(passages), limit,
-        )  # fmt: skip
+            "%d of %d canaries lie beyond the %d tokens of training.max_length and tell nothing",
+            len(planted) - len(whole),
+            len(planted),
+            limit,
+        )
+    return whole
 
 
 def _record_membership(target: Target) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from hypothesis import settings
 
 from dptune.privacy.ledger import Ledger
 
-sys.path.insert(0, str(Path(__file__).parent / "tasks"))
+# Helpers that tests of other parts use too.
+sys.path[:0] = [str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms")]
 
 # Two cores under load: a deadline would only measure the neighbours.
 settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True)

@@ -38,9 +38,10 @@ def epsilon_from_errors(
     (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of what may go wrong.
     Valid for every mechanism. At most about log(trials): more needs more trials.
     """
+    _check_delta(delta)
     fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)
     ratios = [(1 - fnr - delta) / fpr, (1 - fpr - delta) / fnr]
-    return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0))
+    return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
 
 
 def mu_from_errors(false_negatives: int, members: int, false_positives: int, others: int, confidence: float) -> float:
@@ -61,6 +62,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
         correct: v, how many of them were right.
     """
     _check_guesses(canaries, guesses, correct)
+    _check_delta(delta)
     right = expit(epsilon)
     tail = float(binom.sf(correct - 1, guesses, right))
     if delta == 0 or correct == 0:
@@ -94,8 +96,11 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at ``delta`` of a mu-GDP mechanism (Dong, Roth and Su 2022, corollary 2.13)."""
+    _check_delta(delta)
     if mu <= 0:
         return 0.0
+    if delta == 0:
+        return math.inf
 
     def excess(epsilon: float) -> float:
         first = float(ndtr(mu / 2 - epsilon / mu))
@@ -151,6 +156,11 @@ def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
     if not 0 <= correct <= guesses <= canaries or guesses == 0:
         problem = f"{correct} right of {guesses} guesses about {canaries} canaries cannot be"
         raise ConfigError("guesses", problem, fix="guess at least once, and no canary twice")
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise ConfigError("delta", f"{delta} is not in [0, 1)", fix="use 1e-5, say")
 
 
 def _check_confidence(confidence: float) -> None:

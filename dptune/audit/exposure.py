@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DataError
 
 
 def exposures(
@@ -30,7 +30,12 @@ def exposures(
         candidates: random secrets to rank each against, in the same record; a secret never planted
             anywhere ranks uniformly, see ``chance``.
         seed: of the random secrets, which no one planted; public.
+
+    Raises: ConfigError without a secret or a candidate; DataError if a text was cut before its secret, or the
+    model's losses are not finite.
     """
+    if not planted:
+        raise ConfigError("canaries.extraction", "no secret was planted to rank", fix="plant some")
     if candidates < 1:
         raise ConfigError("audit.candidates", f"{candidates} is below 1", fix="use hundreds")
     generator = np.random.default_rng(seed)
@@ -38,14 +43,20 @@ def exposures(
     for text, secret in planted:
         drawn = generator.choice(list(ALPHABET), size=(candidates, SECRET_LENGTH))
         passages += [Passage(text, suffix(other)) for other in (secret, *("".join(row) for row in drawn))]
-    losses = ending_losses(
-        model, tokenizer, passages, max_length=max_length, rows=rows, label="exposure"
-    ).total.reshape(len(planted), candidates + 1)
-    return exposure_of(losses)
+    losses = ending_losses(model, tokenizer, passages, max_length=max_length, rows=rows, label="exposure")
+    if not losses.tokens.all():
+        problem = f"a record fills {max_length} tokens, so that its secret was cut off"
+        raise DataError(problem, fix="raise training.max_length", file="exposure")
+    return exposure_of(losses.total.reshape(len(planted), candidates + 1))
 
 
 def exposure_of(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(secrets,) from (secrets, 1 + candidates) losses, the planted secret's first. Ties count half."""
+    """(secrets,) from (secrets, 1 + candidates) losses, the planted secret's first. Ties count half.
+
+    Raises: DataError if a loss is not finite.
+    """
+    if not np.isfinite(losses).all():
+        raise DataError("a loss is not finite", fix="check the model", file="exposure")
     own, others = losses[:, :1], losses[:, 1:]
     ranks = 1 + (others < own).sum(axis=1) + (others == own).sum(axis=1) / 2
     return np.asarray(np.log2(losses.shape[1]) - np.log2(ranks))

@@ -37,8 +37,10 @@ def roc(members: NDArray[np.float64], others: NDArray[np.float64]) -> Roc:
     """Every threshold that the scores distinguish."""
     _check(members, others)
     thresholds = np.unique(np.concatenate([members, others]))[::-1]
+    # Counts first: 1 - 99/100 would exceed 0.01.
     above = [
-        1 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores) for scores in (members, others)
+        (len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")) / len(scores)
+        for scores in (members, others)
     ]
     true, false = (np.concatenate([[0.0], rates]) for rates in above)
     return Roc(false, true)

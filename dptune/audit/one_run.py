@@ -24,8 +24,8 @@ class OneRun:
         guesses: r, coins guessed where the bound was best; the others were abstained from.
         correct: how many of those were right.
         epsilon_audited: lower bound on epsilon at ``delta``, for any mechanism.
-        mu_gaussian: lower bound on mu if the run is Gaussian DP.
-        epsilon_gaussian: what that mu means at ``delta``: a bound under the same premise, else an estimate.
+        mu_gaussian: lower bound on mu if the run is Gaussian DP; far below mu where most coins are guessed.
+        epsilon_gaussian: what that mu means at ``delta``: a bound under the same premise only.
         delta: of both epsilons.
         confidence: of each bound.
         most: the largest ``epsilon_audited`` that this many canaries can show.
@@ -61,6 +61,7 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
 
     Raises: DataError without canaries, with scores that are not finite, or with coins that are all equal.
     """
+    included = np.asarray(included, dtype=bool)
     _check(scores, included)
     canaries, each = len(scores), 1 - (1 - confidence) / len(GUESSED_SHARES)
     order = np.argsort(scores, kind="stable")

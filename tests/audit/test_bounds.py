@@ -276,3 +276,20 @@ def test_bounds_are_plain_numbers() -> None:
         gaussian_epsilon(1.0, 1e-5),
     )
     assert {type(bound) for bound in bounds} == {float}
+
+
+def test_hopeless_attacks_show_nothing() -> None:
+    assert epsilon_from_errors(100, 100, 100, 100, 1e-5, 0.95) == 0.0
+    assert epsilon_from_errors(0, 1, 0, 1, 0.1, 0.95) == 0.0
+
+
+@pytest.mark.parametrize("delta", [-1.0, 1.0, math.nan])
+def test_an_impossible_delta_is_refused(delta: float) -> None:
+    for call in (
+        lambda: epsilon_from_errors(1, 50, 1, 50, delta, 0.95),
+        lambda: one_run_epsilon(100, 100, 90, delta, 0.95),
+        lambda: gaussian_epsilon(1.0, delta),
+    ):
+        with pytest.raises(ConfigError, match=r"^delta: "):
+            call()
+    assert gaussian_epsilon(1.0, 0.0) == math.inf

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dptune.audit.exposure import chance, exposure_of, exposures
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DataError
 
 CANDIDATES = 63
 
@@ -69,10 +69,10 @@ def test_a_memorised_secret_is_at_the_maximum_and_an_unplanted_one_is_not() -> N
     generator = np.random.default_rng(0)
     unplanted = ["".join(row) for row in generator.choice(list(ALPHABET), size=(8, SECRET_LENGTH))]
     maximum = math.log2(CANDIDATES + 1)
-    bits = exposed(memorised(), [*unplanted[:4], SECRET, *unplanted[4:]])
+    bits = exposed(memorised(), [*unplanted[:2], SECRET, *unplanted[2:]])
     assert bits.shape == (9,)
-    assert bits[4] == maximum
-    assert np.delete(bits, 4).mean() < 4
+    assert bits[2] == maximum
+    assert np.delete(bits, 2).mean() < 4
     assert exposed(gpt2(), [SECRET])[0] < maximum
 
 
@@ -96,3 +96,12 @@ def test_exposure_depends_on_the_seed_alone() -> None:
 def test_nothing_to_rank_against_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"audit\.candidates"):
         exposures(gpt2(), tokenizer(), [(RECORD, SECRET)], candidates=0, max_length=LENGTH, rows=4)
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"canaries\.extraction"):
+        exposures(gpt2(), tokenizer(), [], candidates=3, max_length=LENGTH, rows=4)
+    with pytest.raises(DataError, match=r"cut off.*training\.max_length"):
+        exposures(gpt2(), tokenizer(), [(RECORD, SECRET)], candidates=3, max_length=5, rows=4)
+    with pytest.raises(DataError, match="not finite"):
+        exposure_of(np.array([[math.nan, 1.0, 2.0, 3.0]]))

@@ -100,9 +100,9 @@ def test_without_a_secret_nothing_can_be_compared() -> None:
 
 
 def test_a_comparison_is_reproducible_plain_json() -> None:
-    result = compare([SECRET, "ABC"], [SECRET], seed=3)
-    assert compare([SECRET, "ABC"], [SECRET], seed=3) == result
-    flat = result.to_dict()
+    many = [SECRET] * 50
+    assert compare(many, [SECRET], seed=3) == compare(many, [SECRET], seed=3) != compare(many, [SECRET], seed=4)
+    flat = compare([SECRET, "ABC"], [SECRET]).to_dict()
     assert json.loads(json.dumps(flat)) == flat
     assert (flat["jaccard_4"], flat["jaccard_4_deviation"], flat["verbatim"]) == (0.5, 0.5, 1)
     assert len(flat) == 3 + 3 * len(GRAMS)

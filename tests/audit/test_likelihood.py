@@ -17,7 +17,7 @@ from dptune.errors import ConfigError
 
 PASSAGES = [
     Passage(RECORD, suffix(SECRET)),
-    Passage("The pat", "ient has diabetes."),  # a token lies on both sides
+    Passage(RECORD + "The pat", "ient has diabetes."),  # a token lies on both sides
     Passage("", RECORD),  # nothing predicts the first token
     Passage(RECORD * 3, " x"),
     Passage(RECORD, ""),
@@ -63,9 +63,9 @@ def test_losses_are_those_of_one_text_at_a_time(max_length: int) -> None:
 
 
 def test_the_passages_test_what_they_should() -> None:
-    """A token on both sides of the border, and more than one length."""
+    """A token on both sides of the border that is not the first, and more than one length."""
     offsets = tokenizer()(PASSAGES[1].prompt + PASSAGES[1].ending, return_offsets_mapping=True)["offset_mapping"]
-    assert any(start < len(PASSAGES[1].prompt) < end for start, end in offsets)
+    assert any(start < len(PASSAGES[1].prompt) < end for start, end in offsets[1:])
     assert len({len(tokenizer()(passage.prompt + passage.ending)["input_ids"]) for passage in PASSAGES}) > 5
 
 

@@ -104,3 +104,10 @@ def test_bad_scores_are_refused_with_their_fix(members: list[float], others: lis
 
 def test_nothing_private_shows_in_a_representation() -> None:
     assert repr(roc(np.array([1.0]), np.array([0.0]))) == "Roc()"
+
+
+@pytest.mark.parametrize("count", [100, 300, 1000, 3000])
+def test_a_rate_that_falls_on_a_count_is_allowed(count: int) -> None:
+    """1 - 99/100 is more than 0.01 in floating point."""
+    curve = roc(np.full(10, count - 1.5), np.arange(float(count)))
+    assert true_positive_rate(curve, 1 / count) == 1.0
