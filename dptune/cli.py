@@ -10,13 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dptune.audit.step import audit_step
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
 from dptune.mechanisms.planning import Schedule, calibrated, price
@@ -116,6 +114,10 @@ def audit(
     The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
     log(trials) at most; mu_audited holds if the releases are Gaussian DP. The noise multiplier is 1 if not set.
     """
+    import torch  # pricing must start without it
+
+    from dptune.audit.step import audit_step
+
     _check_name(mechanism)
     chosen = _parse(options)
     noise = {"noise_multiplier": 1.0} if takes_noise(mechanism, {}) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
 from dptune.corpus.records import Records, read_records
 from dptune.errors import DataError
 from dptune.files import sha256, write_json
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.entropy import OsEntropy
@@ -112,16 +114,17 @@ def violations(audit: dict[str, Any]) -> list[str]:
         shown = audit.get(name, {}).get("epsilon_audited", 0.0)
         if shown > certified:
             found.append(_sentence(audit, f"an attack on its canaries ({name})", shown, certified))
-    step = audit.get("step")
-    if step and step["epsilon_audited"] > float(step["epsilon_certified"]):
-        shown, certified = step["epsilon_audited"], float(step["epsilon_certified"])
-        found.append(_sentence(audit, "a white-box attack on one of its steps", shown, certified))
+    if step := audit.get("step"):
+        for name in ("epsilon", "mu"):
+            shown, certified = step[f"{name}_audited"], float(step[f"{name}_certified"])
+            if shown > certified:
+                found.append(_sentence(audit, "a white-box attack on one of its steps", shown, certified, name))
     return found
 
 
-def _sentence(audit: dict[str, Any], attack: str, shown: float, certified: float) -> str:
+def _sentence(audit: dict[str, Any], attack: str, shown: float, certified: float, name: str = "epsilon") -> str:
     return (
-        f"{audit['label']}: {attack} shows epsilon >= {shown:.3g} at confidence {audit['confidence']:g}, "
+        f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['confidence']:g}, "
         f"but its ledger certifies {certified:.3g}: the mechanism, its accountant or its data handling is wrong"
     )
 
@@ -353,8 +356,14 @@ def _step(target: Target) -> dict[str, Any]:
         "trials": found.trials,
         "mu_audited": found.mu_audited,
         "epsilon_audited": found.epsilon_audited,
-        **jsonable(prices),
+        **jsonable(prices | {"mu_certified": _certified_mu(mechanism)}),
     }
+
+
+def _certified_mu(mechanism: Mechanism) -> float:
+    """A certain Gaussian step is exactly Gaussian DP, which tells far more than its epsilon at one delta."""
+    release = mechanism.release(mechanism.knobs(), 1.0)
+    return math.inf if release.leaks or release.noise != "gaussian" else 1 / release.effective_noise_multiplier
 
 
 def _pairs(target: Target) -> int:

@@ -201,3 +201,39 @@ def test_a_leaking_mechanism_is_calibrated_only_on_its_own_terms() -> None:
     schedule = ["--epsilon", "2", "--sample-rate", "0.01", "--steps", "100", "--delta", "1e-5"]
     assert "noise_only" in refusal("calibrate", "rldp_published", *schedule)
     assert answer("calibrate", "rldp_published", "--accounting", "published", *schedule)["leaks"]
+
+
+AUDIT_FIELDS = {
+    "mechanism", "trials", "confidence", "mu_audited", "epsilon_audited", "delta", "epsilon_published",
+    "epsilon_noise_only", "epsilon_certified",
+}  # fmt: skip
+
+
+def test_audit_has_the_agreed_fields_and_respects_a_sound_step() -> None:
+    """At confidence 0.999999, so that a false alarm has chance 2e-6."""
+    found = answer("audit", "static", "--trials", "600", "--confidence", "0.999999")
+    assert set(found) >= AUDIT_FIELDS
+    assert (found["mechanism"], found["trials"], found["delta"]) == ("static", 600, 1e-5)
+    assert 0 <= found["mu_audited"] <= 1
+    assert found["epsilon_audited"] <= found["epsilon_certified"] == pytest.approx(4.3772, abs=1e-3)
+
+
+def test_audit_catches_published_rldp() -> None:
+    options = ("--set", "pairs=12", "--set", "noise_multiplier=4")
+    found = answer("audit", "rldp_published", *options, "--trials", "2000", "--confidence", "0.95")
+    assert found["epsilon_audited"] > found["epsilon_published"]
+    assert found["epsilon_certified"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("nothing",), "mechanism"),
+        (("static", "--trials", "10"), "trials"),
+        (("static", "--confidence", "1"), "confidence"),
+        (("static", "--sample-rate", "0"), "sample_rate"),
+        (("static", "--set", "colour=red"), "colour"),
+    ],
+)
+def test_audit_refuses_in_words(arguments: tuple[str, ...], named: str) -> None:
+    assert named in refusal("audit", *arguments)

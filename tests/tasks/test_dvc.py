@@ -12,7 +12,7 @@ from tiny_pipeline import ROOT, repository_params
 
 from tasks import paths
 
-STAGES = ["acquire", "verbalize", "split", "canaries", "pretrain", "experiment", "report"]
+STAGES = ["acquire", "verbalize", "split", "canaries", "pretrain", "experiment", "audit", "report"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any) -> None:
     assert needs("split") == {"verbalize"}
     assert needs("canaries") == {"split"}
     assert needs("experiment") == {"canaries", "split", "pretrain"}
-    assert needs("report") == {"experiment"}
+    assert needs("audit") == {"experiment", "canaries", "split"}
+    assert needs("report") == {"experiment", "audit"}
     assert needs("acquire") == needs("pretrain") == set()
 
 
@@ -98,8 +99,9 @@ def test_every_parameter_exists(definition: dict[str, Any]) -> None:
 
 def test_every_parameter_makes_some_stage_run_again(definition: dict[str, Any]) -> None:
     named = [path for stage in definition["stages"].values() for path in stage.get("params", [])]
-    leaves = [f"data.{key}" for key in repository_params()["data"]]
-    leaves += [key for key in repository_params() if key != "data"]
+    parted = ("data", "canaries")
+    leaves = [f"{section}.{key}" for section in parted for key in repository_params()[section]]
+    leaves += [key for key in repository_params() if key not in parted]
     assert [leaf for leaf in leaves if not any(leaf == p or leaf.startswith(f"{p}.") for p in named)] == []
 
 

@@ -35,6 +35,7 @@ _CHANGES: dict[str, Any] = {
         "layers": 1,
         "width": 16,
         "heads": 1,
+        "max_length": 400,
         "epochs": 1,
     },
     "lora": {"rank": 2},

@@ -1,0 +1,73 @@
+"""The audit flow: every cell once, again only after a change, and a violation fails it with its sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import read_json, static
+
+from dptune.errors import DataError
+from dptune.files import write_json, write_text
+from flows import audit as module
+from flows.audit import audit
+from tasks import tracking
+from tasks.audit import audit_file
+from tasks.finetune import run_cell
+from tasks.paths import EXPERIMENT
+
+QUICK = {"audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}}
+
+
+@pytest.fixture
+def finished(server: str, pipeline: Path) -> Path:
+    """The folder of the one cell that the experiment lists, with its run in MLflow."""
+    cell = static(QUICK)
+    write_text(cell.directory / "cell.json", cell.model_dump_json())
+    run_cell(cell, "cpu", tracking.parent_run("tiny", {}))
+    write_json(EXPERIMENT, {"name": "tiny", "cells": [cell.directory.name]})
+    return cell.directory
+
+
+def test_each_cell_is_attacked_once_and_mlflow_has_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    real = module.audit_cell
+
+    def counted(directory: Path, *others: Any) -> dict[str, Any]:
+        made.append(directory)
+        return real(directory, *others)
+
+    monkeypatch.setattr(module, "audit_cell", counted)
+    assert audit() == audit() == [str(audit_file(finished))]
+    assert made == [finished]
+    run = tracking.client().get_run((finished / "mlflow_run").read_text())
+    found = read_json(audit_file(finished))
+    assert run.data.metrics["epsilon_audited"] == found["one_run"]["epsilon_audited"]
+    assert run.data.metrics["audit_canaries_calibrated_auc"] == found["canaries"]["calibrated"]["auc"]
+    assert run.info.status == "FINISHED"
+    names = {file.path for file in tracking.client().list_artifacts(run.info.run_id)}
+    assert "audit.json" in names
+    audit(overrides={"audit": {"seed": 1}})
+    assert made == [finished, finished]
+
+
+def test_a_violation_fails_the_flow_with_its_sentence(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "small.static: an attack shows epsilon >= 9 at confidence 0.95, but its ledger certifies 2"
+    monkeypatch.setattr(module, "audit_cell", lambda *_: {"violations": [sentence]})
+    monkeypatch.setattr(module, "publish_audit", lambda *_: None)
+    with pytest.raises(RuntimeError, match="certifies 2"):
+        audit()
+
+
+def test_a_run_without_its_ledger_fails_the_flow(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (finished / "ledger.jsonl").unlink()
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 1
+    assert "an adapter without its ledger has no epsilon to check" in capsys.readouterr().err
+
+
+def test_without_an_experiment_it_says_so(server: str, pipeline: Path) -> None:
+    with pytest.raises(DataError, match=r"experiment\.json: is missing.* Fix: run the experiment stage again"):
+        audit()

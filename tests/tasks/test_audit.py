@@ -1,0 +1,196 @@
+"""The audit of a finished cell: every attack, from its files alone, and refusals in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import cells, merge, mode, read_json, static
+
+from dptune.corpus.canaries import read_secrets
+from dptune.errors import ConfigError, DataError
+from dptune.files import write_text
+from tasks.audit import audit_cell, audit_file, audit_key, violations
+from tasks.canaries import plant
+from tasks.cells import Cell
+from tasks.finetune import run_cell
+from tasks.paths import EVAL, MANIFEST, PUBLIC_MODEL, SECRETS, TRAIN
+from tasks.report import write_report
+from tasks.results import audit_metrics
+from tasks.settings import Audit, load_settings
+
+#: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
+WHOLE = {"training": {"max_length": 400, "epochs": 0.2}}
+
+
+def settings(**changes: Any) -> Audit:
+    tiny = {"generations": 40, "candidates": 7, "records": 12, "shadows": 0, "step_trials": 500, "seed": 0}
+    return Audit(**({"confidence": 0.95} | tiny | changes))
+
+
+def run(cell: Cell) -> Path:
+    """The folder of the finished cell, as the flow leaves it."""
+    write_text(cell.directory / "cell.json", cell.model_dump_json())
+    run_cell(cell, "cpu")
+    return cell.directory
+
+
+@pytest.fixture
+def finished(pipeline: Path) -> Path:
+    """The folder of a finished private cell."""
+    return run(static(WHOLE))
+
+
+def test_every_attack_is_made_and_named_with_its_chance(finished: Path) -> None:
+    audit = audit_cell(finished, settings(), "cpu")
+    assert audit == read_json(audit_file(finished))
+    assert mode(audit_file(finished)) == 0o600
+    assert audit["one_run"]["canaries"] == 20
+    assert audit["one_run"]["epsilon_audited"] <= audit["one_run"]["most"] < 2
+    assert audit["extraction"]["generated"] == 40
+    assert {f"jaccard_{n}_chance" for n in (1, 2, 3, 4)} <= set(audit["extraction"])
+    assert 0 <= audit["exposure"]["mean"] <= audit["exposure"]["most"] <= audit["exposure"]["possible"] == 3
+    assert audit["canaries"]["calibrated"]["members"] + audit["canaries"]["calibrated"]["non_members"] == 20
+    assert audit["membership"]["likelihood"]["members"] == audit["membership"]["likelihood"]["non_members"] == 12
+    assert audit["step"]["epsilon_audited"] <= audit["step"]["epsilon_certified"]
+    assert audit["violations"] == []
+
+
+def test_no_secret_and_no_record_is_in_the_audit(finished: Path) -> None:
+    audit_cell(finished, settings(), "cpu")
+    written = audit_file(finished).read_text()
+    secrets = read_secrets(SECRETS)
+    assert not any(one.secret in written for one in (*secrets.extraction, *secrets.audit))
+    assert "patient" not in written
+
+
+def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
+    directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
+    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    assert "membership" not in audit
+    assert "step" not in audit
+    assert "one_run" in audit
+
+
+def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:
+    audit = audit_cell(finished, settings(shadows=4, step_trials=0, records=0), "cpu")
+    assert set(audit["canaries"]) == {"likelihood", "calibrated", "shadows"}
+
+
+def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) -> None:
+    directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
+    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    assert audit["crafted"]["canaries"] == 16
+    assert mode(directory / "crafted.json") == 0o600
+    assert any(read_json(directory / "crafted.json")["scores"])
+    assert "crafted.json" not in {path.name for path in (directory / "adapter").iterdir()}
+
+
+@pytest.mark.parametrize(("part", "key"), [("one_run", "epsilon_certified"), ("crafted", "epsilon_certified")])
+def test_more_than_is_certified_is_a_violation(part: str, key: str) -> None:
+    audit = {"label": "small.static", "confidence": 0.95, key: 1.5, part: {"epsilon_audited": 1.6}}
+    assert len(violations(audit)) == 1
+    assert violations(audit)[0].startswith("small.static: an attack on its canaries")
+    assert "epsilon >= 1.6 at confidence 0.95, but its ledger certifies 1.5" in violations(audit)[0]
+    assert violations(audit | {key: "inf"}) == violations(audit | {key: 1.6}) == []
+
+
+def test_a_step_beyond_its_certificate_is_a_violation() -> None:
+    step = {"epsilon_audited": 3.0, "epsilon_certified": 2.0, "mu_audited": 0.4, "mu_certified": 0.5}
+    audit = {"label": "a", "confidence": 0.95, "epsilon_certified": "inf", "step": step}
+    assert "white-box" in violations(audit)[0]
+    assert "mu >= 0.6" in violations(audit | {"step": step | {"epsilon_audited": 1.0, "mu_audited": 0.6}})[0]
+    assert violations(audit | {"step": step | {"epsilon_certified": "inf"}}) == []
+
+
+def _no_ledger(directory: Path) -> None:
+    (directory / "ledger.jsonl").unlink()
+
+
+def _unfinished(directory: Path) -> None:
+    lines = (directory / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (directory / "ledger.jsonl").write_text("".join(lines[:-1]))
+
+
+def _damaged(directory: Path) -> None:
+    text = (directory / "ledger.jsonl").read_text()
+    (directory / "ledger.jsonl").write_text(text.replace('"sample_rate"', '"sample_Rate"', 1))
+
+
+def _other_secrets(directory: Path) -> None:
+    stored = read_json(SECRETS)
+    stored["audit"][0]["included"] = 1 - stored["audit"][0]["included"]
+    SECRETS.write_text(json.dumps(stored))
+
+
+def _other_adapter(directory: Path) -> None:
+    config = read_json(directory / "adapter" / "adapter_config.json")
+    (directory / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"r": 5}))
+
+
+def _other_model(directory: Path) -> None:
+    config = read_json(PUBLIC_MODEL / "config.json")
+    (PUBLIC_MODEL / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _other_data(directory: Path) -> None:
+    shutil.copy(TRAIN, EVAL)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_ledger, r"ledger.jsonl: is missing: an adapter without its ledger has no epsilon to check"),
+        (_unfinished, r"ledger.jsonl: is not finished"),
+        (_damaged, r"ledger.jsonl: is damaged"),
+        (_other_secrets, r"canaries.json: is not what was planted"),
+        (_other_adapter, r"adapter: does not fit data/models/public"),
+        (_other_model, r"was trained with another base model"),
+        (_other_data, r"was trained with other data"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(finished: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(finished)
+    with pytest.raises(DataError, match=rf"{message}.* Fix: "):
+        audit_cell(finished, settings(), "cpu")
+    assert not audit_file(finished).exists()
+
+
+def test_without_canaries_only_what_needs_none_is_attacked(pipeline: Path) -> None:
+    cells(WHOLE, {"canaries": {"extraction": 0, "audit": 0}})
+    plant()
+    directory = run(static(WHOLE, {"canaries": {"extraction": 0, "audit": 0}}))
+    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    assert {"one_run", "exposure", "extraction"}.isdisjoint(audit)
+    assert "membership" in audit
+
+
+def test_an_audit_is_made_again_when_something_changed(finished: Path) -> None:
+    key = audit_key(finished, settings())
+    assert audit_key(finished, settings()) == key
+    assert audit_key(finished, settings(seed=1)) != key
+    MANIFEST.touch()
+    assert audit_key(finished, settings()) == key
+
+
+def test_the_report_shows_audits(finished: Path, tmp_path: Path) -> None:
+    audit = audit_cell(finished, settings(), "cpu")
+    result = read_json(finished / "result.json")
+    write_report([result], tmp_path / "report", "tiny", [audit | {"violations": ["small: something is wrong"]}])
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "BUG: small: something is wrong" in page
+    assert "ε audited" in page
+    metrics = read_json(tmp_path / "report" / "metrics.json")
+    assert set(audit_metrics(audit)) <= set(metrics[audit["label"]])
+    for name in ("audit.png", "roc.png"):
+        assert (tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_settings_are_named(pipeline: Path) -> None:
+    for field, value in (("confidence", 1), ("generations", 0), ("shadows", -1)):
+        with pytest.raises(ConfigError, match=rf"audit\.{field}"):
+            load_settings(overrides=merge({}, {"audit": {field: value}}))
