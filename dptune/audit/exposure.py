@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.likelihood import endings_of_one_prompt
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.errors import ConfigError, DataError
+from dptune.progress import progress
 
 
 def exposures(
@@ -39,15 +40,16 @@ def exposures(
     if candidates < 1:
         raise ConfigError("audit.candidates", f"{candidates} is below 1", fix="use hundreds")
     generator = np.random.default_rng(seed)
-    passages = []
-    for text, secret in planted:
+    losses = []
+    for text, secret in progress(planted, "exposure", total=len(planted)):
         drawn = generator.choice(list(ALPHABET), size=(candidates, SECRET_LENGTH))
-        passages += [Passage(text, suffix(other)) for other in (secret, *("".join(row) for row in drawn))]
-    losses = ending_losses(model, tokenizer, passages, max_length=max_length, rows=rows, label="exposure")
-    if not losses.tokens.all():
-        problem = f"a record fills {max_length} tokens, so that its secret was cut off"
-        raise DataError(problem, fix="raise training.max_length", file="exposure")
-    return exposure_of(losses.total.reshape(len(planted), candidates + 1))
+        endings = [suffix(other) for other in (secret, *("".join(row) for row in drawn))]
+        found = endings_of_one_prompt(model, tokenizer, text, endings, max_length=max_length, rows=rows)
+        if not found.tokens.all():
+            problem = f"a record fills {max_length} tokens, so that its secret was cut off"
+            raise DataError(problem, fix="raise training.max_length", file="exposure")
+        losses.append(found.total)
+    return exposure_of(np.stack(losses))
 
 
 def exposure_of(losses: NDArray[np.float64]) -> NDArray[np.float64]:

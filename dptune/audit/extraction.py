@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dptune.audit.likelihood import cached
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.errors import ConfigError
-from dptune.progress import Meter
 
 #: What precedes every planted secret.
 PROMPT = " secret_id="
@@ -63,16 +63,14 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
     device = next(model.parameters()).device
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
     texts: list[str] = []
-    with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        Meter("samples", total=count) as meter,
-    ):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         while len(texts) < count:
             batch = ids.expand(min(rows, count - len(texts)), -1)
             sampled = model.generate(
                 input_ids=batch,
                 attention_mask=torch.ones_like(batch),
+                past_key_values=cached(model, ids[:, :-1], len(batch)),
                 do_sample=True,
                 max_new_tokens=_NEW_TOKENS,
                 temperature=_TEMPERATURE,
@@ -81,7 +79,6 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
                 pad_token_id=tokenizer.pad_token_id,
             )
             texts += tokenizer.batch_decode(sampled[:, ids.shape[1] :], skip_special_tokens=True)
-            meter.update(len(texts))
     return [text.split(".")[0].strip() for text in texts]
 
 

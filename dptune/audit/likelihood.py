@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
 
 from dptune.errors import ConfigError
 from dptune.progress import Meter
@@ -55,17 +56,7 @@ def ending_losses(
 
     Raises: ConfigError for a tokenizer without offsets.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError("model", "its tokenizer tells no offsets", fix="use a fast tokenizer")
-    texts = [passage.prompt + passage.ending for passage in passages]
-    starts = [len(passage.prompt) for passage in passages]
-    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False)
-    ids = [row[: max_length - 1] for row in encoded["input_ids"]]
-    # A token belongs to the ending if any of its characters does.
-    belongs = [
-        [end > start for _, end in offsets[: max_length - 1]]
-        for offsets, start in zip(encoded["offset_mapping"], starts, strict=True)
-    ]
+    ids, belongs = _encoded(tokenizer, passages, max_length)
     total, counts = np.zeros(len(passages)), np.zeros(len(passages), dtype=np.int64)
     order = np.argsort([len(row) for row in ids], kind="stable")
     with Meter(label, total=len(ids), unit="texts") as meter:
@@ -79,8 +70,61 @@ def ending_losses(
     return EndingLosses(total, counts)
 
 
+@torch.no_grad()
+def endings_of_one_prompt(
+    model: Any, tokenizer: Any, prompt: str, endings: Sequence[str], *, max_length: int, rows: int
+) -> EndingLosses:
+    """What ``ending_losses`` gives for many endings of one prompt; the tokens that all share run once."""
+    ids, belongs = _encoded(tokenizer, [Passage(prompt, ending) for ending in endings], max_length)
+    columns = list(zip(*ids, strict=False))[:-1]  # every row keeps a token of its own
+    shared = next((index for index, column in enumerate(columns) if len(set(column)) > 1), len(columns))
+    if shared < 1:
+        return ending_losses(
+            model, tokenizer, [Passage(prompt, ending) for ending in endings], max_length=max_length, rows=rows
+        )
+    device = next(model.parameters()).device
+    prefix = torch.tensor([ids[0][:shared]], device=device)
+    logits = model(input_ids=prefix, use_cache=False).logits
+    before, valid = token_losses(logits, prefix, torch.ones_like(prefix))
+    counted = valid & torch.tensor([belongs[0][1:shared]], device=device)
+    total = np.full(len(ids), float(before.double().where(counted, 0.0).sum()))
+    counts = np.full(len(ids), int(counted.sum()))
+    for first in range(0, len(ids), rows):
+        chosen = slice(first, first + rows)
+        part = [row[shared - 1 :] for row in ids[chosen]]
+        mine = [row[shared - 1 :] for row in belongs[chosen]]
+        losses, seen = _batch(model, part, mine, tokenizer.pad_token_id, prefix[:, :-1])
+        total[chosen] += losses
+        counts[chosen] += seen
+    return EndingLosses(total, counts)
+
+
+def cached(model: Any, prefix: torch.Tensor, rows: int) -> DynamicCache | None:
+    """What attention remembers of the (1, tokens) ``prefix``, for each of ``rows``; None for an empty one."""
+    if prefix.shape[1] == 0:
+        return None
+    cache = DynamicCache(config=model.config)
+    model(input_ids=prefix, past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(rows)
+    return cache
+
+
+def _encoded(tokenizer: Any, passages: Sequence[Passage], max_length: int) -> tuple[list[list[int]], list[list[bool]]]:
+    """Token ids of each passage, and which of them belong to its ending: those with any of its characters."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError("model", "its tokenizer tells no offsets", fix="use a fast tokenizer")
+    texts = [passage.prompt + passage.ending for passage in passages]
+    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False)
+    limit = max_length - 1
+    belongs = [
+        [end > len(passage.prompt) for _, end in offsets[:limit]]
+        for offsets, passage in zip(encoded["offset_mapping"], passages, strict=True)
+    ]
+    return [row[:limit] for row in encoded["input_ids"]], belongs
+
+
 def _batch(
-    model: Any, rows: list[list[int]], belongs: list[list[bool]], padding: int
+    model: Any, rows: list[list[int]], belongs: list[list[bool]], padding: int, prefix: torch.Tensor | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     device, width = next(model.parameters()).device, max(2, *map(len, rows))
     ids = torch.full((len(rows), width), padding)
@@ -89,8 +133,12 @@ def _batch(
         ids[index, : len(row)] = torch.tensor(row)
         mask[index, : max(1, len(row))] = 1  # a row without any token would have nothing to attend to
         wanted[index, : len(row)] = torch.tensor(mine)
-    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
-    losses, valid = token_losses(logits, ids.to(device), mask.to(device))
+    ids, mask, attended, cache = ids.to(device), mask.to(device), mask.to(device), None
+    if prefix is not None:
+        cache = cached(model, prefix, len(rows))
+        attended = torch.cat([mask.new_ones(len(rows), prefix.shape[1]), mask], dim=1)
+    logits = model(input_ids=ids, attention_mask=attended, past_key_values=cache, use_cache=cache is not None).logits
+    losses, valid = token_losses(logits, ids, mask)
     counted = valid & wanted[:, 1:].to(device)
     kept = losses.double().where(counted, 0.0)
     return kept.sum(dim=1).cpu().numpy(), counted.sum(dim=1).cpu().numpy()

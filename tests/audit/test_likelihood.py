@@ -11,7 +11,7 @@ import torch
 from audit_models import LENGTH, RECORD, SECRET, gpt2, tokenizer
 from transformers import ByT5Tokenizer
 
-from dptune.audit.likelihood import EndingLosses, Passage, ending_losses
+from dptune.audit.likelihood import EndingLosses, Passage, ending_losses, endings_of_one_prompt
 from dptune.corpus.canaries import suffix
 from dptune.errors import ConfigError
 
@@ -25,6 +25,9 @@ PASSAGES = [
     Passage("Sugar at 7:", " 140 mg, naïve."),
     Passage("T", "h"),
 ]
+
+
+ENDINGS = [suffix(SECRET), suffix("K7Q2ZB90XX"), suffix("0123456789"), " secret"]
 
 
 @cache
@@ -115,3 +118,14 @@ def test_a_tokenizer_without_offsets_is_refused() -> None:
 def test_nothing_private_shows_in_a_representation() -> None:
     assert repr(PASSAGES[0]) == "Passage()"
     assert repr(losses(PASSAGES[:1])) == "EndingLosses()"
+
+
+@pytest.mark.parametrize("endings", [ENDINGS, ENDINGS[:1], ["", *ENDINGS], ["x", "y"]])
+@pytest.mark.parametrize("limit", [4, LENGTH])
+def test_one_prompts_endings_are_scored_like_any_others(endings: list[str], limit: int) -> None:
+    """The prefix that they share runs once; with a short limit the texts are cut, even before they differ."""
+    model, prompt = gpt2(), "the patient is not well."
+    alone = ending_losses(model, tokenizer(), [Passage(prompt, ending) for ending in endings], max_length=limit, rows=2)
+    together = endings_of_one_prompt(model, tokenizer(), prompt, endings, max_length=limit, rows=2)
+    assert together.total == pytest.approx(alone.total, abs=1e-4)
+    assert together.tokens.tolist() == alone.tokens.tolist()
