@@ -44,7 +44,7 @@ from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 
 _log = logging.getLogger(__name__)
-_CONTEXTS, _GENERATED_ROWS = 16, 256
+_CONTEXTS, _GENERATED_ROWS = 8, 512
 _CODE = Path(dptune.__file__).parent / "audit"
 
 
