@@ -6,7 +6,6 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,7 +133,7 @@ def audit(
     )
     schedule = Schedule(sample_rate, steps, delta)
     prices = _prices(price(built, schedule))
-    _show({"mechanism": mechanism, **_run(built, schedule), **asdict(found), **prices}, as_json)
+    _show({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
     if not as_json and found.epsilon_audited > float(prices["epsilon_certified"]):
         Console().print("[red]The attack shows more than is certified: the mechanism or its accountant is wrong.[/red]")
 

@@ -30,9 +30,9 @@ def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
 
 
 @task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
-def attack(directory: Path, settings: Audit, device: str) -> list[str]:
+def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[str]:
     """Attack one cell; returns what it shows that cannot be true if its ledger is."""
-    found: list[str] = audit_cell(directory, settings, device)["violations"]
+    found: list[str] = audit_cell(directory, settings, device, cells)["violations"]
     publish_audit(directory, audit_file(directory))
     return found
 
@@ -51,7 +51,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     cells = _cells()
     for number, directory in enumerate(cells, start=1):
         try:
-            problems += configured(directory, settings.audit, device)
+            problems += configured(directory, settings.audit, device, len(cells))
         except DptuneError as error:
             problems.append(f"{directory.name}: {error}")
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from tasks.results import jsonable, named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 
+_CHECKS = 4  # comparisons with what is certified, in every cell
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _CODE = Path(dptune.__file__).parent / "audit"
@@ -53,12 +54,14 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
+        alarm_confidence: of the bounds that may call the ledger wrong.
         adapted: its model.
         public: the base model, which the attacker has too.
     """
 
     cell: Cell
     settings: Audit
+    alarm_confidence: float
     contents: LedgerContents
     adapted: Any
     public: Any
@@ -76,16 +79,20 @@ class Target:
         return [Passage(self.texts[one.record], suffix(one.secret)) for one in canaries]
 
 
-def audit_cell(directory: Path, settings: Audit, device: str) -> dict[str, Any]:
+def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
     """Run every attack on the cell in ``directory``, write the audit and return it.
+
+    Args:
+        cells: that are audited together: they share ``settings.false_alarms``.
 
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
-    target = _target(directory, settings, torch.device(device))
+    target = _target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "confidence": settings.confidence,
+        "alarm_confidence": target.alarm_confidence,
         "delta": target.cell.delta,
         **jsonable(named(target.contents.epsilons)),
     }
@@ -107,26 +114,26 @@ def audit_file(directory: Path) -> Path:
 
 
 def violations(audit: dict[str, Any]) -> list[str]:
-    """Every bound that exceeds what the ledger certifies: a mechanism or an accountant is wrong."""
+    """Every bound that exceeds what the ledger certifies: a mechanism or an accountant is wrong.
+
+    Many cells are checked, so these bounds hold with ``alarm_confidence`` each: together, false alarms are as rare
+    as ``audit.false_alarms`` says.
+    """
     found = []
-    certified = float(audit["epsilon_certified"])
-    for name in ("one_run", "crafted"):
-        shown = audit.get(name, {}).get("epsilon_audited", 0.0)
-        if shown > certified:
-            found.append(_sentence(audit, f"an attack on its canaries ({name})", shown, certified))
-    if step := audit.get("step"):
-        for name in ("epsilon", "mu"):
-            shown, certified = step[f"{name}_audited"], float(step[f"{name}_certified"])
-            if shown > certified:
-                found.append(_sentence(audit, "a white-box attack on one of its steps", shown, certified, name))
-    return found
-
-
-def _sentence(audit: dict[str, Any], attack: str, shown: float, certified: float, name: str = "epsilon") -> str:
-    return (
-        f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['confidence']:g}, "
-        f"but its ledger certifies {certified:.3g}: the mechanism, its accountant or its data handling is wrong"
-    )
+    for part in ("one_run", "crafted"):
+        if part in audit:
+            checked = audit[part]["epsilon_alarm"], float(audit["epsilon_certified"])
+            found.append((f"an attack on its canaries ({part})", "epsilon", *checked))
+    for name in ("epsilon", "mu"):
+        if "step" in audit:
+            checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
+            found.append(("a white-box attack on one of its steps", name, *checked))
+    return [
+        f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['alarm_confidence']:.6g}, "
+        f"but {certified:.3g} is certified: the mechanism, its accountant or its data handling is wrong"
+        for attack, name, shown, certified in found
+        if shown > certified
+    ]
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
@@ -142,7 +149,7 @@ def _code_digest() -> str:
     return "".join(sha256(path) for path in files)
 
 
-def _target(directory: Path, settings: Audit, device: torch.device) -> Target:
+def _target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
     again = "run the experiment stage again"
     try:
         cell = Cell.model_validate_json((directory / "cell.json").read_text(encoding="utf-8"))
@@ -160,6 +167,7 @@ def _target(directory: Path, settings: Audit, device: torch.device) -> Target:
     return Target(
         cell=cell,
         settings=settings,
+        alarm_confidence=alarm_confidence,
         contents=contents,
         adapted=adapted,
         public=load_base(base, device).eval(),
@@ -254,7 +262,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
         scores["shadows"] = shadow_scores(target.cell, passages, scores["calibrated"], settings, device)
     best = "shadows" if settings.shadows else "calibrated"
     return {
-        "one_run": one_run(scores[best], included, target.cell.delta, settings.confidence).to_dict(),
+        "one_run": _one_run(target, scores[best], included),
         "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
     }
 
@@ -273,6 +281,15 @@ def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str
             limit,
         )
     return whole
+
+
+def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
+    """The bound that is reported, and the one that may raise the alarm."""
+    reported, sure = (
+        one_run(scores, included, target.cell.delta, confidence)
+        for confidence in (target.settings.confidence, target.alarm_confidence)
+    )
+    return {**reported.to_dict(), "epsilon_alarm": sure.epsilon_audited}
 
 
 def _record_membership(target: Target) -> dict[str, Any]:
@@ -329,7 +346,7 @@ def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool =
 def _crafted(directory: Path, target: Target) -> dict[str, Any]:
     stored = json.loads((directory / "crafted.json").read_text(encoding="utf-8"))
     canaries = CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]))
-    found = one_run(canaries.scores, canaries.included, target.cell.delta, target.settings.confidence).to_dict()
+    found = _one_run(target, canaries.scores, canaries.included)
     members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
     return {**found, "auc": auc(members, others)}
 
@@ -350,12 +367,15 @@ def _step(target: Target) -> dict[str, Any]:
         delta=target.cell.delta,
         entropy=OsEntropy(),
     )
+    sure = replace(found, confidence=target.alarm_confidence)
     prices = named(price(mechanism, Schedule(1.0, 1, target.cell.delta)))
     return {
         "scene": found.scene,
         "trials": found.trials,
         "mu_audited": found.mu_audited,
         "epsilon_audited": found.epsilon_audited,
+        "mu_alarm": sure.mu_audited,
+        "epsilon_alarm": sure.epsilon_audited,
         **jsonable(prices | {"mu_certified": _certified_mu(mechanism)}),
     }
 

@@ -132,6 +132,7 @@ class Audit(_Section):
     """The attacks on every finished cell."""
 
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
+    false_alarms: Annotated[float, Field(gt=0, lt=1)]
     generations: Count
     candidates: Count
     records: Annotated[int, Field(ge=0)]

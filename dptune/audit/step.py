@@ -66,8 +66,7 @@ class StepAudit:
         trials: in each of the two worlds, those that chose the attack included.
         steps: composed in one trial.
         sample_rate: chance of the sample to enter a batch where it is in the data.
-        mu_audited: lower bound on mu, if the releases are Gaussian DP.
-        epsilon_audited: lower bound on epsilon at ``delta``, for any mechanism; at most about log(trials).
+        mu_errors, epsilon_errors: (missed, members, false alarms, others) of the two attacks that were counted.
     """
 
     scene: str
@@ -76,8 +75,23 @@ class StepAudit:
     steps: int
     sample_rate: float
     delta: float
-    mu_audited: float
-    epsilon_audited: float
+    mu_errors: tuple[int, int, int, int]
+    epsilon_errors: tuple[int, int, int, int]
+
+    @property
+    def mu_audited(self) -> float:
+        """Lower bound on mu, if the releases are Gaussian DP."""
+        return mu_from_errors(*self.mu_errors, self.confidence)
+
+    @property
+    def epsilon_audited(self) -> float:
+        """Lower bound on epsilon at ``delta``, for any mechanism; at most about log(trials)."""
+        return epsilon_from_errors(*self.epsilon_errors, self.delta, self.confidence)
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """What a user wants to know, plain JSON types."""
+        names = ("scene", "trials", "confidence", "steps", "sample_rate", "delta", "mu_audited", "epsilon_audited")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -144,8 +158,8 @@ def audit_step(
         steps,
         sample_rate,
         delta,
-        mu_audited=mu_from_errors(*_errors(inside, outside, best.cut_for_mu), confidence),
-        epsilon_audited=epsilon_from_errors(*_errors(inside, outside, best.cut_for_epsilon), delta, confidence),
+        mu_errors=_errors(inside, outside, best.cut_for_mu),
+        epsilon_errors=_errors(inside, outside, best.cut_for_epsilon),
     )
 
 

@@ -29,7 +29,7 @@ WHOLE = {"training": {"max_length": 400, "epochs": 0.2}}
 
 def settings(**changes: Any) -> Audit:
     tiny = {"generations": 40, "candidates": 7, "records": 12, "shadows": 0, "step_trials": 500, "seed": 0}
-    return Audit(**({"confidence": 0.95} | tiny | changes))
+    return Audit(**({"confidence": 0.95, "false_alarms": 0.001} | tiny | changes))
 
 
 def run(cell: Cell) -> Path:
@@ -90,21 +90,29 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     assert "crafted.json" not in {path.name for path in (directory / "adapter").iterdir()}
 
 
-@pytest.mark.parametrize(("part", "key"), [("one_run", "epsilon_certified"), ("crafted", "epsilon_certified")])
-def test_more_than_is_certified_is_a_violation(part: str, key: str) -> None:
-    audit = {"label": "small.static", "confidence": 0.95, key: 1.5, part: {"epsilon_audited": 1.6}}
+@pytest.mark.parametrize("part", ["one_run", "crafted"])
+def test_more_than_is_certified_is_a_violation(part: str) -> None:
+    audit = {"label": "small.static", "alarm_confidence": 0.9999, "epsilon_certified": 1.5}
+    audit[part] = {"epsilon_alarm": 1.6, "epsilon_audited": 1.8}
     assert len(violations(audit)) == 1
     assert violations(audit)[0].startswith("small.static: an attack on its canaries")
-    assert "epsilon >= 1.6 at confidence 0.95, but its ledger certifies 1.5" in violations(audit)[0]
-    assert violations(audit | {key: "inf"}) == violations(audit | {key: 1.6}) == []
+    assert "epsilon >= 1.6 at confidence 0.9999, but 1.5 is certified" in violations(audit)[0]
+    assert violations(audit | {"epsilon_certified": "inf"}) == violations(audit | {"epsilon_certified": 1.6}) == []
 
 
 def test_a_step_beyond_its_certificate_is_a_violation() -> None:
-    step = {"epsilon_audited": 3.0, "epsilon_certified": 2.0, "mu_audited": 0.4, "mu_certified": 0.5}
-    audit = {"label": "a", "confidence": 0.95, "epsilon_certified": "inf", "step": step}
+    step = {"epsilon_alarm": 3.0, "epsilon_certified": 2.0, "mu_alarm": 0.4, "mu_certified": 0.5}
+    audit = {"label": "a", "alarm_confidence": 0.9999, "epsilon_certified": "inf", "step": step}
     assert "white-box" in violations(audit)[0]
-    assert "mu >= 0.6" in violations(audit | {"step": step | {"epsilon_audited": 1.0, "mu_audited": 0.6}})[0]
+    assert "mu >= 0.6" in violations(audit | {"step": step | {"epsilon_alarm": 1.0, "mu_alarm": 0.6}})[0]
     assert violations(audit | {"step": step | {"epsilon_certified": "inf"}}) == []
+
+
+def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(finished: Path) -> None:
+    few, many = (audit_cell(finished, settings(), "cpu", cells=cells) for cells in (1, 100))
+    assert many["alarm_confidence"] == pytest.approx(1 - 0.001 / 400)
+    assert many["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_audited"]
+    assert few["step"]["mu_alarm"] <= few["step"]["mu_audited"]
 
 
 def _no_ledger(directory: Path) -> None:
