@@ -134,8 +134,9 @@ def audit(
     schedule = Schedule(sample_rate, steps, delta)
     prices = _prices(price(built, schedule))
     _show({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
-    if not as_json and found.epsilon_audited > float(prices["epsilon_certified"]):
-        Console().print("[red]The attack shows more than is certified: the mechanism or its accountant is wrong.[/red]")
+    if found.epsilon_audited > float(prices["epsilon_certified"]):
+        problem = "The attack shows more than is certified: the mechanism or its accountant is wrong, or chance is."
+        Console(stderr=True).print(f"[red]{problem}[/red]", soft_wrap=True)
 
 
 @app.command()

@@ -13,11 +13,12 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
-from dptune.errors import DataError, DptuneError
+from dptune.errors import DataError
 from dptune.files import private_directory
 from flows.experiment import available_devices
 from tasks.audit import audit_cell, audit_file, audit_key
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
+from tasks.report import report
 from tasks.results import publish_audit
 from tasks.settings import Audit, load_settings
 from tasks.stage import run_stage
@@ -26,7 +27,7 @@ from tasks.stage import run_stage
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
     """A result lies beside its audit, so removing the folder forgets it."""
     directory: Path = parameters["directory"]
-    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}"
+    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}_{parameters['cells']}"
 
 
 @task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
@@ -50,14 +51,23 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     problems: list[str] = []
     cells = _cells()
     for number, directory in enumerate(cells, start=1):
-        try:
-            problems += configured(directory, settings.audit, device, len(cells))
-        except DptuneError as error:
-            problems.append(f"{directory.name}: {error}")
+        again = configured.with_options(refresh_cache=not audit_file(directory).exists())
+        state = again(directory, settings.audit, device, len(cells), return_state=True)
+        found = state.result(raise_on_failure=False)
+        problems += [f"{directory.name}: {found}"] if isinstance(found, BaseException) else found
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
     if problems:
+        _show()
         raise RuntimeError("; ".join(problems))
     return [str(audit_file(directory)) for directory in cells]
+
+
+def _show() -> None:
+    """A failed stage ends DVC's road before the report: write the page that shows what was found."""
+    try:
+        report()
+    except Exception as error:
+        get_run_logger().warning("the report could not be written: %s", error)
 
 
 def _cells() -> list[Path]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
 
 import dptune
 from dptune.audit.crafted import CraftedCanaries
@@ -38,6 +39,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks.cells import Cell, digests
+from tasks.finetune import adapter_digest, read_crafted
 from tasks.paths import AUDITS, EVAL, MANIFEST, SECRETS, SPLITS, TRAIN
 from tasks.results import jsonable, named
 from tasks.settings import Audit
@@ -54,6 +56,7 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
+        texts: of the train split and of the attack split, by record: hosts of canaries.
         alarm_confidence: of the bounds that may call the ledger wrong.
         adapted: its model.
         public: the base model, which the attacker has too.
@@ -99,8 +102,8 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     audit |= _canary_attacks(target, device)
     if target.cell.telemetry == "research" and settings.records:
         audit["membership"] = _record_membership(target)
-    if (directory / "crafted.json").exists():
-        audit["crafted"] = _crafted(directory, target)
+    if (canaries := read_crafted(directory)) is not None:
+        audit["crafted"] = _crafted(canaries, target)
     if settings.step_trials:
         audit["step"] = _step(target)
     audit["violations"] = violations(audit)
@@ -155,7 +158,7 @@ def _target(directory: Path, settings: Audit, device: torch.device, alarm_confid
         cell = Cell.model_validate_json((directory / "cell.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise DataError("is missing or no cell", fix=again, file=directory / "cell.json") from None
-    contents = _finished_ledger(directory, again)
+    contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     try:
@@ -163,7 +166,11 @@ def _target(directory: Path, settings: Audit, device: torch.device, alarm_confid
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"does not fit {base.source} ({reason})", fix=again, file=directory / "adapter") from None
-    originals = read_records(SPLITS / "train.parquet")
+    _check_adapter(adapted, directory, again)
+    texts: dict[int, str] = {}
+    for name in ("train", "attack"):
+        originals = read_records(SPLITS / f"{name}.parquet")
+        texts |= dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True))
     return Target(
         cell=cell,
         settings=settings,
@@ -173,11 +180,23 @@ def _target(directory: Path, settings: Audit, device: torch.device, alarm_confid
         public=load_base(base, device).eval(),
         tokenizer=load_tokenizer(base),
         secrets=read_secrets(SECRETS),
-        texts=dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True)),
+        texts=texts,
     )
 
 
-def _finished_ledger(directory: Path, fix: str) -> LedgerContents:
+def _check_adapter(adapted: Any, directory: Path, fix: str) -> None:
+    """The file must fill this very model (PEFT only warns), and be what the run wrote."""
+    file = directory / "adapter" / "adapter_model.safetensors"
+    with safe_open(file, framework="pt") as stored:
+        names = set(stored.keys())
+    if names != set(get_peft_model_state_dict(adapted)):
+        raise DataError("its weights are those of another model", fix=fix, file=file)
+    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    if adapter_digest(directory) != result.get("adapter_sha256"):
+        raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
+
+
+def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
     """The ledger is what an audit checks: without it there is nothing to compare with."""
     path = directory / "ledger.jsonl"
     if not path.exists():
@@ -188,6 +207,9 @@ def _finished_ledger(directory: Path, fix: str) -> LedgerContents:
         raise DataError(f"is damaged ({error})", fix="restore it, or remove the run's folder", file=path) from None
     if not contents.complete:
         raise DataError("is not finished", fix=fix, file=path)
+    header = contents.header
+    if (header.mechanism, header.delta) != (cell.mechanism, cell.delta):
+        raise DataError("is the ledger of another cell", fix=fix, file=path)
     return contents
 
 
@@ -203,13 +225,14 @@ def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
 
 
 def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
-    """On the planted secrets alone, which belong to nobody."""
+    """On the planted secrets. Their exposure is ranked within private records, so private telemetry goes without."""
     settings, secrets = target.settings, target.secrets
     results: dict[str, Any] = {}
     planted = {one.secret: target.texts[one.record] for one in secrets.extraction}
     if planted:
         results["extraction"] = compare(_samples(target), list(planted), settings.seed).to_dict()
-    seen = _seen(target, [(text, secret) for secret, text in planted.items()])
+    private = target.cell.telemetry == "private"
+    seen = [] if private else _seen(target, [(text, secret) for secret, text in planted.items()])
     if seen:
         bits = exposures(
             target.adapted,
@@ -251,18 +274,23 @@ def _samples(target: Target) -> list[str]:
 
 
 def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
-    """Which audit canaries were planted? Members and non-members differ by nothing but a coin."""
-    canaries, settings = target.secrets.audit, target.settings
+    """Which audit canaries are in the data? Members and non-members differ by nothing but a coin."""
+    settings = target.settings
+    pairs = {(target.texts[one.record], one.secret): one for one in target.secrets.audit}
+    canaries = tuple(pairs[pair] for pair in _seen(target, list(pairs)))
+    if not canaries:
+        return {}
     included = np.array([bool(one.included) for one in canaries])
     passages = target.passages(canaries)
-    _seen(target, [(target.texts[one.record], one.secret) for one in canaries])
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     scores["calibrated"] = scores["likelihood"] + _losses(target, target.public, passages)
     if settings.shadows:
         scores["shadows"] = shadow_scores(target.cell, passages, scores["calibrated"], settings, device)
     best = "shadows" if settings.shadows else "calibrated"
+    # A client has many records: one of them in or out is no statement about a client.
+    bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
     return {
-        "one_run": _one_run(target, scores[best], included),
+        **bound,
         "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
     }
 
@@ -343,12 +371,10 @@ def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool =
     return losses.mean if mean else losses.total
 
 
-def _crafted(directory: Path, target: Target) -> dict[str, Any]:
-    stored = json.loads((directory / "crafted.json").read_text(encoding="utf-8"))
-    canaries = CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]))
+def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
     found = _one_run(target, canaries.scores, canaries.included)
     members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
-    return {**found, "auc": auc(members, others)}
+    return {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
 
 
 def _step(target: Target) -> dict[str, Any]:

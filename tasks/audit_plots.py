@@ -15,15 +15,15 @@ from tasks.plots import colour, legend_below, save
 Audit = dict[str, Any]
 _LARGEST_SHOWN = 1.25  # as a multiple of the largest finite epsilon: where infinity is drawn
 _MOST_CURVES = 20
+_MARKS = {"one_run": ("x", "planted texts"), "crafted": ("+", "planted gradients")}
 
 
 def draw_ledger_versus_audit(audits: Sequence[Audit], path: Path, *, synthetic: bool) -> None:
     """Published, certified and audited epsilon of every cell on one axis: a red cross right of the bar is a bug."""
     rows = list(reversed(audits))
     values = [float(audit[key]) for audit in rows for key in ("epsilon_published", "epsilon_certified")]
-    end = _LARGEST_SHOWN * max(
-        [value for value in values if math.isfinite(value)] + [_shown(audit) for audit in rows] + [1]
-    )
+    values += [audit[part]["epsilon_audited"] for audit in rows for part in _MARKS if part in audit]
+    end = _LARGEST_SHOWN * max([1.0, *(value for value in values if math.isfinite(value))])
     figure, axis = plt.subplots(figsize=(10, 1.5 + 0.32 * len(rows)), constrained_layout=True)
     for place, audit in enumerate(rows):
         certified = float(audit["epsilon_certified"])
@@ -34,7 +34,10 @@ def draw_ledger_versus_audit(audits: Sequence[Audit], path: Path, *, synthetic: 
     claims = [min(float(audit["epsilon_published"]), end) for audit in rows]
     places = np.arange(len(rows))
     axis.plot(claims, places, "k|", markersize=12, markeredgewidth=2, label="published (claimed; at the end: ∞)")
-    axis.plot([_shown(audit) for audit in rows], places, "rx", label="audited (shown by an attack)")
+    for part, (marker, label) in _MARKS.items():
+        shown = [(audit[part]["epsilon_audited"], place) for place, audit in enumerate(rows) if part in audit]
+        if shown:
+            axis.plot(*zip(*shown, strict=True), marker, color="red", label=f"audited by {label}")
     axis.barh([0], [0], color="#9ecae1", label="certified (proved)")
     axis.set(xlim=(0, end), yticks=places, yticklabels=[audit["label"] for audit in rows], xlabel="epsilon")
     axis.tick_params(axis="y", labelsize=8)
@@ -71,10 +74,6 @@ def draw_rocs(audits: Sequence[Audit], path: Path, *, synthetic: bool) -> None:
     figure.suptitle(_title("Membership attacks, calibrated by the public model", synthetic))
     legend_below(figure, axes[0])
     save(figure, path)
-
-
-def _shown(audit: Audit) -> float:
-    return max(float(audit.get(part, {}).get("epsilon_audited", 0.0)) for part in ("one_run", "crafted"))
 
 
 def _title(text: str, synthetic: bool) -> str:

@@ -15,6 +15,7 @@ def plant() -> None:
     private_directory(SECRETS.parent)
     inject(
         SPLITS / "train.parquet",
+        SPLITS / "attack.parquet",
         TRAIN,
         SECRETS,
         MANIFEST,

@@ -19,7 +19,7 @@ import typer
 
 from dptune.audit.crafted import CraftedCanaries, audited
 from dptune.errors import ConfigError
-from dptune.files import locked, private_directory, write_json
+from dptune.files import locked, private_directory, sha256, write_json
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, read_ledger
@@ -30,6 +30,7 @@ from dptune.training.loop import StepReport, train
 from dptune.training.model import save_adapter
 from tasks.cells import Cell
 from tasks.job import Job, prepare
+from tasks.paths import CRAFTED
 from tasks.plots import draw_curves
 from tasks.results import History, child_run, named, publish, result_of
 from tasks.stage import run_stage
@@ -56,9 +57,9 @@ def run_cell(
 def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, flow_run: str, entropy: Entropy) -> None:
     started = time.monotonic()
     job = prepare(cell, torch.device(device), entropy)
-    child, history = child_run(job, parent, flow_run), History(directory, job.plan.steps)
     canaries = _crafted(cell, directory)
     mechanism = audited(job.mechanism, canaries) if canaries else job.mechanism
+    child, history = child_run(job, parent, flow_run), History(directory, job.plan.steps)
     try:
         before = _evaluate(job, final=True)
         meter = Meter(cell.label, total=job.plan.steps, unit="releases", keep=True)
@@ -73,7 +74,7 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
                 job.header,
                 directory,
                 entropy,
-                on_step=_observer(job, child, meter, history),
+                on_step=_observer(job, child, meter, history, canaries),
                 public=job.validation,
             ) as ledger,
         ):
@@ -81,9 +82,9 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
             _save_adapter(job.model, directory)
             contents = _contents(ledger)
             _save_policy(job, contents, directory)
-            if canaries:
-                _write_crafted(canaries, directory)
+            _write_crafted(canaries, directory)
             result = result_of(job, contents, before, after, history, time.monotonic() - started, device)
+            result["adapter_sha256"] = adapter_digest(directory)
             draw_curves([result], directory / "curves.png")
             write_json(directory / "result.json", result)
             if child:
@@ -96,28 +97,45 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
 
 
 def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
-    """The auditor's canaries: their coins are tossed once a run, their scores start anew with each process."""
+    """The auditor's canaries: their coins are tossed once a run; a resumed run goes on with what was seen."""
     if cell.crafted == 0:
         return None
-    file = directory / "crafted.json"
-    if file.exists():
-        coins = json.loads(file.read_text(encoding="utf-8"))["included"]
-        return CraftedCanaries(np.array(coins, dtype=bool), np.zeros(len(coins)))
+    known = read_crafted(directory)
+    if known is not None:
+        return known
     canaries = CraftedCanaries.toss(cell.crafted)
     _write_crafted(canaries, directory)
     return canaries
 
 
-def _write_crafted(canaries: CraftedCanaries, directory: Path) -> None:
-    stored = {"included": canaries.included.astype(int).tolist(), "scores": canaries.scores.tolist()}
-    write_json(directory / "crafted.json", stored)
+def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:
+    if canaries is not None:
+        private_directory(CRAFTED.parent)
+        coins, scores = canaries.included.astype(int).tolist(), canaries.scores.tolist()
+        write_json(crafted_file(directory), {"included": coins, "scores": scores, "watched": canaries.watched})
+
+
+def crafted_file(directory: Path) -> Path:
+    """Where coins and scores of a cell's crafted canaries lie: with the other secrets, never in a cache."""
+    return CRAFTED / f"{directory.name}.json"
+
+
+def read_crafted(directory: Path) -> CraftedCanaries | None:
+    """What ``crafted_file`` holds; None if there is none."""
+    file = crafted_file(directory)
+    if not file.exists():
+        return None
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), stored["watched"])
 
 
 def _contents(ledger: Ledger) -> LedgerContents:
     return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
 
 
-def _observer(job: Job, child: ChildRun | None, meter: Meter, history: History) -> Callable[[StepReport], None]:
+def _observer(
+    job: Job, child: ChildRun | None, meter: Meter, history: History, canaries: CraftedCanaries | None
+) -> Callable[[StepReport], None]:
     """Called after each step: logs it, and at times evaluates."""
     every, total = job.cell.training.evaluate_every, job.plan.steps
 
@@ -132,6 +150,7 @@ def _observer(job: Job, child: ChildRun | None, meter: Meter, history: History) 
         if looks:
             point = _evaluate(job, final=False) | named(job.header.price(report.composition))
             metrics |= point
+            _write_crafted(canaries, job.cell.directory)
             history.add_point({"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
@@ -160,6 +179,11 @@ def _save_adapter(model: Any, directory: Path) -> None:
     save_adapter(model, partial)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
+
+
+def adapter_digest(directory: Path) -> str:
+    """Ties a result, and thus its ledger, to the weights beside it."""
+    return sha256(directory / "adapter" / "adapter_model.safetensors")
 
 
 def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:

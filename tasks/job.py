@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from dptune.corpus.records import Records, read_records
@@ -111,12 +112,14 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
 
 def _units(cell: Cell, records: Records) -> tuple[PrivacyUnits, float]:
     """Whose privacy, and how many of them a batch expects."""
+    # An audit canary that its coin left out.
+    absent = np.array([text == "" for text in records.text.to_pylist()])
     noise = {"noise_multiplier": 1.0} if takes_noise(cell.mechanism, cell.options) else {}
     local = build(cell.mechanism, noise | cell.options).local
     if local is not None:
-        return PrivacyUnits.clients(local.clients, records.patient), local.clients_per_round
+        return PrivacyUnits.clients(local.clients, records.patient, absent), local.clients_per_round
     training = cell.training
-    units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient)
+    units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient, absent)
     return units, training.expected_batch_size
 
 

@@ -124,6 +124,7 @@ def result_of(
         "after": jsonable(after),
         "history": history.points(),
         "pairs": list(job.pairs),
+        "crafted": cell.crafted,
         "knobs": history.knobs(),
         "seconds": round(seconds, 1) if timed(cell.telemetry) else None,
         "device": device,
@@ -149,6 +150,7 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
         "sample_rate": job.plan.sample_rate,
         "steps": job.plan.steps,
         "pairs": job.mechanism.pairs,
+        "crafted": cell.crafted,
         **{f"lora.{key}": value for key, value in cell.lora.model_dump().items()},
         **{f"training.{key}": value for key, value in cell.training.model_dump().items()},
     }
@@ -192,7 +194,7 @@ def publish_audit(directory: Path, audit: Path) -> None:
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
     """The figures of an audit that runs are compared by, under flat names."""
-    metrics = {"epsilon_audited": float(audit.get("one_run", {}).get("epsilon_audited", 0.0))}
+    metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
     for part in ("one_run", "crafted", "step", "extraction", "exposure"):
         numbers = {key: value for key, value in audit.get(part, {}).items() if isinstance(value, int | float)}
         metrics |= {f"audit_{part}_{key}": float(value) for key, value in numbers.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
@@ -55,6 +55,13 @@ class Canaries(_Section):
     audit: Annotated[int, Field(ge=0)]
     crafted: Annotated[int, Field(ge=0)] = 0
     position_seed: int
+
+    @field_validator("crafted")
+    @classmethod
+    def _several(cls, count: int) -> int:
+        if count == 1:
+            raise ValueError("1 is too few: use 0, or hundreds")
+        return count
 
 
 class Pretrain(_Section):
@@ -128,6 +135,9 @@ class Experiment(_Section):
         return tuple(dict.fromkeys(values))
 
 
+_LEAST = {"shadows": 4, "step_trials": 500}
+
+
 class Audit(_Section):
     """The attacks on every finished cell."""
 
@@ -139,6 +149,14 @@ class Audit(_Section):
     shadows: Annotated[int, Field(ge=0)]
     step_trials: Annotated[int, Field(ge=0)]
     seed: int
+
+    @field_validator("shadows", "step_trials")
+    @classmethod
+    def _enough(cls, count: int, info: ValidationInfo) -> int:
+        least = _LEAST[str(info.field_name)]
+        if 0 < count < least:
+            raise ValueError(f"{count} is too few: use 0, or {least} or more")
+        return count
 
 
 class Settings(_Section):

@@ -31,8 +31,9 @@ def shadow_scores(
 ) -> NDArray[np.float64]:
     """(canaries,) likelihood ratios of the target's calibrated scores, by ``settings.shadows`` shadow models.
 
-    A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on) and on
-    the canaries that the attacker's own coins chose. Only the attacker's data are used: nothing is charged.
+    A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on), where
+    the attacker's own coins put a canary in place of its host, or nothing. Only the attacker's data are used:
+    nothing is charged.
     """
     generator = np.random.default_rng(settings.seed)
     coins = balanced_coins(settings.shadows, len(passages), generator)
@@ -62,8 +63,9 @@ def _trained(
     device: str,
 ) -> Any:
     """One shadow model in evaluation mode."""
-    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
-    texts += [p.prompt + p.ending if chosen else p.prompt for p, chosen in zip(passages, included, strict=True)]
+    hosts = {passage.prompt for passage in passages}
+    texts = [text for text in read_records(SPLITS / "attack.parquet").text.to_pylist() if text not in hosts]
+    texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
     training = cell.training
     tokens = tokenize(texts, tokenizer, training.max_length)
     model = attach_lora(load_base(base, torch.device(device)), Lora(**cell.lora.model_dump()), cell.seed)

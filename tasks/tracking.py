@@ -118,10 +118,15 @@ class ChildRun:
 
 
 def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> None:
-    """Add metrics and a file to a run that has ended; nothing happens where the store does not know it."""
+    """Add metrics and a file to a run that has ended; nothing happens where the store does not know it.
+
+    Each call is a step of its own: MLflow shows the last step's values, and of one step the largest.
+    """
     mlflow = client()
     try:
-        mlflow.log_batch(run_id, metrics=[Metric(key, value, 0, 0) for key, value in metrics.items()])
+        known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
+        step = 1 + max((metric.step for metric in known), default=-1)
+        mlflow.log_batch(run_id, metrics=[Metric(key, value, 0, step) for key, value in metrics.items()])
         mlflow.log_artifact(run_id, str(artifact))
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":

@@ -33,10 +33,12 @@ class CraftedCanaries:
     Attributes:
         included: (canaries,) what the fair coins said.
         scores: (canaries,) larger where the canary looks included.
+        watched: releases that the scores add up.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
     scores: NDArray[np.float64] = field(repr=False)
+    watched: int = 0
 
     @classmethod
     def toss(cls, count: int) -> CraftedCanaries:
@@ -52,6 +54,7 @@ class CraftedCanaries:
         units = released.deviations if known else (1.0,) * len(released.gradient)
         for part, unit in zip(released.gradient, units, strict=True):
             self.scores += part[: len(self.scores)].double().cpu().numpy() / unit
+        self.watched += 1
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,10 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
     """Guess "in" for the highest scores and "out" for the lowest, as many of each, and count.
 
     Guarantee: with probability ``confidence`` over coins and run, the epsilon of the run's trained weights at
-    ``delta`` is at least ``epsilon_audited``. Holds for scores that are any function of the released weights, the
-    candidates and public data, but not of the coins. The best of ``GUESSED_SHARES`` is reported, each
-    tested with its share of what may go wrong.
+    ``delta``, under add/remove of one unit, is at least ``epsilon_audited``, if each canary is a unit of its own
+    that its coin put into the data or left out (where a coin *replaced* a unit: of twice that epsilon). Holds for
+    scores that are any function of the released weights, the candidates and public data, but not of the coins. The
+    best of ``GUESSED_SHARES`` is reported, each tested with its share of what may go wrong.
 
     Args:
         scores: (canaries,) larger where the canary looks included. Private.

@@ -37,23 +37,26 @@ class Scene:
         name: for the report.
         others: the samples that are always there.
         sample: the one that is in or out.
-        loss: of that sample.
+        loss: of that sample; the others' are 1, and so is the public loss.
+        apart: the sample comes in a micro-batch of its own.
     """
 
     name: str
     others: tuple[float, ...]
     sample: float
     loss: float = 1.0
+    apart: bool = False
 
 
-#: One of them moves every mechanism by all it can: alone, against others, through a quantile, through counts.
+#: Ways to move a mechanism by all it can: alone, against others, through a quantile, through counts and losses.
 SCENES = (
     Scene("alone", (), _HUGE),
-    Scene("against one other", (-_LARGE,), _HUGE),
+    Scene("against one other", (-_LARGE,), _HUGE, apart=True),
     Scene("against many others", (-_LARGE,) * 8, _HUGE),
     Scene("tips the median norm", (_TINY, _TINY, _HUGE, _HUGE), _HUGE),
     Scene("without a gradient", (), 0.0),
     Scene("with a huge loss", (), _HUGE, 1e6),
+    Scene("without a loss", (), _HUGE, 0.0),
 )
 
 
@@ -181,18 +184,26 @@ class _Stage:
     ) -> _Stage:
         started = copy.deepcopy(mechanism)
         sizes = (PAIR_SIZE,) * mechanism.pairs
-        started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, max(steps, 2), None, delta))
+        started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, steps + 1, None, delta))
         direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
-        return cls(started, direction, steps, sample_rate, delta, entropy, meter)
+        stage = cls(started, direction, steps, sample_rate, delta, entropy, meter)
+        # One step on nothing, so that controllers know what they look at (the public loss, say) from then on.
+        released = stage.release(started, started.knobs(), Scene("nothing", (), 0.0), with_sample=False)
+        started.controller.observe(_observation(started, released, 0, steps + 1))
+        return stage
+
+    def fresh(self) -> Mechanism:
+        """The mechanism as it was before any trial; shared where a step leaves nothing behind in it."""
+        remembers = self.steps > 1 or self.mechanism.controller.raw_inputs
+        return copy.deepcopy(self.mechanism) if remembers else self.mechanism
 
     def release(self, mechanism: Mechanism, knobs: Knobs, scene: Scene, with_sample: bool) -> Released:
         """One step on the scene's batch."""
-        multiples = [*scene.others, *([scene.sample] if with_sample else [])]
-        losses = [1.0] * len(scene.others) + ([scene.loss] if with_sample else [])
-        batch: list[Gradients] = []
-        if multiples:
-            columns = [torch.tensor(column, dtype=torch.float64) for column in (multiples, losses)]
-            batch = [_Batch(columns[0], self.direction, columns[1])]
+        rows = [(multiple, 1.0) for multiple in scene.others]
+        sample = [(scene.sample, scene.loss)] if with_sample else []
+        parts = [rows, sample] if scene.apart else [rows + sample]
+        columns = [torch.tensor(part, dtype=torch.float64).T for part in parts if part]
+        batch: list[Gradients] = [_Batch(multiples, self.direction, losses) for multiples, losses in columns]
         zeros = [torch.zeros_like(part) for part in self.direction]
         self.meter.update(self.meter.done + 1)
         return mechanism.privatise(batch, zeros, knobs, 1.0, self.entropy)
@@ -252,10 +263,12 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, confidence: float) -> _Atta
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
     """(count, coordinates): first steps, the sample in every batch or in none."""
-    mechanism, knobs = stage.mechanism, stage.mechanism.knobs()
-    return np.stack(
-        [_seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample)) for _ in range(count)]
-    )
+    rows = []
+    for _ in range(count):
+        mechanism = stage.fresh()
+        knobs = mechanism.knobs()
+        rows.append(_seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample)))
+    return np.stack(rows)
 
 
 def _choose(
@@ -290,18 +303,15 @@ def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray
 
 
 def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
-    composes = stage.steps > 1
-    # A single step changes nothing that the next trial would see.
-    mechanism = copy.deepcopy(stage.mechanism) if composes else stage.mechanism
-    score = 0.0
+    mechanism, score = stage.fresh(), 0.0
     for step in range(stage.steps):
         knobs = mechanism.knobs()
         drawn = world and uniform(stage.entropy, 1)[0] < stage.sample_rate
         released = stage.release(mechanism, knobs, attack.scene, bool(drawn))
         ratio = attack.fit.log_ratio(_seen(mechanism, knobs, released))
         score += float(_subsampled(ratio, stage.sample_rate))
-        if composes:
-            mechanism.controller.observe(_observation(mechanism, released, step, stage.steps))
+        if stage.steps > 1:
+            mechanism.controller.observe(_observation(mechanism, released, step + 1, stage.steps + 1))
     return score
 
 

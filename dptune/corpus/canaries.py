@@ -1,7 +1,12 @@
-"""Canaries: secrets planted in train records, for the extraction and audit (spec rldp.md, sections 2, 8).
+"""Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
 
-Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed
-publishes them. Positions are public.
+Extraction canaries are planted in records of the train split. An audit canary is a unit of privacy of its own, a
+record of the attack split (which nobody trains on) with a secret: in the training data if its coin says so, else
+absent, because add/remove of one unit is what a ledger is about. (Planting or not planting a secret in a record that
+stays would *replace* that record, which may cost twice the epsilon.)
+
+Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
+them. Positions are public.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """One candidate: its record, its secret, and whether the train file holds it."""
+    """One candidate: its host record, its secret, and whether the train file holds it."""
 
     record: int
     secret: str = field(repr=False)
@@ -36,8 +41,8 @@ class Canary:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What the secrets file holds: extraction canaries, one entry for every record that carries one, and audit
-    canaries, each included by its own coin."""
+    """What the secrets file holds: extraction canaries, one entry for every record of the train split that carries
+    one, and audit canaries in records of the attack split, each included by its own coin."""
 
     extraction: tuple[Canary, ...] = field(repr=False)
     audit: tuple[Canary, ...] = field(repr=False)
@@ -51,6 +56,7 @@ def suffix(secret: str) -> str:
 
 def inject(
     train: Path,
+    attack: Path,
     out: Path,
     secrets_file: Path,
     manifest: Path,
@@ -59,32 +65,34 @@ def inject(
     position_seed: int,
     repeats: int = 1,
 ) -> None:
-    """Plant ``extraction`` secrets, and each of ``audit`` further ones by its own fair coin, in ``train``.
+    """Plant ``extraction`` secrets in ``train``, and add ``audit`` records of ``attack`` by a fair coin each.
 
-    Each candidate has a record of its own (with unit patient: a patient of its own), each extraction secret
-    ``repeats`` of them, chosen by a permutation with the public ``position_seed``. Writes the new train file to
-    ``out``, every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts of
-    candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a
-    secret or of the coins.
+    Every extraction secret lies in ``repeats`` records, each candidate in a record (with unit patient: of a patient)
+    of its own, chosen by a permutation with the public ``position_seed``. Writes the new train file to ``out``: all
+    of ``train``, then one row for every audit canary, whose text is empty where the coin left it out, so that the
+    number of rows tells nothing. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone
+    may know: counts of candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test
+    a guess of a secret or of the coins.
 
     Raises: ConfigError for negative counts, or more canaries than records (patients); DataError for a bad
-    train file, or one that already holds canaries.
+    file, or a train file that already holds canaries.
     """
-    records = read_records(train)
+    records, hosts = read_records(train), read_records(attack)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
-    if repeats < 1:
-        raise ConfigError("canaries.repeats", f"{repeats} is below 1", fix="use 1 or more")
-    rows = _positions(records, extraction * repeats, audit, position_seed)
-    planted = _draw(records.record[rows], extraction, repeats)
+    if min(extraction, audit) < 0 or repeats < 1:
+        raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
+    rows = _positions(records, extraction * repeats, "extraction x repeats", position_seed)
+    host_rows = _positions(hosts, audit, "audit", position_seed)
+    planted = _draw(records.record[rows], hosts.record[host_rows], extraction, repeats)
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
-    text = _plant(records.text, rows, planted)
+    grown = _planted(records, rows, hosts, host_rows, planted)
     # Left last-in, first-out: the secrets are in place before the train file, the manifest comes last.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
-        write_parquet(new, replace(records, text=text, about=salted))
+        write_parquet(new, replace(grown, about=salted))
         write_json(hidden, asdict(planted))
-        write_json(listing, _public(records, counts, new, hidden))
+        write_json(listing, _public(grown, counts, new, hidden))
 
 
 def read_secrets(path: Path) -> Secrets:
@@ -98,30 +106,27 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _positions(records: Records, extraction: int, audit: int, position_seed: int) -> np.ndarray:
-    if extraction < 0 or audit < 0:
-        raise ConfigError("canaries", "a count is negative", fix="use 0 or more")
+def _positions(records: Records, count: int, name: str, position_seed: int) -> np.ndarray:
     order = np.random.default_rng(position_seed).permutation(len(records.record))
     if records.about.get("unit") == "patient":
         _, first = np.unique(records.patient[order], return_index=True)
         order = order[np.sort(first)]
-    if extraction + audit > len(order):
-        problem = f"{extraction} + {audit} canaries, but only {len(order)} places"
+    if count > len(order):
+        problem = f"{name} asks for {count} places, but there are only {len(order)}"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    return order[: extraction + audit]
+    return order[:count]
 
 
-def _draw(records: np.ndarray, extraction: int, repeats: int) -> Secrets:
+def _draw(records: np.ndarray, hosts: np.ndarray, extraction: int, repeats: int) -> Secrets:
     entropy = SystemRandom()
 
     def secret() -> str:
         return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
 
-    always, by_coin = np.split(records, [extraction * repeats])
     repeated = [one for one in (secret() for _ in range(extraction)) for _ in range(repeats)]
     return Secrets(
-        tuple(Canary(record, one, 1) for record, one in zip(always.tolist(), repeated, strict=True)),
-        tuple(Canary(record, secret(), entropy.getrandbits(1)) for record in by_coin.tolist()),
+        tuple(Canary(record, one, 1) for record, one in zip(records.tolist(), repeated, strict=True)),
+        tuple(Canary(record, secret(), entropy.getrandbits(1)) for record in hosts.tolist()),
         _salt(),
     )
 
@@ -133,12 +138,20 @@ def _salt() -> str:
     return f"{entropy.getrandbits(bits):0{bits // 4}x}"
 
 
-def _plant(text: pa.Array, rows: np.ndarray, planted: Secrets) -> pa.Array:
-    texts = text.to_pylist()
-    for row, canary in zip(rows.tolist(), planted.extraction + planted.audit, strict=True):
-        if canary.included:
-            texts[row] += suffix(canary.secret)
-    return pa.array(texts, pa.string())
+def _planted(records: Records, rows: np.ndarray, hosts: Records, host_rows: np.ndarray, planted: Secrets) -> Records:
+    texts, host_texts = records.text.to_pylist(), hosts.text.to_pylist()
+    for row, canary in zip(rows.tolist(), planted.extraction, strict=True):
+        texts[row] += suffix(canary.secret)
+    for row, canary in zip(host_rows.tolist(), planted.audit, strict=True):
+        texts.append(host_texts[row] + suffix(canary.secret) if canary.included else "")
+    # Each is a person of its own, whatever patient its host was.
+    nobody = 1 + max([-1, *records.patient.tolist(), *hosts.patient.tolist()])
+    return Records(
+        record=np.concatenate([records.record, hosts.record[host_rows]]),
+        patient=np.concatenate([records.patient, nobody + np.arange(len(host_rows))]),
+        text=pa.array(texts, pa.string()),
+        about=records.about,
+    )
 
 
 def _public(records: Records, counts: dict[str, int], new: Path, hidden: Path) -> dict[str, object]:

@@ -93,20 +93,30 @@ class PrivacyUnits:
     most: int
 
     @classmethod
-    def of(cls, kind: str, patients: NDArray[np.int64], most: int) -> PrivacyUnits:
-        """Group records into units. Raises ConfigError for an unknown kind or ``most`` below 1."""
+    def of(
+        cls, kind: str, patients: NDArray[np.int64], most: int, absent: NDArray[np.bool_] | None = None
+    ) -> PrivacyUnits:
+        """Group records into units.
+
+        Args:
+            absent: (records,) units that are not in the data, as an auditor's coin left them out. They count, so
+                that the number of units tells nothing, and bring no record.
+
+        Raises: ConfigError for an unknown kind or ``most`` below 1.
+        """
         if kind not in UNITS:
             raise ConfigError("data.unit", f"unknown unit {kind!r}", fix=f"use {' or '.join(UNITS)}")
         if most < 1:
             raise ConfigError("training.encounters_per_patient", f"{most} is below 1", fix="use 1 or more")
         if kind == "encounter":
-            return cls(kind, list(np.arange(len(patients))[:, None]), 1)
-        order = np.argsort(patients, kind="stable")
-        starts = np.flatnonzero(np.diff(patients[order])) + 1
-        return cls(kind, np.split(order, starts), most)
+            members = list(np.arange(len(patients))[:, None])
+        else:
+            order = np.argsort(patients, kind="stable")
+            members = np.split(order, np.flatnonzero(np.diff(patients[order])) + 1)
+        return cls(kind, _present(members, absent), 1 if kind == "encounter" else most)
 
     @classmethod
-    def clients(cls, count: int, patients: NDArray[np.int64]) -> PrivacyUnits:
+    def clients(cls, count: int, patients: NDArray[np.int64], absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
         """Deal whole patients out to simulated clients by a public hash of their number.
 
         Where a patient goes depends on that patient alone, so that a client can join or leave without any other
@@ -117,21 +127,29 @@ class PrivacyUnits:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         client = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(count)
-        members = [np.flatnonzero(client == one) for one in range(count)]
+        members = _present([np.flatnonzero(client == one) for one in range(count)], absent)
         return cls("client", members, max(map(len, members)))
 
     def __len__(self) -> int:
         return len(self.members)
 
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
-        """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty."""
-        return [self._choose(unit, entropy) for unit in poisson_sample(entropy, len(self), sample_rate)]
+        """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
+
+        A unit without a record is no part of a batch: not even counts see it.
+        """
+        drawn = poisson_sample(entropy, len(self), sample_rate)
+        return [self._choose(unit, entropy) for unit in drawn if len(self.members[unit])]
 
     def _choose(self, unit: np.int64, entropy: Entropy) -> NDArray[np.int64]:
         records = self.members[unit]
         if len(records) <= self.most:
             return records
         return records[np.argsort(uniform(entropy, len(records)))[: self.most]]
+
+
+def _present(members: list[NDArray[np.int64]], absent: NDArray[np.bool_] | None) -> list[NDArray[np.int64]]:
+    return members if absent is None else [records[~absent[records]] for records in members]
 
 
 @dataclass(frozen=True)

@@ -107,4 +107,4 @@ def test_coins_are_fair_and_new() -> None:
     one, other = CraftedCanaries.toss(4000), CraftedCanaries.toss(4000)
     assert abs(int(one.included.sum()) - 2000) < 253
     assert (one.included != other.included).any()
-    assert str(one) == "CraftedCanaries()"
+    assert str(one) == "CraftedCanaries(watched=0)"

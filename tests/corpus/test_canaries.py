@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from corpus_helpers import write_train
 
 from dptune.corpus.canaries import Secrets, inject, read_secrets, suffix
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.records import Records, read_records, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import sha256
 
@@ -21,9 +23,19 @@ def plant(
     directory: Path, extraction: int, audit: int, *, records: int = 600, patients: int = 200, unit: str = "encounter"
 ) -> Planted:
     old = write_train(directory / "train.parquet", records, patients, unit)
+    write_attack(directory / "attack.parquet", records, patients, unit)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
-    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42)
+    inject(directory / "train.parquet", directory / "attack.parquet", out, hidden, manifest, extraction, audit, 42)
     return old, read_records(out), read_secrets(hidden), manifest
+
+
+def write_attack(path: Path, records: int, patients: int, unit: str) -> Records:
+    """As the train file, but other records of other patients."""
+    made = write_train(path, records, patients, unit)
+    texts = [f"attack {text}" for text in made.text.to_pylist()]
+    other = replace(made, record=made.record + 1, patient=made.patient + patients, text=pa.array(texts))
+    write_records(path, other)
+    return other
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +43,26 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     return plant(tmp_path_factory.mktemp("planted"), 10, 400)
 
 
-def test_a_text_gains_the_suffix_if_included_and_nothing_else_changes(planted: Planted) -> None:
+def test_a_text_of_the_train_split_gains_its_secret_and_nothing_else_changes(planted: Planted) -> None:
     old, new, secrets, _ = planted
-    gained = {one.record: suffix(one.secret) for one in (*secrets.extraction, *secrets.audit) if one.included}
+    gained = {one.record: suffix(one.secret) for one in secrets.extraction}
     pairs = zip(old.record.tolist(), old.text.to_pylist(), strict=True)
-    assert new.text.to_pylist() == [text + gained.get(record, "") for record, text in pairs]
-    assert new.record.tolist() == old.record.tolist()
-    assert new.patient.tolist() == old.patient.tolist()
+    assert new.text.to_pylist()[:600] == [text + gained.get(record, "") for record, text in pairs]
+    assert new.record.tolist()[:600] == old.record.tolist()
+    assert new.patient.tolist()[:600] == old.patient.tolist()
+
+
+def test_an_audit_canary_is_a_unit_of_its_own_or_absent(planted: Planted) -> None:
+    """Add/remove: no record of the train split depends on a coin, and the number of rows depends on none."""
+    old, new, secrets, _ = planted
+    hosts = read_records(planted[3].parent / "attack.parquet")
+    texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
+    expected = [texts[one.record] + suffix(one.secret) if one.included else "" for one in secrets.audit]
+    assert new.text.to_pylist()[600:] == expected
+    assert new.record.tolist()[600:] == [one.record for one in secrets.audit]
+    owners = new.patient.tolist()[600:]
+    assert len(set(owners)) == 400
+    assert set(owners).isdisjoint({*old.patient.tolist(), *hosts.patient.tolist()})
 
 
 def test_all_candidates_are_listed_with_a_record_and_a_secret_of_their_own(planted: Planted) -> None:
@@ -74,7 +99,7 @@ def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
     public = json.loads(manifest.read_text())
     folder = manifest.parent
     assert public == {
-        "records": 600,
+        "records": 1000,
         "extraction": 10,
         "audit_candidates": 400,
         "repeats": 1,
@@ -103,32 +128,36 @@ def test_the_metadata_goes_on(planted: Planted) -> None:
 
 def test_with_unit_patient_no_patient_has_two_canaries(tmp_path: Path) -> None:
     old, _, secrets, _ = plant(tmp_path, 10, 190, unit="patient")
-    owner = dict(zip(old.record.tolist(), old.patient.tolist(), strict=True))
-    owners = [owner[one.record] for one in (*secrets.extraction, *secrets.audit)]
-    assert len(owners) == len(set(owners)) == 200
+    hosts = read_records(tmp_path / "attack.parquet")
+    for side, planted in ((old, secrets.extraction), (hosts, secrets.audit)):
+        owner = dict(zip(side.record.tolist(), side.patient.tolist(), strict=True))
+        assert len({owner[one.record] for one in planted}) == len(planted)
 
 
 @pytest.mark.parametrize(
-    ("extraction", "audit", "unit"), [(10, 591, "encounter"), (10, 191, "patient"), (-1, 0, "patient")]
+    ("extraction", "audit", "unit"),
+    [(601, 0, "encounter"), (0, 601, "encounter"), (201, 0, "patient"), (0, 201, "patient"), (-1, 0, "patient")],
 )
 def test_counts_that_cannot_be_are_refused_and_leave_nothing(
     extraction: int, audit: int, unit: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"canaries: .* Fix: "):
         plant(tmp_path, extraction, audit, unit=unit)
-    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.parquet", "train.parquet"]
 
 
 def test_a_repeated_secret_lies_in_that_many_records(tmp_path: Path) -> None:
     write_train(tmp_path / "train.parquet", 100, 50, "encounter")
+    write_attack(tmp_path / "attack.parquet", 100, 50, "encounter")
+    splits = [tmp_path / "train.parquet", tmp_path / "attack.parquet"]
     files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
-    inject(tmp_path / "train.parquet", *files, extraction=2, audit=3, position_seed=42, repeats=7)
+    inject(*splits, *files, extraction=2, audit=3, position_seed=42, repeats=7)
     texts, secrets = read_records(files[0]).text.to_pylist(), read_secrets(files[1])
     repeated = {one.secret for one in secrets.extraction}
     assert (len(repeated), len({one.record for one in secrets.extraction})) == (2, 14)
     assert all(sum(suffix(secret) in text for text in texts) == 7 for secret in repeated)
-    with pytest.raises(ConfigError, match=r"canaries.repeats: 0 is below 1"):
-        inject(tmp_path / "train.parquet", *files, extraction=2, audit=3, position_seed=42, repeats=0)
+    with pytest.raises(ConfigError, match="repeats below 1"):
+        inject(*splits, *files, extraction=2, audit=3, position_seed=42, repeats=0)
 
 
 def test_no_canaries_are_fine(tmp_path: Path) -> None:
@@ -140,7 +169,7 @@ def test_no_canaries_are_fine(tmp_path: Path) -> None:
 def test_a_train_file_is_injected_once(planted: Planted, tmp_path: Path) -> None:
     new = planted[3].parent / "new.parquet"
     with pytest.raises(DataError, match="holds canaries already"):
-        inject(new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
+        inject(new, new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
     assert not list(tmp_path.iterdir())
 
 
@@ -152,7 +181,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dptune.corpus.canaries.write_json", full)
     with pytest.raises(OSError, match="No space"):
         plant(tmp_path, 1, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.parquet", "train.parquet"]
 
 
 def test_other_files_are_no_secrets(tmp_path: Path) -> None:

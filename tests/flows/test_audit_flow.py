@@ -17,7 +17,7 @@ from tasks.audit import audit_file
 from tasks.finetune import run_cell
 from tasks.paths import EXPERIMENT
 
-QUICK = {"audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}}
+QUICK = {"training": {"max_length": 400}, "audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}}
 
 
 @pytest.fixture
@@ -50,6 +50,11 @@ def test_each_cell_is_attacked_once_and_mlflow_has_it(finished: Path, monkeypatc
     assert "audit.json" in names
     audit(overrides={"audit": {"seed": 1}})
     assert made == [finished, finished]
+    history = tracking.client().get_metric_history(run.info.run_id, "epsilon_audited")
+    assert [metric.step for metric in history] == [0, 1]  # the last audit is what MLflow shows
+    audit_file(finished).unlink()
+    audit(overrides={"audit": {"seed": 1}})
+    assert audit_file(finished).exists()
 
 
 def test_a_violation_fails_the_flow_with_its_sentence(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny_pipeline import cells, merge, mode, read_json, static
 
 from dptune.corpus.canaries import read_secrets
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
+from tasks import finetune
 from tasks.audit import audit_cell, audit_file, audit_key, violations
 from tasks.canaries import plant
 from tasks.cells import Cell
-from tasks.finetune import run_cell
+from tasks.finetune import crafted_file, run_cell
 from tasks.paths import EVAL, MANIFEST, PUBLIC_MODEL, SECRETS, TRAIN
 from tasks.report import write_report
 from tasks.results import audit_metrics
 from tasks.settings import Audit, load_settings
 
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
-WHOLE = {"training": {"max_length": 400, "epochs": 0.2}}
+WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}
+STEPS = 2
 
 
 def settings(**changes: Any) -> Audit:
@@ -71,9 +74,9 @@ def test_no_secret_and_no_record_is_in_the_audit(finished: Path) -> None:
 def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
     audit = audit_cell(directory, settings(step_trials=0), "cpu")
-    assert "membership" not in audit
-    assert "step" not in audit
-    assert "one_run" in audit
+    assert "membership" not in audit  # of persons' records
+    assert "exposure" not in audit  # within persons' records
+    assert "one_run" in audit  # in records of the attacker's own split
 
 
 def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:
@@ -85,9 +88,27 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
     audit = audit_cell(directory, settings(step_trials=0), "cpu")
     assert audit["crafted"]["canaries"] == 16
-    assert mode(directory / "crafted.json") == 0o600
-    assert any(read_json(directory / "crafted.json")["scores"])
-    assert "crafted.json" not in {path.name for path in (directory / "adapter").iterdir()}
+    assert (audit["crafted"]["watched"], audit["crafted"]["releases"]) == (STEPS, STEPS)
+    assert mode(crafted_file(directory)) == 0o600
+    assert crafted_file(directory).is_relative_to(SECRETS.parent)  # never in a cache
+    assert not [path for path in directory.rglob("*") if "crafted" in path.name]
+    assert read_json(directory / "result.json")["crafted"] == 16
+
+
+def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = static(WHOLE, {"canaries": {"crafted": 16}})
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "_save_policy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(cell)
+    before = read_json(crafted_file(cell.directory))
+    run(cell)
+    assert read_json(crafted_file(cell.directory)) == before
+    assert before["watched"] == STEPS
 
 
 @pytest.mark.parametrize("part", ["one_run", "crafted"])
@@ -140,6 +161,22 @@ def _other_adapter(directory: Path) -> None:
     (directory / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"r": 5}))
 
 
+def _renamed_weights(directory: Path) -> None:
+    """PEFT would warn, load nothing, and attack the base model."""
+    file = directory / "adapter" / "adapter_model.safetensors"
+    save_file({name.replace("h.0", "h.7"): value for name, value in load_file(file).items()}, file)
+
+
+def _another_runs_adapter(directory: Path) -> None:
+    file = directory / "adapter" / "adapter_model.safetensors"
+    save_file({name: value + 1 for name, value in load_file(file).items()}, file)
+
+
+def _another_cells_ledger(directory: Path) -> None:
+    cell = read_json(directory / "cell.json")
+    write_text(directory / "cell.json", json.dumps(cell | {"delta": 1e-6}))
+
+
 def _other_model(directory: Path) -> None:
     config = read_json(PUBLIC_MODEL / "config.json")
     (PUBLIC_MODEL / "config.json").write_text(json.dumps(config, indent=1))
@@ -157,6 +194,9 @@ def _other_data(directory: Path) -> None:
         (_damaged, r"ledger.jsonl: is damaged"),
         (_other_secrets, r"canaries.json: is not what was planted"),
         (_other_adapter, r"adapter: does not fit data/models/public"),
+        (_renamed_weights, r"adapter_model.safetensors: its weights are those of another model"),
+        (_another_runs_adapter, r"adapter_model.safetensors: is not what the run of this ledger wrote"),
+        (_another_cells_ledger, r"ledger.jsonl: is the ledger of another cell"),
         (_other_model, r"was trained with another base model"),
         (_other_data, r"was trained with other data"),
     ],
@@ -199,6 +239,6 @@ def test_the_report_shows_audits(finished: Path, tmp_path: Path) -> None:
 
 
 def test_bad_settings_are_named(pipeline: Path) -> None:
-    for field, value in (("confidence", 1), ("generations", 0), ("shadows", -1)):
+    for field, value in (("confidence", 1), ("generations", 0), ("shadows", 3), ("step_trials", 10)):
         with pytest.raises(ConfigError, match=rf"audit\.{field}"):
             load_settings(overrides=merge({}, {"audit": {field: value}}))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from tiny_pipeline import BUDGET, STEPS, figures, mode, nonprivate, read_json, run_stages, static
+from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_json, run_stages, static
 
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError, DptuneError
@@ -31,7 +31,7 @@ KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
     "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
-    "knobs", "seconds",
+    "knobs", "seconds", "crafted", "adapter_sha256",
     "device",
 }  # fmt: skip
 
@@ -93,8 +93,8 @@ def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list
     assert 0.9 * BUDGET < result["epsilon_certified"] <= cell.epsilon == result["budget_epsilon"] == BUDGET
     assert result["epsilon_published"] < result["epsilon_certified"] == result["epsilon_noise_only"]
     assert result["leaks"] == []
-    assert result["units"] == 144
-    assert result["sample_rate"] == 16 / 144
+    assert result["units"] == UNITS
+    assert result["sample_rate"] == 16 / UNITS
     assert result["synthetic"] is True
     assert "SYNTHETIC" in result["data"]
     assert result["telemetry"] == "research"
@@ -105,7 +105,7 @@ def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list
     assert result["history"][0]["epsilon_certified"] < result["history"][1]["epsilon_certified"]
     assert result["history"][-1]["epsilon_certified"] == result["epsilon_certified"]
     header = read_ledger(cell.directory / "ledger.jsonl").header
-    assert (header.unit, header.units, header.telemetry, header.delta) == ("encounter", 144, "research", 1e-5)
+    assert (header.unit, header.units, header.telemetry, header.delta) == ("encounter", UNITS, "research", 1e-5)
     assert "SYNTHETIC" in header.data
     assert {oct(mode(cell.directory / name)) for name in ("ledger.jsonl", "result.json")} == {"0o600"}
     assert mode(cell.directory) == 0o700
@@ -194,7 +194,7 @@ def test_a_crash_anywhere_is_mended_by_running_again(
 def test_crashes_in_a_row_never_release_more_than_the_plan(
     pipeline: Path, noisy: list[int], opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = static({"training": {"epochs": 1}})
+    cell = static({"training": {"epochs": 0.9}})
     steps = 9
     for place in ((Mechanism, "privatise", 2), (loop, "_apply", 1), (loop, "save_checkpoint", 1)):
         with monkeypatch.context() as patch:
@@ -291,6 +291,7 @@ def test_a_fixed_seed_is_refused_under_certified_accounting(pipeline: Path) -> N
 
 
 ALLOWED = {
+    "crafted",
     "units", "delta", "seed", "budget_epsilon", "noise_multiplier", "sample_rate", "releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "before.public_perplexity",
     "after.public_perplexity", "history.public_perplexity", "history.step", "history.releases",
@@ -391,7 +392,7 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     cell = static()
     run_cell(cell, "cpu")
     captured = capfd.readouterr()
-    texts = [*read_records(TRAIN).text.to_pylist(), *read_records(EVAL).text.to_pylist()]
+    texts = [text for path in (TRAIN, EVAL) for text in read_records(path).text.to_pylist() if text]
     secrets = [canary["secret"] for group in ("extraction", "audit") for canary in read_json(SECRETS)[group]]
     places = {str(path): path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()}
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}

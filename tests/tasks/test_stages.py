@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_pipeline import mode, read_json, run_stages, write_params
+from tiny_pipeline import UNITS, mode, read_json, run_stages, write_params
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
@@ -32,7 +32,7 @@ def test_the_stages_leave_their_files(pipeline: Path) -> None:
     assert {name: len(side.record) for name, side in sides.items()} == {"attack": 40, "train": 144, "eval": 16}
     assert len(whole.record) == 200
     assert sorted(number for side in sides.values() for number in side.record) == list(range(200))
-    assert len(read_records(TRAIN).record) == 144
+    assert len(read_records(TRAIN).record) == UNITS
     assert len(read_records(PUBLIC_VALIDATION).record) == 20
     assert (PUBLIC_MODEL / "model.safetensors").exists()
     assert read_json(PUBLIC_MODEL / "pretraining.json")["data"] == "SYNTHETIC public narratives"
@@ -79,8 +79,9 @@ def test_secrets_lie_in_their_folder_alone(pipeline: Path) -> None:
 def test_the_manifest_is_for_everyone(pipeline: Path) -> None:
     manifest = read_json(MANIFEST)
     assert manifest == {
-        "records": 144,
+        "records": UNITS,
         "extraction": 4,
+        "repeats": 1,
         "audit_candidates": 20,
         "unit": "encounter",
         "train_sha256": sha256(TRAIN),

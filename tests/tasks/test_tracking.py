@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from tiny_pipeline import BUDGET, STEPS, built, copied, nonprivate, prepare_environment, read_json, static
+from tiny_pipeline import BUDGET, STEPS, UNITS, built, copied, nonprivate, prepare_environment, read_json, static
 
 from dptune.privacy.ledger import read_ledger
 from tasks import finetune, tracking
@@ -129,7 +129,12 @@ def test_the_child_has_every_parameter(tracked: Tracked) -> None:
     assert float(params["budget_epsilon"]) == BUDGET
     assert float(params["noise_multiplier"]) == tracked.result["noise_multiplier"]
     assert float(params["sample_rate"]) == tracked.result["sample_rate"]
-    assert (params["steps"], params["unit"], params["units"], params["seed"]) == (str(STEPS), "encounter", "144", "0")
+    assert (params["steps"], params["unit"], params["units"], params["seed"]) == (
+        str(STEPS),
+        "encounter",
+        str(UNITS),
+        "0",
+    )
     assert {f"training.{key}" for key in tracked.cell.training.model_dump()} <= set(params)
     assert {f"lora.{key}" for key in tracked.cell.lora.model_dump()} <= set(params)
 

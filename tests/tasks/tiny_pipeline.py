@@ -19,7 +19,9 @@ from tasks.settings import load_settings
 from tasks.stage import run_stage
 
 ROOT = Path(__file__).parents[2]
-#: Releases of one cell: epochs 0.4 of 144 records (encounters) in batches of 16.
+#: 144 records of the train split and 20 audit canaries.
+UNITS = 164
+#: Releases of one cell: epochs 0.35 of 144 records and 20 audit canaries in batches of 16.
 STEPS = 4
 #: Small, because strong noise is priced fast.
 BUDGET = 0.3
@@ -41,7 +43,7 @@ _CHANGES: dict[str, Any] = {
     "lora": {"rank": 2},
     "training": {
         "expected_batch_size": 16,
-        "epochs": 0.4,
+        "epochs": 0.35,
         "max_length": 64,
         "warmup_steps": 2,
         "physical_batch_size": 16,

@@ -134,3 +134,15 @@ def test_nothing_private_shows_in_a_representation() -> None:
     assert "array" not in repr(tokens)
     assert "array" not in repr(PrivacyUnits.of("patient", np.array([4, 4, 4]), 2))
     assert "123456" not in repr(part)
+
+
+@pytest.mark.parametrize("kind", ["encounter", "patient"])
+def test_an_absent_unit_counts_and_brings_nothing(kind: str) -> None:
+    """Not even an empty gradient: a batch with it drawn is the batch without it."""
+    patients, absent = np.array([0, 1, 2, 3]), np.array([False, True, False, True])
+    units = PrivacyUnits.of(kind, patients, 2, absent)
+    assert len(units) == 4
+    assert [part.tolist() for part in units.draw(1.0, FixedSeed(0))] == [[0], [2]]
+    assert not PrivacyUnits.of(kind, patients, 2, np.ones(4, dtype=bool)).draw(1.0, FixedSeed(0))
+    members = PrivacyUnits.clients(2, patients, absent).members
+    assert sorted(np.concatenate(members).tolist()) == [0, 2]
