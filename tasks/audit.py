@@ -6,10 +6,9 @@ Everything here reads; the one thing written is the audit itself, data/audits/<r
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors import safe_open
 
 import dptune
 from dptune.audit.crafted import CraftedCanaries
@@ -28,58 +25,24 @@ from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
-from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
+from dptune.corpus.canaries import suffix
 from dptune.corpus.records import Records, read_records
-from dptune.errors import DataError
 from dptune.files import sha256, write_json
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
-from dptune.training.model import BaseModel, load_base, load_tokenizer
-from tasks.cells import Cell, digests
-from tasks.finetune import adapter_digest, read_crafted
-from tasks.paths import AUDITS, EVAL, MANIFEST, SECRETS, SPLITS, TRAIN
+from tasks.finetune import read_crafted
+from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.results import jsonable, named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
+from tasks.target import Target, load_target
 
 _CHECKS = 4  # comparisons with what is certified, in every cell
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _CODE = Path(dptune.__file__).parent / "audit"
-
-
-@dataclass
-class Target:
-    """A finished cell under attack.
-
-    Attributes:
-        texts: of the train split and of the attack split, by record: hosts of canaries.
-        alarm_confidence: of the bounds that may call the ledger wrong.
-        adapted: its model.
-        public: the base model, which the attacker has too.
-    """
-
-    cell: Cell
-    settings: Audit
-    alarm_confidence: float
-    contents: LedgerContents
-    adapted: Any
-    public: Any
-    tokenizer: Any
-    secrets: Secrets = field(repr=False)
-    texts: dict[int, str] = field(repr=False)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a forward pass."""
-        return 2 * self.cell.training.physical_batch_size
-
-    def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
-        """Each canary's record and what would be planted in it."""
-        return [Passage(self.texts[one.record], suffix(one.secret)) for one in canaries]
 
 
 def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
@@ -91,7 +54,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
-    target = _target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
+    target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "confidence": settings.confidence,
@@ -148,80 +111,13 @@ def audit_key(directory: Path, settings: Audit) -> str:
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    files = [*sorted(_CODE.glob("*.py")), Path(__file__), Path(__file__).with_name("shadows.py")]
+    files = [
+        *sorted(_CODE.glob("*.py")),
+        Path(__file__),
+        Path(__file__).with_name("shadows.py"),
+        Path(__file__).with_name("target.py"),
+    ]
     return "".join(sha256(path) for path in files)
-
-
-def _target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
-    again = "run the experiment stage again"
-    try:
-        cell = Cell.model_validate_json((directory / "cell.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise DataError("is missing or no cell", fix=again, file=directory / "cell.json") from None
-    contents = _finished_ledger(cell, directory, again)
-    _check_inputs(cell, directory, again)
-    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
-    try:
-        adapted = PeftModel.from_pretrained(load_base(base, device), str(directory / "adapter")).eval()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"does not fit {base.source} ({reason})", fix=again, file=directory / "adapter") from None
-    _check_adapter(adapted, directory, again)
-    texts: dict[int, str] = {}
-    for name in ("train", "attack"):
-        originals = read_records(SPLITS / f"{name}.parquet")
-        texts |= dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True))
-    return Target(
-        cell=cell,
-        settings=settings,
-        alarm_confidence=alarm_confidence,
-        contents=contents,
-        adapted=adapted,
-        public=load_base(base, device).eval(),
-        tokenizer=load_tokenizer(base),
-        secrets=read_secrets(SECRETS),
-        texts=texts,
-    )
-
-
-def _check_adapter(adapted: Any, directory: Path, fix: str) -> None:
-    """The file must fill this very model (PEFT only warns), and be what the run wrote."""
-    file = directory / "adapter" / "adapter_model.safetensors"
-    with safe_open(file, framework="pt") as stored:
-        names = set(stored.keys())
-    if names != set(get_peft_model_state_dict(adapted)):
-        raise DataError("its weights are those of another model", fix=fix, file=file)
-    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
-    if adapter_digest(directory) != result.get("adapter_sha256"):
-        raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
-
-
-def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
-    """The ledger is what an audit checks: without it there is nothing to compare with."""
-    path = directory / "ledger.jsonl"
-    if not path.exists():
-        raise DataError("is missing: an adapter without its ledger has no epsilon to check", fix=fix, file=path)
-    try:
-        contents = read_ledger(path)
-    except LedgerError as error:
-        raise DataError(f"is damaged ({error})", fix="restore it, or remove the run's folder", file=path) from None
-    if not contents.complete:
-        raise DataError("is not finished", fix=fix, file=path)
-    header = contents.header
-    if (header.mechanism, header.delta) != (cell.mechanism, cell.delta):
-        raise DataError("is the ledger of another cell", fix=fix, file=path)
-    return contents
-
-
-def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
-    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
-        if not path.exists() or sha256(path) != manifest[key]:
-            raise DataError("is not what was planted", fix="run the canaries stage again", file=path)
-    now = digests(cell.model, cell.options)
-    for key, what in (("data", "other data"), ("model", "another base model")):
-        if now[key] != cell.inputs[key]:
-            raise DataError(f"was trained with {what} than lies here now", fix=fix, file=directory)
 
 
 def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
