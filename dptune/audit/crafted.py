@@ -23,7 +23,7 @@ from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Released, R
 from dptune.privacy.entropy import Entropy, poisson_sample
 
 _HUGE = 1e6
-_PLAIN = 1.0  # where nothing clips, a huge gradient would only end the training
+_PLAIN = 10.0  # where nothing clips: above what samples put into one coordinate, and no end of the training
 
 
 @dataclass
