@@ -194,7 +194,7 @@ def test_a_crash_anywhere_is_mended_by_running_again(
 def test_crashes_in_a_row_never_release_more_than_the_plan(
     pipeline: Path, noisy: list[int], opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = static({"training": {"epochs": 0.85}})
+    cell = static({"training": {"epochs": 0.8}})
     steps = 9
     for place in ((Mechanism, "privatise", 2), (loop, "_apply", 1), (loop, "save_checkpoint", 1)):
         with monkeypatch.context() as patch:
