@@ -5,7 +5,6 @@ python -m flows.audit        # what the DVC stage runs
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
-from dptune.errors import DataError
 from dptune.files import private_directory
 from flows.experiment import available_devices
 from tasks.audit import audit_cell, audit_file, audit_key
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
-from tasks.report import report
+from tasks.report import listed_cells, report
 from tasks.results import publish_audit
 from tasks.settings import Audit, load_settings
 from tasks.stage import run_stage
@@ -49,7 +47,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     private_directory(AUDITS)
     configured = attack.with_options(result_storage=AUDITS.resolve())
     problems: list[str] = []
-    cells = _cells()
+    cells = [RUNS / name for name in listed_cells(EXPERIMENT)]
     for number, directory in enumerate(cells, start=1):
         again = configured.with_options(refresh_cache=not audit_file(directory).exists())
         state = again(directory, settings.audit, device, len(cells), return_state=True)
@@ -68,14 +66,6 @@ def _show() -> None:
         report()
     except Exception as error:
         get_run_logger().warning("the report could not be written: %s", error)
-
-
-def _cells() -> list[Path]:
-    try:
-        return [RUNS / name for name in json.loads(EXPERIMENT.read_text(encoding="utf-8"))["cells"]]
-    except (OSError, ValueError, KeyError):
-        problem = "is missing or no experiment file"
-        raise DataError(problem, fix="run the experiment stage again", file=EXPERIMENT) from None
 
 
 def main() -> None:

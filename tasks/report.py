@@ -39,6 +39,7 @@ _PICTURES = {
 }
 _AUDIT_PICTURES = {"audit.png": draw_ledger_versus_audit, "roc.png": draw_rocs}
 _MOST_CONTROLLERS = 24
+_AGAIN = "run the experiment stage again"
 
 
 def report() -> None:
@@ -53,27 +54,33 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
 
     Raises: DataError if the file or a cell's result is missing.
     """
-    fix = "run the experiment stage again"
-    try:
-        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
-        raise DataError("is missing or no experiment file", fix=fix, file=experiment) from None
-    if not names:
-        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
     results = []
-    for name in names:
+    for name in listed_cells(experiment):
         path = runs / name / "result.json"
         try:
             results.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            raise DataError("is missing or unreadable", fix=fix, file=path) from None
+            raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
     return results
+
+
+def listed_cells(experiment: Path) -> list[str]:
+    """The folder names of the cells that an experiment file lists.
+
+    Raises: DataError if the file is missing, or lists none.
+    """
+    try:
+        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
+    if not names:
+        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
+    return list(names)
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
     """The audits of the cells that an experiment file lists, as many as were made."""
-    names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
-    files = [audits / name / "audit.json" for name in names]
+    files = [audits / name / "audit.json" for name in listed_cells(experiment)]
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
