@@ -14,6 +14,8 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Threads that wait sleep instead of spinning: several processes share the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
+# Two processes of one thread each: tensors of tests are too small to share.
+TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup repro test test-slow check format ui paper clean
@@ -37,10 +39,10 @@ repro: $(SETUP)
 	@$(ACTIVATE) dvc repro
 
 test: $(SETUP)
-	@$(ACTIVATE) python -m pytest -m "not slow and not gpu"
+	@$(ACTIVATE) $(TEST) -m "not slow and not gpu"
 
 test-slow: $(SETUP)
-	@$(ACTIVATE) python -m pytest
+	@$(ACTIVATE) $(TEST)
 
 check: $(SETUP)
 	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports

@@ -21,6 +21,13 @@ settings.register_profile("dptune", deadline=None, max_examples=40, database=Non
 settings.load_profile("dptune")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay together, for they share what is slow to build; flows do, for their servers are heavy."""
+    for item in items:
+        group = "flows" if item.path.parent.name == "flows" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
     """Stages set it; other tests must not notice."""
