@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import expit, log_ndtr, ndtr, ndtri
-from scipy.stats import beta, binom
+from scipy.special import betaincinv, expit, log_ndtr, ndtr, ndtri
+from scipy.stats import binom
 
 from dptune.errors import ConfigError
 
@@ -21,16 +21,16 @@ _MOST_EPSILON = 1000.0
 _MOST_MU = 100.0
 
 
-def rate_at_most(events: int, trials: int, confidence: float) -> float:
-    """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials``."""
+def rate_at_most(events: float, trials: int, confidence: float) -> float:
+    """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials`` (or an expected number)."""
     _check_confidence(confidence)
     if not 0 <= events <= trials or trials == 0:
         raise ConfigError("events", f"{events} of {trials} is no share", fix="count 0 or more of at least one trial")
-    return 1.0 if events == trials else float(beta.ppf(confidence, events + 1, trials - events))
+    return 1.0 if events == trials else float(betaincinv(events + 1, trials - events, confidence))
 
 
 def epsilon_from_errors(
-    false_negatives: int, members: int, false_positives: int, others: int, delta: float, confidence: float
+    false_negatives: float, members: int, false_positives: float, others: int, delta: float, confidence: float
 ) -> float:
     """Lower bound on epsilon at ``delta`` from one attack's errors over independent runs.
 
@@ -44,7 +44,9 @@ def epsilon_from_errors(
     return max([0.0, *(math.log(ratio) for ratio in ratios if ratio > 0)])
 
 
-def mu_from_errors(false_negatives: int, members: int, false_positives: int, others: int, confidence: float) -> float:
+def mu_from_errors(
+    false_negatives: float, members: int, false_positives: float, others: int, confidence: float
+) -> float:
     """Lower bound on mu of Gaussian DP from one attack's errors over independent runs.
 
     A mu-GDP mechanism obeys Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu (Dong, Roth and Su 2022).
@@ -146,7 +148,7 @@ def _largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
 
 
 def _error_rates(
-    false_negatives: int, members: int, false_positives: int, others: int, confidence: float
+    false_negatives: float, members: int, false_positives: float, others: int, confidence: float
 ) -> tuple[float, float]:
     each = 1 - (1 - confidence) / 2
     return rate_at_most(false_negatives, members, each), rate_at_most(false_positives, others, each)

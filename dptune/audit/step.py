@@ -8,6 +8,7 @@ attack reads a mechanism's releases only, not its inside: noises need not be Gau
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ PAIR_SIZE = 2
 _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
+_TAIL = 0.9
 _FEWEST_TRIALS = 500
 
 
@@ -103,11 +105,11 @@ class _Batch:
 
     multiples: torch.Tensor
     direction: list[torch.Tensor]
+    lengths: torch.Tensor
     unit_losses: torch.Tensor
 
     def norms(self) -> torch.Tensor:
-        lengths = torch.stack([part.norm() for part in self.direction])
-        return self.multiples.abs()[:, None] * lengths
+        return self.multiples.abs()[:, None] * self.lengths
 
     def losses(self) -> torch.Tensor:
         return self.unit_losses
@@ -150,9 +152,9 @@ def audit_step(
     total = 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)
     with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
         stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
-        looks = [_attack(stage, scene, _SCENE_TRIALS, confidence) for scene in scenes]
+        looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
         scene = max(looks, key=lambda attack: attack.promise).scene
-        best = _attack(stage, scene, pilot, confidence)
+        best = _attack(stage, scene, pilot, counted, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
     return StepAudit(
         best.scene.name,
@@ -172,6 +174,8 @@ class _Stage:
 
     mechanism: Mechanism
     direction: list[torch.Tensor]
+    lengths: torch.Tensor
+    zeros: list[torch.Tensor]
     steps: int
     sample_rate: float
     delta: float
@@ -186,7 +190,9 @@ class _Stage:
         sizes = (PAIR_SIZE,) * mechanism.pairs
         started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, steps + 1, None, delta))
         direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
-        stage = cls(started, direction, steps, sample_rate, delta, entropy, meter)
+        lengths = torch.stack([part.norm() for part in direction])
+        zeros = [torch.zeros_like(part) for part in direction]
+        stage = cls(started, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter)
         # One step on nothing, so that controllers know what they look at (the public loss, say) from then on.
         released = stage.release(started, started.knobs(), Scene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
@@ -203,10 +209,11 @@ class _Stage:
         sample = [(scene.sample, scene.loss)] if with_sample else []
         parts = [rows, sample] if scene.apart else [rows + sample]
         columns = [torch.tensor(part, dtype=torch.float64).T for part in parts if part]
-        batch: list[Gradients] = [_Batch(multiples, self.direction, losses) for multiples, losses in columns]
-        zeros = [torch.zeros_like(part) for part in self.direction]
+        batch: list[Gradients] = [
+            _Batch(multiples, self.direction, self.lengths, losses) for multiples, losses in columns
+        ]
         self.meter.update(self.meter.done + 1)
-        return mechanism.privatise(batch, zeros, knobs, 1.0, self.entropy)
+        return mechanism.privatise(batch, self.zeros, knobs, 1.0, self.entropy)
 
 
 def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.float64]:
@@ -252,13 +259,14 @@ class _Attack:
     promise: float
 
 
-def _attack(stage: _Stage, scene: Scene, pilot: int, confidence: float) -> _Attack:
+def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
     """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
     fits = [_Fit.of(inside[:half], outside[:half], one_variance=same) for same in (True, False)]
     rest = inside[half:], outside[half:]
-    return max((_choose(stage, scene, fit, rest, confidence) for fit in fits), key=lambda attack: attack.promise)
+    attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
+    return max(attacks, key=lambda attack: attack.promise)
 
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
@@ -276,25 +284,46 @@ def _choose(
     scene: Scene,
     fit: _Fit,
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
+    counted: int,
     confidence: float,
 ) -> _Attack:
-    """The score's best thresholds, by trials composed of the pilot's steps.
-
-    Best by the bound that the pilot alone would give: a rate from few trials is then not believed too soon.
-    """
-    generator = np.random.default_rng(stage.entropy.words(4))
-    shape = (len(steps[0]), stage.steps)
-    ratios = [generator.choice(fit.log_ratio(values), shape) for values in steps]
-    taken = np.where(generator.random(shape) < stage.sample_rate, ratios[0], generator.choice(ratios[1].ravel(), shape))
-    inside, outside = (_subsampled(values, stage.sample_rate).sum(axis=1) for values in (taken, ratios[1]))
+    """The score's best thresholds: those whose bounds would be highest if ``counted`` trials err like the pilot's."""
+    inside, outside = _composed(stage, *(fit.log_ratio(values) for values in steps))
     promises = []
     for cut in np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201))):
-        counts = _errors(inside, outside, float(cut))
+        missed, alarms = counted * _share_above(-inside, -cut), counted * _share_above(outside, cut)
+        expected = missed, counted, alarms, counted
         promises.append(
-            (mu_from_errors(*counts, confidence), epsilon_from_errors(*counts, stage.delta, confidence), float(cut))
+            (mu_from_errors(*expected, confidence), epsilon_from_errors(*expected, stage.delta, confidence), float(cut))
         )
     for_mu, for_epsilon = max(promises), max(promises, key=lambda promise: promise[1])
     return _Attack(scene, fit, for_mu[2], for_epsilon[2], promise=for_mu[0])
+
+
+def _composed(
+    stage: _Stage, inside: NDArray[np.float64], outside: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores of whole runs, in and out, put together from the pilot's single steps, each used as often as any other."""
+    generator = np.random.default_rng(stage.entropy.words(4))
+
+    def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.stack([generator.permutation(values) for _ in range(stage.steps)], axis=1)
+
+    drawn = generator.random((len(inside), stage.steps)) < stage.sample_rate
+    members, others = np.where(drawn, columns(inside), columns(outside)), columns(outside)
+    return _subsampled(members, stage.sample_rate).sum(axis=1), _subsampled(others, stage.sample_rate).sum(axis=1)
+
+
+def _share_above(values: NDArray[np.float64], cut: float) -> float:
+    """The share of scores to expect above a cut; where few were seen, as if their tail were exponential.
+
+    The pilot sees too few of the rarest scores, and these decide a bound on epsilon.
+    """
+    start = float(np.quantile(values, _TAIL))
+    if cut <= start:
+        return float((values > cut).mean())
+    excess = float((values[values > start] - start).mean()) if (values > start).any() else 0.0
+    return (1 - _TAIL) * math.exp(-(cut - start) / excess) if excess > 0 else 0.0
 
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:

@@ -97,6 +97,7 @@ def test_sound_mechanisms_are_rarely_accused(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["static", "rldp"])
 def test_of_200_audits_few_accuse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Allowed: what a chance of 0.05 gives in 200 audits with chance 1e-6 or more."""
