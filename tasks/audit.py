@@ -179,9 +179,10 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     included = np.array([bool(one.included) for one in canaries])
     passages = target.passages(canaries)
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
-    scores["calibrated"] = scores["likelihood"] + _losses(target, target.public, passages)
+    public = _losses(target, target.public, passages)
+    scores["calibrated"] = scores["likelihood"] + public
     if settings.shadows:
-        scores["shadows"] = shadow_scores(target.cell, passages, scores["calibrated"], settings, device)
+        scores["shadows"] = shadow_scores(target, passages, scores["calibrated"], public, device)
     best = "shadows" if settings.shadows else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}

@@ -23,6 +23,7 @@ from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_
 from dptune.training.per_sample import lora_pairs
 from tasks.cells import Cell, digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
+from tasks.settings import Training
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +58,11 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer = load_tokenizer(base)
     records = read_records(TRAIN)
-    training = cell.training
     model = attach_lora(load_base(base, device), Lora(**cell.lora.model_dump()), cell.seed)
     units, expected_batch_size = _units(cell, records)
-    sample_rate, steps = sampling(len(units), expected_batch_size, training.epochs)
+    plan = plan_of(cell.training, len(units), expected_batch_size)
     pairs = tuple(pair.name for pair in lora_pairs(model))
-    schedule = Schedule(sample_rate, steps, cell.delta)
+    schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
     ready = _calibrated(cell, len(pairs), schedule)
     mechanism = ready.mechanism
     header = RunHeader(
@@ -90,16 +90,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         cell=cell,
         model=model,
         mechanism=mechanism,
-        plan=Plan(
-            sample_rate=sample_rate,
-            expected_batch_size=expected_batch_size,
-            steps=steps,
-            learning_rate=training.learning_rate,
-            warmup_steps=training.warmup_steps,
-            physical_batch_size=training.physical_batch_size,
-            checkpoint_every=training.checkpoint_every,
-            autocast=training.autocast,
-        ),
+        plan=plan,
         header=header,
         units=units,
         train=_tokens(cell, records, tokenizer),
@@ -107,6 +98,21 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         validation=_tokens(cell, read_records(PUBLIC_VALIDATION), tokenizer),
         about=dict(records.about),
         pairs=pairs,
+    )
+
+
+def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
+    """The public schedule of a run on ``units`` privacy units."""
+    sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
+    return Plan(
+        sample_rate=sample_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        learning_rate=training.learning_rate,
+        warmup_steps=training.warmup_steps,
+        physical_batch_size=training.physical_batch_size,
+        checkpoint_every=training.checkpoint_every,
+        autocast=training.autocast,
     )
 
 
