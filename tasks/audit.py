@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import dptune
 from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.exposure import chance, exposures
-from dptune.audit.extraction import PROMPT, compare, sample_endings
+from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
@@ -145,6 +145,9 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
             "chance": chance(settings.candidates),
             "possible": float(np.log2(settings.candidates + 1)),
         }
+        records = {secret: text for text, secret in seen}
+        found = (recites(target.adapted, target.tokenizer, text, secret) for secret, text in records.items())
+        results["extraction"]["recited"] = sum(found)
     if secrets.audit:
         results |= _coin_attacks(target, device)
     return results

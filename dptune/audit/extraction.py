@@ -82,6 +82,25 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
     return [text.split(".")[0].strip() for text in texts]
 
 
+@torch.no_grad()
+def recites(model: Any, tokenizer: Any, text: str, secret: str) -> bool:
+    """Whether the model's likeliest continuation of the secret's own record is the secret.
+
+    Greedy decoding with the true prefix known: the usual test for memorised text (Carlini et al. 2023), stronger
+    than samples from other contexts. ``text`` and ``secret`` are private.
+    """
+    device = next(model.parameters()).device
+    ids = torch.tensor([tokenizer(text + PROMPT, add_special_tokens=False)["input_ids"]], device=device)
+    continued = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=_NEW_TOKENS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return str(tokenizer.decode(continued[0, ids.shape[1] :], skip_special_tokens=True)).startswith(secret)
+
+
 def compare(samples: Sequence[str], secrets: Sequence[str], seed: int = 0) -> Extraction:
     """Filter the samples as published and compare every one with every secret.
 

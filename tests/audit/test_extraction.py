@@ -12,7 +12,7 @@ from audit_models import RECORD, SECRET, gpt2, memorised, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.audit.extraction import GRAMS, PROMPT, compare, jaccard, sample_endings
+from dptune.audit.extraction import GRAMS, PROMPT, compare, jaccard, recites, sample_endings
 from dptune.corpus.canaries import ALPHABET, suffix
 from dptune.errors import ConfigError
 
@@ -164,6 +164,12 @@ def test_a_memorised_secret_is_given_away() -> None:
     samples = sampled(20, rows=20, model=memorised(), prompt=RECORD + PROMPT)
     assert compare(samples, [SECRET, "A" * 10]).verbatim == 1
     assert compare(sampled(20, rows=20), [SECRET]).verbatim == 0
+
+
+def test_a_memorised_secret_is_recited_and_no_other() -> None:
+    assert recites(memorised(), tokenizer(), RECORD, SECRET)
+    assert not recites(memorised(), tokenizer(), RECORD, "A" * 10)
+    assert not recites(gpt2(), tokenizer(), RECORD, SECRET)
 
 
 @pytest.mark.parametrize("count", [0, -1])

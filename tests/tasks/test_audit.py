@@ -55,6 +55,7 @@ def test_every_attack_is_made_and_named_with_its_chance(finished: Path) -> None:
     assert audit["one_run"]["canaries"] == 20
     assert audit["one_run"]["epsilon_audited"] <= audit["one_run"]["most"] < 2
     assert audit["extraction"]["generated"] == 40
+    assert audit["extraction"]["recited"] == audit["extraction"]["verbatim"] == 0
     assert {f"jaccard_{n}_chance" for n in (1, 2, 3, 4)} <= set(audit["extraction"])
     assert 0 <= audit["exposure"]["mean"] <= audit["exposure"]["most"] <= audit["exposure"]["possible"] == 3
     assert audit["canaries"]["calibrated"]["members"] + audit["canaries"]["calibrated"]["non_members"] == 20
