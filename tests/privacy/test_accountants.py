@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 
@@ -192,6 +193,14 @@ def test_run_leak_is_carried_into_the_certified_epsilon() -> None:
     priced = epsilons(steps(0.01, 1.0, 10), DELTA, run_leaks=("fixed seed",))
     assert priced.certified == math.inf
     assert priced.leaks == ("fixed seed",)
+
+
+def test_orders_that_do_not_converge_are_no_users_concern(caplog: pytest.LogCaptureFixture) -> None:
+    """Orders near 1 do not, at so little noise; other warnings of the library are still heard."""
+    assert math.isfinite(rdp_epsilon(steps(0.013987, 0.404865, 72), DELTA))
+    assert not caplog.records
+    logging.getLogger("absl").warning("something else")
+    assert len(caplog.records) == 1
 
 
 def test_adaptive_noise_needs_a_filter() -> None:
