@@ -195,13 +195,12 @@ def publish_audit(directory: Path, audit: Path) -> None:
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
     """The figures of an audit that runs are compared by, under flat names."""
     metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
-    for part in ("one_run", "crafted", "step", "extraction", "exposure"):
-        numbers = {key: value for key, value in audit.get(part, {}).items() if isinstance(value, int | float)}
-        metrics |= {f"audit_{part}_{key}": float(value) for key, value in numbers.items()}
-    for part in ("canaries", "membership"):
-        for score, figures in audit.get(part, {}).items():
-            numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
-            metrics |= {f"audit_{part}_{score}_{key}": float(value) for key, value in numbers.items()}
+    parts = {name: audit.get(name, {}) for name in ("one_run", "crafted", "step", "extraction", "exposure")}
+    for name in ("canaries", "membership"):
+        parts |= {f"{name}_{score}": figures for score, figures in audit.get(name, {}).items()}
+    for name, figures in parts.items():
+        numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
+        metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
     return metrics
 
 

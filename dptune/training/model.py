@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from dptune.errors import ConfigError
 
@@ -61,6 +63,8 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
 
     Raises: ConfigError if the checkpoint cannot be had; the message says why.
     """
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             base.source,
