@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.likelihood import cached
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.errors import ConfigError
 
 #: What precedes every planted secret.
@@ -90,12 +90,13 @@ def recites(model: Any, tokenizer: Any, text: str, secret: str) -> bool:
     than samples from other contexts. ``text`` and ``secret`` are private.
     """
     device = next(model.parameters()).device
-    ids = torch.tensor([tokenizer(text + PROMPT, add_special_tokens=False)["input_ids"]], device=device)
+    before, whole = tokenizer([text + PROMPT, text + suffix(secret)], add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([before], device=device)
     continued = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        max_new_tokens=_NEW_TOKENS,
+        max_new_tokens=max(1, len(whole) - len(before)),
         pad_token_id=tokenizer.pad_token_id,
     )
     return str(tokenizer.decode(continued[0, ids.shape[1] :], skip_special_tokens=True)).startswith(secret)

@@ -289,8 +289,10 @@ def _choose(
 ) -> _Attack:
     """The score's best thresholds: those whose bounds would be highest if ``counted`` trials err like the pilot's."""
     inside, outside = _composed(stage, *(fit.log_ratio(values) for values in steps))
+    scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
+    cuts = (scores[1:] + scores[:-1]) / 2 if len(scores) > 1 else scores  # between scores, so that none ties with one
     promises = []
-    for cut in np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201))):
+    for cut in cuts:
         missed, alarms = counted * _share_above(-inside, -cut), counted * _share_above(outside, cut)
         expected = missed, counted, alarms, counted
         promises.append(
@@ -357,8 +359,9 @@ def _subsampled(ratios: NDArray[np.float64], sample_rate: float) -> NDArray[np.f
 
 
 def _errors(inside: NDArray[np.float64], outside: NDArray[np.float64], cut: float) -> tuple[int, int, int, int]:
-    """(missed, members, false alarms, others) when every score above ``cut`` is called "in"."""
-    return int((inside <= cut).sum()), len(inside), int((outside > cut).sum()), len(outside)
+    """(missed, members, false alarms, others) when every score above ``cut`` is called "in", and nothing else is."""
+    # Not "inside <= cut": a score that is no number must be called the same in both worlds.
+    return int((~(inside > cut)).sum()), len(inside), int((outside > cut).sum()), len(outside)
 
 
 def _check(trials: int, confidence: float, delta: float, steps: int, sample_rate: float) -> None:

@@ -26,7 +26,8 @@ from dptune.errors import ConfigError
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
-# An order whose series does not converge is left out, which only costs tightness: nothing that a user could mend.
+# An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
+# dp-accounting warns each time, hundreds of times a run, and a user can do nothing about it.
 logging.getLogger("absl").addFilter(lambda record: "_compute_log_a_frac failed" not in str(record.msg))
 
 #: Grid of privacy losses. Half of it changes no epsilon of the reference values by more than 2e-4.

@@ -132,6 +132,25 @@ def test_published_rldp_is_caught(pairs: int) -> None:
     assert found.mu_audited <= math.sqrt(pairs) / 4
 
 
+def test_a_step_without_noise_is_seen_through() -> None:
+    """All scores of a world are the same one, so that a threshold at a score would call all of them wrong."""
+    found = audit(mechanism("nonprivate", 2), trials=500)
+    assert found.mu_audited > 4
+    assert found.epsilon_audited > 4
+
+
+def test_releases_that_are_no_numbers_accuse_nobody() -> None:
+    """In both worlds alike: a score that is no number tells nothing."""
+
+    class Overflows(Mechanism):
+        def privatise(self, *arguments: Any) -> Released:
+            released = super().privatise(*arguments)
+            return replace(released, blocks=[block * math.inf for block in released.blocks])
+
+    found = audit(as_broken(Overflows), trials=500, scenes=ALONE)
+    assert found.mu_audited == found.epsilon_audited == 0
+
+
 def test_autoclips_leak_is_caught() -> None:
     """Its radius follows the batch, and so does its noise: an empty batch shows that it is empty."""
     found = audit(mechanism("autoclip_published", 4), trials=3000)
