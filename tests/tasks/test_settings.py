@@ -243,3 +243,10 @@ def test_an_empty_profile_changes_no_value(here: Path) -> None:
 def test_a_missing_profile_is_named(here: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         apply_profile(Path("nowhere.yaml"))
+
+
+@pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_ready_made_study_is_valid(profile: Path) -> None:
+    chosen = load_settings(ROOT / "params.yaml", yaml.safe_load(profile.read_text())).experiment
+    assert chosen.mechanisms
+    assert chosen.epsilons
