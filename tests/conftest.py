@@ -17,8 +17,10 @@ from dptune.privacy.ledger import Ledger
 sys.path[:0] = [str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms")]
 
 # Two cores under load: a deadline would only measure the neighbours.
-settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True)
-settings.load_profile("dptune")
+# The same examples in every run, so that what fails fails again; HYPOTHESIS_PROFILE=explore looks at many new ones.
+settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True, derandomize=True)
+settings.register_profile("explore", settings.get_profile("dptune"), max_examples=400, derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dptune"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
