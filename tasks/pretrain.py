@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dptune.corpus.codes import with_codes
 from dptune.corpus.narratives import write_narratives
 from dptune.corpus.records import read_records
 from dptune.corpus.sources import acquire_synthetic
@@ -27,7 +28,8 @@ def pretrain_public_model() -> None:
         texts = _public_narratives(work / "train", settings.encounters, settings.data_seed)
         validation = _public_narratives(work / "validation", settings.validation_encounters, settings.data_seed + 1)
         shape = {field.name: getattr(settings, field.name) for field in fields(Pretraining)}
-        figures = pretrain(_texts(texts), _texts(validation), Pretraining(**shape), work / "model")
+        told = with_codes(_texts(texts), settings.codes, settings.data_seed)
+        figures = pretrain(told, _texts(validation), Pretraining(**shape), work / "model")
         write_json(work / "model" / "pretraining.json", {"data": "SYNTHETIC public narratives", **figures})
         shutil.copy(validation, work / "public_validation.parquet")
         shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)

@@ -70,6 +70,7 @@ class Pretrain(_Section):
     encounters: Annotated[int, Field(ge=50)]
     validation_encounters: Annotated[int, Field(ge=10)]
     data_seed: int
+    codes: Annotated[float, Field(ge=0, le=1)]
     vocabulary: Annotated[int, Field(ge=300)]
     layers: Count
     width: Count
