@@ -16,10 +16,10 @@ from rich.table import Table
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
-from dptune.mechanisms.planning import Schedule, calibrated, price
-from dptune.mechanisms.registry import MECHANISMS, build, describe_options, takes_noise
+from dptune.mechanisms.planning import Schedule, calibrated, planned, price
+from dptune.mechanisms.registry import MECHANISMS, build, describe_options, lacks_noise, takes_noise
 from dptune.mechanisms.rldp_published import RldpPublished
-from dptune.privacy.accountants import Epsilons, repriced_epsilon
+from dptune.privacy.accountants import Epsilons, mixture_figures, repriced_epsilon
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import LedgerContents, read_ledger
@@ -62,7 +62,7 @@ def account(
     _check_name(mechanism)
     built = build(mechanism, _parse(options))
     schedule = Schedule(sample_rate, steps, delta)
-    _show(_run(built, schedule) | _prices(price(built, schedule)) | _repriced(built, schedule), as_json)
+    _show(_run(built, schedule) | _prices(price(built, schedule)) | _diagnostics(built, schedule), as_json)
 
 
 @app.command()
@@ -84,7 +84,7 @@ def calibrate(
     sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
     chosen = _parse(options)
     _check_name(mechanism)
-    if not takes_noise(mechanism, {}):
+    if not takes_noise(mechanism, chosen):
         raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
     if "noise_multiplier" in chosen:
         raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
@@ -93,7 +93,7 @@ def calibrate(
         lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
     )
     prices = price(found.mechanism, schedule, found.renyi_filter)
-    _show(_run(found.mechanism, schedule) | _prices(prices) | _repriced(found.mechanism, schedule), as_json)
+    _show(_run(found.mechanism, schedule) | _prices(prices) | _diagnostics(found.mechanism, schedule), as_json)
 
 
 @app.command()
@@ -119,7 +119,7 @@ def audit(
 
     _check_name(mechanism)
     chosen = _parse(options)
-    noise = {"noise_multiplier": 1.0} if takes_noise(mechanism, {}) else {}
+    noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
     built = build(mechanism, noise | chosen)
     torch.set_num_threads(1)  # vectors here are short
     found = audit_step(
@@ -159,6 +159,7 @@ def verify(
         "delta": header.delta,
         **_prices(contents.epsilons),
         **_repriced_ledger(contents),
+        **mixture_figures(contents.composition, header.delta),
         "accounting": header.accounting,
         "budget_epsilon": header.epsilon,
         "complete": contents.complete,
@@ -246,6 +247,11 @@ def _run(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:
         "steps": schedule.steps,
         "delta": schedule.delta,
     }
+
+
+def _diagnostics(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:
+    """Figures that belong to one family of mechanisms, none of them a guarantee."""
+    return _repriced(mechanism, schedule) | mixture_figures(planned(mechanism, schedule), schedule.delta)
 
 
 def _repriced(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:

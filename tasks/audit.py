@@ -30,8 +30,9 @@ from dptune.corpus.records import Records, read_records
 from dptune.files import sha256, write_json
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, price
-from dptune.mechanisms.registry import build, takes_noise
+from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
 from tasks.finetune import read_crafted
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.results import jsonable, named
@@ -280,7 +281,7 @@ def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
 def _step(target: Target) -> dict[str, Any]:
     """One private step of the cell's mechanism, with its own noise, on the attacker's bench."""
     first = min(target.contents.composition, key=lambda release: release.noise_multiplier)
-    options = {**target.cell.options, "pairs": _pairs(target)}
+    options = of_model(target.cell.mechanism, target.cell.options, *_size(target))
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = first.noise_multiplier
     options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
@@ -307,10 +308,12 @@ def _step(target: Target) -> dict[str, Any]:
 
 
 def _certified_mu(mechanism: Mechanism) -> float:
-    """A certain Gaussian step is exactly Gaussian DP, which tells far more than its epsilon at one delta."""
+    """A certain step is Gaussian DP (a Gaussian one exactly), which tells far more than its epsilon at one delta."""
     release = mechanism.release(mechanism.knobs(), 1.0)
-    return math.inf if release.leaks or release.noise != "gaussian" else 1 / release.effective_noise_multiplier
+    return math.inf if release.leaks else 1 / gaussian_dp_multiplier(release)
 
 
-def _pairs(target: Target) -> int:
-    return sum("lora_A" in name for name, _ in target.adapted.named_parameters())
+def _size(target: Target) -> tuple[int, int]:
+    """Pairs of the adapter, and their parameters."""
+    sizes = {name: parameter.numel() for name, parameter in target.adapted.named_parameters() if "lora_" in name}
+    return sum("lora_A" in name for name in sizes), sum(sizes.values())

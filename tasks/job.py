@@ -13,7 +13,7 @@ from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
-from dptune.mechanisms.registry import build, takes_noise
+from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import RunHeader
@@ -61,9 +61,12 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
     model = attach_lora(load_base(base, device), Lora(**cell.lora.model_dump()), cell.seed)
     units, expected_batch_size = _units(cell, records)
     plan = plan_of(cell.training, len(units), expected_batch_size)
-    pairs = tuple(pair.name for pair in lora_pairs(model))
+    adapters = lora_pairs(model)
+    pairs = tuple(pair.name for pair in adapters)
+    dimension = sum(parameter.numel() for pair in adapters for parameter in pair.parameters)
     schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
-    ready = _calibrated(cell, len(pairs), schedule)
+    options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
+    ready = _calibrated(cell, options, schedule)
     mechanism = ready.mechanism
     header = RunHeader(
         mechanism=cell.mechanism,
@@ -120,7 +123,7 @@ def _units(cell: Cell, records: Records) -> tuple[PrivacyUnits, float]:
     """Whose privacy, and how many of them a batch expects."""
     # An audit canary that its coin left out.
     absent = np.array([text == "" for text in records.text.to_pylist()])
-    noise = {"noise_multiplier": 1.0} if takes_noise(cell.mechanism, cell.options) else {}
+    noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
     local = build(cell.mechanism, noise | cell.options).local
     if local is not None:
         return PrivacyUnits.clients(local.clients, records.patient, absent), local.clients_per_round
@@ -137,8 +140,7 @@ def _tokens(cell: Cell, records: Records, tokenizer: Any) -> Tokens:
     return tokens
 
 
-def _calibrated(cell: Cell, pairs: int, schedule: Schedule) -> Calibrated:
-    options = {**cell.options, "pairs": pairs}
+def _calibrated(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
     if cell.epsilon is None or "noise_multiplier" in options or not takes_noise(cell.mechanism, options):
         return Calibrated(build(cell.mechanism, options))
     return calibrated(

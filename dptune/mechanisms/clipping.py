@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
@@ -77,6 +77,25 @@ class Flat(ByNorm):
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """Shrinks only what exceeds the radius."""
         return (radius / norms.clamp(min=1e-300)).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class L1(Flat):
+    """g * min(1, C / ||g||_1): for Laplace noise and few parameters, since ||g||_1 may be sqrt(d) times ||g||_2.
+
+    Guarantee: the sum moves by at most C in l1, and so in l2.
+
+    Attributes:
+        max_grad_norm: C, l1 radius of a unit's whole gradient.
+    """
+
+    norm: ClassVar[str] = "l1"
+
+    def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
+        """Sum of the scaled gradients, flat float64 per pair."""
+        norms = gradients.norms()
+        factors = self.factors(gradients.matrix().abs().sum(dim=1), knobs.radii[0]) * (1 - FLOAT64_MARGIN)
+        return gradients.weighted_sum(factors[:, None].expand_as(norms))
 
 
 @dataclass(frozen=True)

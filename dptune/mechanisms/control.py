@@ -42,6 +42,11 @@ class Constant:
         """None."""
         return None
 
+    @property
+    def releases_statistics(self) -> bool:
+        """Whether it has statistics of its own."""
+        return type(self).statistics is not Constant.statistics
+
     def check(self, initial: Knobs, pairs: int) -> None:
         """Any knobs will do."""
 

@@ -3,9 +3,10 @@
 Units. Gradients come in pairs (one LoRA A and B are one pair). A clipper turns the gradients of a batch into
 blocks (usually one a pair) and bounds what one unit of privacy adds to them; ``scales`` gives, per block, the
 noise for a noise multiplier of 1, and ``sensitivity`` the joint l2 sensitivity of the blocks divided by those
-scales. So the standard deviation on block j is ``noise_multiplier * scales[j]`` and the sound multiplier is
-``noise_multiplier / sensitivity``. A controller may ask for statistics of the batch: they are one more block of
-the same Gaussian release, and the noise on the gradients rises so that the release as a whole costs the same.
+scales. So the standard deviation of Gaussian noise on block j is ``noise_multiplier * scales[j]`` and the sound
+multiplier is ``noise_multiplier / sensitivity``. (A Laplace mixture's multiplier is that of the Gaussian with the same
+zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the noise on
+the gradients rises so that the release as a whole costs the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy
+from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Composition, Release
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Statistics:
     Attributes:
         names: what it tells, for the ledger.
         sensitivity: l2 bound of one unit's vector.
-        deviation: standard deviation of the noise on every entry.
+        deviation: noise on every entry, as noise multiplier times scale: the standard deviation, if it is Gaussian.
         sum_of: the exact sum over the units of a micro-batch, (size,) float64.
         empty: the sum over no unit.
     """
@@ -177,7 +179,7 @@ class Clipper(Protocol):
         ...
 
     def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
-        """Per block, the noise standard deviation at noise multiplier 1."""
+        """Per block, the noise at noise multiplier 1: the standard deviation, if it is Gaussian."""
         ...
 
     def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
@@ -206,6 +208,19 @@ class Noise(Protocol):
     @property
     def family(self) -> str:
         """One of ``dptune.privacy.release.NOISES``."""
+        ...
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """What only a published accountant reads."""
+        ...
+
+    def law(self, noise_multiplier: float) -> InverseScale | None:
+        """Of a Laplace mixture, the law of the inverse scale for a radius of 1."""
+        ...
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise for a radius of 1."""
         ...
 
     def add(
@@ -244,6 +259,11 @@ class Controller(Protocol):
     @property
     def inherited_unit(self) -> str | None:
         """The unit of privacy of those releases, which must be the run's; None if there are none."""
+        ...
+
+    @property
+    def releases_statistics(self) -> bool:
+        """Whether it may ever ask for statistics of the batch."""
         ...
 
     def check(self, initial: Knobs, pairs: int) -> None:
@@ -309,6 +329,9 @@ class Mechanism:
                 fix="clip, or add no noise",
             )
         self._refuse_statistics_without_noise()
+        if self.norm != "l2" and self.controller.releases_statistics:
+            problem = "releases statistics bounded in l2, beside gradients clipped in l1"
+            raise ConfigError(f"mechanisms.{self.name}.controller", problem, fix="use clipper: flat, or constant")
 
     @property
     def _initial(self) -> Knobs:
@@ -351,6 +374,11 @@ class Mechanism:
         """Whether any noise is added at all."""
         return self.noise.family != "none"
 
+    @property
+    def norm(self) -> str:
+        """In which the clipper bounds a unit: "l2", or "l1" if it says so."""
+        return str(getattr(self.clipper, "norm", "l2"))
+
     def knobs(self) -> Knobs:
         """The knobs of the next step, fixed before its batch is drawn."""
         return self.controller.knobs(self._initial)
@@ -375,6 +403,9 @@ class Mechanism:
             statistics=("gradient sum", *(statistics.names if statistics else ())),
             raw_inputs=self.controller.raw_inputs,
             adaptive=self.controller.adaptive,
+            norm=self.norm,
+            law=self.noise.law(knobs.noise_multiplier),
+            claims=self.noise.claims,
         )
 
     def scales(self, knobs: Knobs) -> tuple[float, ...]:
@@ -428,7 +459,7 @@ class Mechanism:
     ) -> Released:
         """Clip, sum over the micro-batches of one Poisson batch, add noise once.
 
-        Guarantee: with a sound clipper and controller, the result is one Poisson-subsampled Gaussian release
+        Guarantee: with a sound clipper and controller, the result is one Poisson-subsampled release
         with the parameters of ``release(knobs, q)``. An empty batch gives noise alone. Private: ``batches``.
 
         Args:
@@ -449,7 +480,7 @@ class Mechanism:
             blocks=noisy,
             statistics=statistics,
             knobs=knobs,
-            deviations=tuple(knobs.noise_multiplier * scale for scale in scales[: len(noisy)]),
+            deviations=tuple(self.noise.deviation(knobs.noise_multiplier) * scale for scale in scales[: len(noisy)]),
         )
 
     def _statistics(self, knobs: Knobs) -> Statistics | None:

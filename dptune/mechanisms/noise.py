@@ -30,6 +30,7 @@ class Gaussian:
 
     noise_multiplier: float
     family: str = field(default="gaussian", init=False)
+    claims: tuple[tuple[str, float], ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
@@ -38,6 +39,13 @@ class Gaussian:
                 f"{self.noise_multiplier} is not positive",
                 fix="calibrate it, or use nonprivate",
             )
+
+    def law(self, noise_multiplier: float) -> None:
+        """No Laplace mixture."""
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise for a clip radius of 1."""
+        return noise_multiplier
 
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
@@ -48,9 +56,7 @@ class Gaussian:
         noisy = []
         for total, scale, normal in zip(sums, scales, normals, strict=True):
             deviation = noise_multiplier * scale
-            value = total.double() + deviation * normal
-            step = deviation * _GRID
-            noisy.append(((value / step).round() * step).float())
+            noisy.append(rounded_sum(total, deviation * normal, deviation))
         return noisy
 
 
@@ -60,12 +66,26 @@ class NoNoise:
 
     noise_multiplier: float = field(default=0.0, init=False)
     family: str = field(default="none", init=False)
+    claims: tuple[tuple[str, float], ...] = field(default=(), init=False)
+
+    def law(self, noise_multiplier: float) -> None:
+        """No noise has no law."""
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Zero."""
+        return 0.0
 
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """The sums as they are, in float32."""
         return [total.float() for total in sums]
+
+
+def rounded_sum(total: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
+    """``total + noise`` in float64, rounded to the public grid of noise with that spread, as float32: see ``_GRID``."""
+    step = spread * _GRID
+    return (((total.double() + noise) / step).round() * step).float()
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:

@@ -11,9 +11,10 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.accountants import (
     COARSE_INTERVAL,
     FINEST_INTERVAL,
-    PUBLISHED_ACCOUNTANTS,
     Epsilons,
     epsilons,
+    published_epsilon,
+    smallest_epsilon,
 )
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
@@ -94,12 +95,17 @@ def calibrated(
         return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
 
     if accounting == "published":
-        published = PUBLISHED_ACCOUNTANTS[probe.published_accountant]
-        claim = calibrate(lambda noise: published(planned(build_with(noise), schedule), schedule.delta), epsilon)
-        return Calibrated(build_with(claim))
+
+        def claim_of(noise: float) -> float:
+            return published_epsilon(probe.published_accountant, planned(build_with(noise), schedule), schedule.delta)
+
+        return Calibrated(build_with(calibrate(claim_of, epsilon)))
 
     def epsilon_of(noise: float, interval: float = FINEST_INTERVAL) -> float:
-        return float(getattr(price(build_with(noise), schedule, interval=interval), accounting))
+        # Leaks were refused above, or are to be left out.
+        mechanism = build_with(noise)
+        releases = planned(mechanism, schedule) + mechanism.controller.inherited
+        return smallest_epsilon(releases, schedule.delta, interval=interval)
 
     found = calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, COARSE_INTERVAL))
     return Calibrated(build_with(found))

@@ -21,10 +21,11 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.adaclip import AdaClip
 from dptune.mechanisms.autoclip import RawQuantile
 from dptune.mechanisms.automatic import AutoS
-from dptune.mechanisms.clipping import Flat, Unclipped
+from dptune.mechanisms.clipping import L1, Flat, Unclipped
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.dc_sgd import DcSgd
 from dptune.mechanisms.geoclip import GeoClip
+from dptune.mechanisms.laplace_noise import Laplace, LmoDp, Plrvo
 from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian, NoNoise
@@ -37,6 +38,7 @@ from dptune.mechanisms.transformed import Transformed
 
 CLIPPERS: dict[str, type] = {
     "flat": Flat,
+    "l1": L1,
     "per_pair": PerPair,
     "local_updates": LocalUpdates,
     "auto_s": AutoS,
@@ -44,7 +46,13 @@ CLIPPERS: dict[str, type] = {
     "transformed": Transformed,
     "none": Unclipped,
 }
-NOISES: dict[str, type] = {"gaussian": Gaussian, "none": NoNoise}
+NOISES: dict[str, type] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "plrvo": Plrvo,
+    "lmo_dp": LmoDp,
+    "none": NoNoise,
+}
 CONTROLLERS: dict[str, type] = {
     "constant": Constant,
     "quantile": Quantile,
@@ -55,6 +63,8 @@ CONTROLLERS: dict[str, type] = {
     "rldp": Rldp,
     "rldp_published": RldpPublished,
 }
+#: Whose paper counts, by the noise; the others take the central limit theorem.
+_PUBLISHED: dict[type, str] = {Laplace: "pure", Plrvo: "plrvo", LmoDp: "lmo_dp"}
 _PARTS = {"clipper": CLIPPERS, "noise": NOISES, "controller": CONTROLLERS}
 _PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
 
@@ -71,7 +81,6 @@ class Registered:
         costs: what adapting costs of the privacy budget.
         verdict: sound or not, and why.
         options: defaults that differ from the parts' own.
-        published_accountant: how its paper counts.
     """
 
     parts: Mapping[str, str]
@@ -81,7 +90,6 @@ class Registered:
     costs: str
     verdict: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    published_accountant: str = "gdp_clt"
 
     @property
     def summary(self) -> str:
@@ -221,6 +229,31 @@ MECHANISMS: dict[str, Registered] = {
         costs="nothing (design A), or the share 'statistics_share' of the budget (design AB)",
         verdict="Sound",
     ),
+    "laplace": Registered(
+        parts={"clipper": "l1", "noise": "laplace", "controller": "constant"},
+        clips="the whole gradient to one radius in l1",
+        adds="Laplace noise, radius times multiplier: for few parameters, and then also at delta 0",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "plrvo": Registered(
+        parts={"clipper": "flat", "noise": "plrvo", "controller": "constant"},
+        clips="the whole gradient to one radius",
+        adds="Laplace noise with a random inverse scale, Gamma (PLRV-O, CCS 2025, whose own epsilon is no bound)",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
+    "lmo_dp": Registered(
+        parts={"clipper": "flat", "noise": "lmo_dp", "controller": "constant"},
+        clips="the whole gradient to one radius",
+        adds="Laplace noise with a random inverse scale, Gamma + exponential + uniform (LMO-DP, "
+        "arXiv 2405.18776, whose own epsilon is no bound)",
+        adapts="nothing",
+        costs="nothing",
+        verdict="Sound",
+    ),
 }
 
 
@@ -239,30 +272,42 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
             choices = ", ".join(sorted(known | {"pairs"}))
             raise ConfigError(option, f"mechanism {name!r} has no such option", fix=f"use one of {choices}")
     built = {part: _make(cls, options) for part, cls in parts.items()}
-    registered = _registered(name, entry)
     return Mechanism(
         name=name,
-        published_accountant=registered.published_accountant if registered else "gdp_clt",
+        published_accountant=_PUBLISHED.get(parts["noise"], "gdp_clt"),
         pairs=pairs,
         **built,
     )
 
 
+def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) -> dict[str, Any]:
+    """The entry with what a run's model tells: its LoRA pairs, and their parameters if an accountant counts them."""
+    known = {item.name for item in _tunable(_resolve(name, entry)[0]["noise"])}
+    return {**entry, "pairs": pairs, **({"dimension": dimension} if "dimension" in known else {})}
+
+
 def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether the entry's noise has a multiplier to calibrate."""
-    return "noise_multiplier" in _required(_resolve(name, entry)[0]["noise"])
+    """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it."""
+    noise = _resolve(name, entry)[0]["noise"]
+    return "noise_multiplier" in {item.name for item in _tunable(noise)} and "theta" not in entry
+
+
+def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether the entry cannot be built before its noise is calibrated."""
+    own_scale = _resolve(name, entry)[0]["noise"] is LmoDp
+    return takes_noise(name, entry) and "noise_multiplier" not in entry and not own_scale
 
 
 def describe_options(name: str) -> list[tuple[str, str, str]]:
     """(option, default or "required", help) of a registered mechanism."""
     parts, options = _resolve(name, {})
-    rows = []
+    rows: dict[str, tuple[str, str, str]] = {}
     for cls in parts.values():
         texts = _help(cls)
         for item in _tunable(cls):
             default = "required" if item.default is MISSING else str(options.get(item.name, item.default))
-            rows.append((item.name, default, texts.get(item.name, "")))
-    return [*rows, ("pairs", "1", _PAIRS_HELP)]
+            rows.setdefault(item.name, (item.name, default, texts.get(item.name, "")))
+    return [*rows.values(), ("pairs", "1", _PAIRS_HELP)]
 
 
 def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict[str, Any]]:
@@ -301,10 +346,10 @@ def _registered(name: str, entry: Mapping[str, Any]) -> Registered | None:
 
 
 def _make(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Build a part from the options that are its own, and take those out of ``options``."""
+    """Build a part from the options that are its own; two parts may share one, such as ``max_grad_norm``."""
     kinds = get_type_hints(cls)
     mine = {
-        item.name: _convert(item.name, options.pop(item.name), kinds[item.name])
+        item.name: _convert(item.name, options[item.name], kinds[item.name])
         for item in _tunable(cls)
         if item.name in options
     }

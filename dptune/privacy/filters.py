@@ -63,8 +63,8 @@ class RenyiFilter:
         return cls(order=order, budget=budget_at(order, epsilon, delta) / (1 + 2 * _ROUNDING))
 
     def cost(self, release: Release) -> float:
-        """rho(alpha) of one release, at its effective noise multiplier. Infinite without noise."""
-        if release.noise == "none":
+        """rho(alpha) of one Gaussian release, at its effective noise multiplier. Infinite for any other."""
+        if release.noise != "gaussian":
             return math.inf
         return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
 

@@ -30,12 +30,13 @@ from dptune.privacy.accountants import (
     Epsilons,
     epsilons,
     leaks_of,
+    published_epsilon,
 )
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
-_FORMAT = 2
+_FORMAT = 3
 _GENESIS = "0" * 64
 _FEW = 4  # distinct releases that are priced on the finest grid
 
@@ -122,8 +123,7 @@ class RunHeader:
         if self.epsilon is None:
             return True
         if self.accounting == "published":  # the others would price a moving noise at every charge
-            published = PUBLISHED_ACCOUNTANTS[self.published_accountant](composition, self.delta)
-            return published <= self.epsilon
+            return published_epsilon(self.published_accountant, composition, self.delta) <= self.epsilon
         return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
@@ -375,7 +375,7 @@ def read_ledger(path: Path) -> LedgerContents:
                 complete = True
             else:
                 raise _bad(path, number, f"is no valid {kind!r} line")
-        except (ConfigError, TypeError, ValueError, KeyError) as error:
+        except (ConfigError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise _bad(path, number, f"does not describe a {kind}: {error}") from None
     if header is None:
         raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")

@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dptune.errors import ConfigError
+from dptune.privacy.laplace_mixtures import InverseScale
 
 #: How often each distinct release happened. Order does not matter to any accountant here.
 Composition = Counter["Release"]
 
-NOISES = ("gaussian", "none")
+NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "none")
+NORMS = ("l2", "l1")
+_CONSISTENT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,19 @@ class Release:
 
     Attributes:
         sample_rate: probability q in (0, 1] with which each unit enters the batch, independently.
-        noise_multiplier: standard deviation of the noise in the mechanism's own normalised units,
-            the number that its paper gives to an accountant. 0 only with noise "none".
-        sensitivity: l2 sensitivity of the *whole* released vector in those same units; 1 when the
+        noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
+            the number that its paper gives to an accountant. Of a Laplace mixture, 1 / score bound of its law: the
+            multiplier of the Gaussian with the same zCDP. 0 only with noise "none".
+        sensitivity: sensitivity, in ``norm``, of the *whole* released vector in those same units; 1 when the
             paper's number is right, sqrt(n) when n groups are noised as if each were alone.
         noise: family of the noise, one of ``NOISES``.
         statistics: names of what left the step, all covered by this one noise.
         raw_inputs: names of un-noised private statistics that steered the step or left it. Leaks.
         adaptive: True when q or the noise multiplier was chosen from earlier releases, which only a
             privacy filter fixed in advance can account for.
+        norm: in which one unit is bounded, one of ``NORMS``.
+        law: of the inverse scale, in units of a sensitivity of 1; for Laplace mixtures only.
+        claims: what only a published accountant reads, such as the dimension of the gradient.
     """
 
     sample_rate: float
@@ -43,6 +50,9 @@ class Release:
     statistics: tuple[str, ...] = ("gradient sum",)
     raw_inputs: tuple[str, ...] = ()
     adaptive: bool = False
+    norm: str = "l2"
+    law: InverseScale | None = None
+    claims: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -58,6 +68,15 @@ class Release:
                 f"{self.noise_multiplier} does not fit noise {self.noise!r}",
                 fix="use a positive number with noise, 0 without",
             )
+        if self.norm not in NORMS:
+            raise ConfigError("norm", f"unknown {self.norm!r}", fix=f"use {' or '.join(NORMS)}")
+        self._check_law()
+
+    def _check_law(self) -> None:
+        if self.noise.endswith("laplace_mixture") != (self.law is not None):
+            raise ConfigError("law", f"does not go with noise {self.noise!r}", fix="give it to Laplace mixtures only")
+        if self.law and not abs(self.law.score_bound * self.noise_multiplier - 1) <= _CONSISTENT:
+            raise ConfigError("noise_multiplier", "is not 1 / score bound of the law", fix="use law.scaled")
 
     @property
     def effective_noise_multiplier(self) -> float:
@@ -67,11 +86,20 @@ class Release:
     @property
     def leaks(self) -> tuple[str, ...]:
         """Why this release has no finite epsilon, empty if it has one."""
-        return (*self.raw_inputs, *(() if self.noise != "none" else ("gradients without noise",)))
+        reasons = {
+            "none": "gradients without noise",
+            "shared_laplace_mixture": "one random scale for all coordinates, for which no bound is proven",
+        }
+        moves = ("a noise multiplier that moves has a filter for Gaussian noise only",) if self._unfiltered else ()
+        return (*self.raw_inputs, *((reasons[self.noise],) if self.noise in reasons else ()), *moves)
+
+    @property
+    def _unfiltered(self) -> bool:
+        return self.adaptive and self.law is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; ``from_dict`` gives back an equal release."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {key: _plain(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Release:
@@ -80,7 +108,7 @@ class Release:
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")
         for key in ("sample_rate", "noise_multiplier", "sensitivity"):
-            if isinstance(data[key], bool) or not isinstance(data[key], int | float):
+            if not _is_number(data[key]):
                 raise ConfigError(key, f"{data[key]!r} is not a number", fix="write a number")
         for key in ("statistics", "raw_inputs"):
             if not isinstance(data[key], list) or not all(isinstance(item, str) for item in data[key]):
@@ -90,4 +118,35 @@ class Release:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
         }
-        return cls(**values)
+        law = data["law"]
+        return cls(**values | {"claims": _claims(data["claims"]), "law": None if law is None else _law(law)})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _claims(data: Any) -> tuple[tuple[str, float], ...]:
+    if not isinstance(data, list) or not all(
+        isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and _is_number(item[1]) for item in data
+    ):
+        raise ConfigError("claims", f"{data!r} is not a list of [name, number]", fix="write such pairs")
+    return tuple((name, value) for name, value in data)
+
+
+def _law(data: Any) -> InverseScale:
+    known = {field.name for field in fields(InverseScale)}
+    if not isinstance(data, Mapping) or set(data) != known:
+        raise ConfigError("law", f"{data!r} has not the keys {sorted(known)}", fix="use to_dict's")
+    pairs = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
+    right = {"gamma": 2, "uniform": 2}
+    if not all(len(pair) == right.get(key, 1) and all(map(_is_number, pair)) for key, pair in pairs.items()):
+        raise ConfigError("law", f"{data!r} does not hold numbers where they belong", fix="use to_dict's")
+    values: dict[str, Any] = {key: tuple(pair) if key in right else pair[0] for key, pair in pairs.items()}
+    return InverseScale(**values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

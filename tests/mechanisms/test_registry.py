@@ -155,7 +155,7 @@ def test_the_help_of_an_option_is_what_its_own_class_says_of_it() -> None:
 def test_a_default_that_is_shown_is_the_one_that_is_used(name: str) -> None:
     noise = NOISE if takes_noise(name, {}) else {}
     shown = {row[0]: row[1] for row in describe_options(name) if row[1] not in ("required", "()", "")}
-    fed_back, plain = build(name, noise | shown), build(name, noise)
+    fed_back, plain = build(name, shown | noise), build(name, noise)
     for part in ("clipper", "noise", "controller"):
         assert vars(getattr(fed_back, part)) == vars(getattr(plain, part))
 

@@ -1,0 +1,327 @@
+"""Laplace noises, of a fixed or a random scale: plain Laplace, PLRV-O and LMO-DP.
+
+Their ``noise_multiplier`` is 1 / score bound of the law on one coordinate, in units of the clip radius: the multiplier
+of the Gaussian with the same zCDP, so that every accountant, clipper and controller can take it for one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.noise import rounded_sum
+from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, signed_tail, uniform
+from dptune.privacy.laplace_mixtures import InverseScale
+
+if TYPE_CHECKING:
+    import torch
+
+_KNOTS = 1 << 16
+_SHARPEST = 0.5
+_PARTS = ("gamma", "exponential", "uniform")
+
+
+class _LaplaceMixture:
+    """Adding the noise, once its law is known."""
+
+    noise_multiplier: float
+
+    @property
+    def shape(self) -> InverseScale:
+        """The law of the inverse scale, at any scale of its own."""
+        raise NotImplementedError
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """What only the published accountant reads."""
+        return ()
+
+    def law(self, noise_multiplier: float) -> InverseScale:
+        """The law of the inverse scale for a clip radius of 1."""
+        return self.shape.scaled(1 / (noise_multiplier * self.shape.score_bound))
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise for a clip radius of 1; where that is infinite, the mean absolute value."""
+        law = self.law(noise_multiplier)
+        return math.sqrt(law.variance) if math.isfinite(law.variance) else law.mean_absolute
+
+    def add(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
+    ) -> list[torch.Tensor]:
+        """Added in float64, rounded to a public grid, then cast: see ``dptune.mechanisms.noise``."""
+        law = self.law(noise_multiplier)
+        sizes = [total.numel() for total in sums]
+        noise = self._draw(law, entropy, sum(sizes), sums[0].device).split(sizes)
+        return [
+            rounded_sum(total, scale * part, scale * law.mean_absolute)
+            for total, scale, part in zip(sums, scales, noise, strict=True)
+        ]
+
+    def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
+        return laplace_mixture(law, entropy, count, device)
+
+
+@dataclass(frozen=True)
+class Laplace(_LaplaceMixture):
+    """Laplace noise of scale ``noise_multiplier * radius`` on every coordinate (Dwork et al. 2006).
+
+    With ``clipper: l1`` a step that takes every record is (1 / noise_multiplier, 0)-DP, for ideal real-valued noise: a
+    machine's is bounded, at 80 scales, which adds about 1e-35 to delta a coordinate.
+
+    Attributes:
+        noise_multiplier: scale of the noise over the clip radius.
+    """
+
+    noise_multiplier: float
+    family: str = field(default="laplace_mixture", init=False)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is not positive", fix="calibrate it")
+
+    @property
+    def shape(self) -> InverseScale:
+        """A constant."""
+        return InverseScale(constant=1.0)
+
+
+@dataclass(frozen=True)
+class Plrvo(_LaplaceMixture):
+    """Laplace noise whose inverse scale is Gamma distributed, a new one for every coordinate (PLRV-O, section 5.1).
+
+    Attributes:
+        k: shape of the Gamma distribution.
+        theta: its scale, as published: for gradients clipped to ``max_grad_norm``. Or give ``noise_multiplier``.
+        noise_multiplier: 1 / ((k + 1) theta max_grad_norm). Or give ``theta``.
+        max_grad_norm: the clip radius that ``theta`` goes with.
+        dimension: coordinates that the published accountant sums over, without which its epsilon is infinite; a run
+            takes it from its model.
+        shared: one scale for all coordinates, as the paper's definition 4.6 says and its code does not. For study: no
+            bound is proven.
+        infinite_variance: allow k <= 2, whose noise has none.
+    """
+
+    k: float = 40.0
+    theta: float = 0.0
+    noise_multiplier: float = 0.0
+    max_grad_norm: float = 1.0
+    dimension: int = 0
+    shared: bool = False
+    infinite_variance: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.k) and self.k > 1):
+            raise ConfigError("k", f"{self.k} is not above 1: the noise has no mean", fix="use 3 or more")
+        if self.k <= 2 and not self.infinite_variance:
+            fix = "use 3 or more, or infinite_variance=true"
+            raise ConfigError("k", f"{self.k} is not above 2: the noise has no variance", fix=fix)
+        if (self.theta != 0) == (self.noise_multiplier != 0):
+            problem = "give exactly one of them: each follows from the other"
+            raise ConfigError("theta, noise_multiplier", problem, fix="give theta, or let the noise be calibrated")
+        if self.theta:
+            object.__setattr__(self, "noise_multiplier", 1 / ((self.k + 1) * self._product))
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise ConfigError("theta" if self.theta else "noise_multiplier", "is not positive", fix="calibrate it")
+
+    @property
+    def _product(self) -> float:
+        product = self.theta * self.max_grad_norm
+        if not 0 < product < 1:
+            problem = f"{product:.4g}, times max_grad_norm, is not in (0, 1): no moment of the privacy loss is finite"
+            raise ConfigError("theta", problem, fix="use a smaller theta")
+        return product
+
+    @property
+    def family(self) -> str:
+        """Whether the scale is shared."""
+        return "shared_laplace_mixture" if self.shared else "laplace_mixture"
+
+    @property
+    def shape(self) -> InverseScale:
+        """The Gamma distribution."""
+        return InverseScale(gamma=(self.k, 1.0))
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """The dimension, if it is known."""
+        return (("dimension", float(self.dimension)),) if self.dimension else ()
+
+    def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
+        if self.shared:
+            law = InverseScale(constant=_gamma_quantile(*law.gamma, float(uniform(entropy, 1)[0])))
+        return laplace_mixture(law, entropy, count, device)
+
+
+@dataclass(frozen=True)
+class LmoDp(_LaplaceMixture):
+    """Laplace noise whose inverse scale is a weighted sum of a Gamma, an exponential and a uniform variable, new for
+    every coordinate (LMO-DP, section 4.3).
+
+    Attributes:
+        preset: T0.3, T0.7, T2, T3 or T5: the parameters that the authors published for that epsilon of a step. Or none,
+            for weights of one's own.
+        gamma_weight: a1, of the Gamma part.
+        gamma_shape: k of the Gamma part.
+        gamma_scale: theta of the Gamma part.
+        exponential_weight: a2, of the exponential part.
+        exponential_rate: lambda, a rate: the mean is 1 / lambda.
+        uniform_weight: a3, of the uniform part.
+        uniform_low: a of the uniform part, 0 or more.
+        uniform_high: b of the uniform part, above a.
+        noise_multiplier: rescales the weights to this; 0 leaves them.
+        infinite_variance: allow parameters whose noise has none.
+    """
+
+    preset: Literal["T0.3", "T0.7", "T2", "T3", "T5", "none"] = "T0.3"
+    gamma_weight: float = 0.0
+    gamma_shape: float = 1.0
+    gamma_scale: float = 1.0
+    exponential_weight: float = 0.0
+    exponential_rate: float = 1.0
+    uniform_weight: float = 0.0
+    uniform_low: float = 0.0
+    uniform_high: float = 1.0
+    noise_multiplier: float = 0.0
+    infinite_variance: bool = False
+    family: str = field(default="laplace_mixture", init=False)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative", fix="calibrate it")
+        _check_weights(self)
+        shape = self.shape
+        if shape.density_exponent_at_zero <= 1:
+            problem = "the inverse scale comes so near to 0 that the noise has no mean"
+            raise ConfigError("noise", problem, fix="give uniform_low and uniform_weight, or gamma_shape above 1")
+        if not math.isfinite(shape.variance) and not self.infinite_variance:
+            problem = "the inverse scale comes so near to 0 that the noise has no variance"
+            raise ConfigError("noise", problem, fix="give uniform_low and uniform_weight, or infinite_variance=true")
+        if not self.noise_multiplier:
+            if shape.largest_mgf_argument <= 1:
+                problem = "the moment generating function is infinite at 1, so equation 4 has no integer order"
+                raise ConfigError("gamma_scale, exponential_rate", problem, fix="use less weight on them")
+            object.__setattr__(self, "noise_multiplier", 1 / shape.score_bound)
+
+    @property
+    def shape(self) -> InverseScale:
+        """The weighted sum."""
+        if self.preset != "none":
+            return PRESETS[self.preset]
+        gamma = (self.gamma_shape, self.gamma_weight * self.gamma_scale) if self.gamma_weight else (0.0, 0.0)
+        return InverseScale(
+            gamma=gamma,
+            exponential=self.exponential_weight / self.exponential_rate,
+            uniform=(self.uniform_weight * self.uniform_low, self.uniform_weight * self.uniform_high),
+        )
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """The epsilon of a step that the paper names, for its own parameters."""
+        if self.preset == "none" or not math.isclose(self.noise_multiplier * self.shape.score_bound, 1, rel_tol=1e-12):
+            return ()
+        return (("step_epsilon", float(self.preset[1:])),)
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        names = ("gamma_weight", "exponential_weight", "uniform_weight")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != 0}
+
+
+def _published(
+    weights: tuple[float, float, float], theta: float, k: float, rate: float, uniform: tuple[float, float]
+) -> InverseScale:
+    a1, a2, a3 = weights
+    return InverseScale(gamma=(k, a1 * theta), exponential=a2 / rate, uniform=(a3 * uniform[0], a3 * uniform[1]))
+
+
+#: The authors' parameters, by the epsilon that they name for one step.
+PRESETS = {
+    "T0.3": _published((0.1, 0.1, 0.1), 0.5, 1, 5, (1, 2)),
+    "T0.7": _published((0.1, 0.1, 0.1), 0.5, 1, 5, (5, 6)),
+    "T2": _published((0.1, 0.1, 0.2), 1, 2, 5, (7, 8)),
+    "T3": _published((0.1, 0.1, 0.9), 1, 2, 5, (2, 3)),
+    "T5": _published((0.1, 0.9, 0.7), 7.5, 1, 1, (6, 7)),
+}
+
+
+def laplace_mixture(law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
+    """``count`` draws in float64 by the inverse of the tail, finite for every word that the entropy may give."""
+    import torch
+
+    signs, tail = (torch.from_numpy(values).to(device) for values in signed_tail(entropy, count))
+    steepness = -torch.log(2 * tail)  # exponentially distributed; 2 * tail may round to 1, not above
+    if law.is_gamma:
+        return signs * torch.expm1(steepness / law.gamma[0]) / law.gamma[1]
+    if law.is_constant:
+        return signs * steepness / law.constant
+    return signs * _interpolated(_tail_quantiles(law), steepness)
+
+
+def _interpolated(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
+    """Cubic polynomials of (intervals, 4) coefficients over an even grid on [0, LARGEST_LOG_TAIL]."""
+    place = steepness * (len(table) / LARGEST_LOG_TAIL)
+    index = place.long().clamp(max=len(table) - 1)
+    c = table.to(steepness.device)[index]
+    t = place - index
+    return ((c[:, 3] * t + c[:, 2]) * t + c[:, 1]) * t + c[:, 0]
+
+
+@lru_cache(maxsize=32)
+def _tail_quantiles(law: InverseScale) -> torch.Tensor:
+    """x with -log P(|z| > x) = s, as cubic Hermite polynomials in s: for the published laws right to about 1e-12 of x.
+
+    Gamma shapes much below 1e-2 would need finer knots; ``LmoDp`` refuses any below 1/2.
+    """
+    import torch
+
+    s = np.linspace(0.0, LARGEST_LOG_TAIL, _KNOTS + 1)
+    x = _solve_tail(law, s)
+    slope = LARGEST_LOG_TAIL / _KNOTS / law.tilted(x)[0]
+    rise = np.diff(x)
+    left, right = slope[:-1], slope[1:]
+    coefficients = np.stack([x[:-1], left, 3 * rise - 2 * left - right, left + right - 2 * rise], axis=1)
+    return torch.from_numpy(coefficients)
+
+
+def _solve_tail(law: InverseScale, s: np.ndarray) -> np.ndarray:
+    """Invert the tail at the knots: bracket on a fine grid of x, then Newton steps in log x."""
+    grid = np.geomspace(1e-9, 1e40, 400_000) / law.mean
+    depth = -law.log_tail(grid)
+    log_x = np.interp(s[1:], depth, np.log(grid))
+    for _ in range(3):
+        x = np.exp(log_x)
+        log_x = log_x - (-law.log_tail(x) - s[1:]) / (x * law.tilted(x)[0])
+    return np.concatenate([[0.0], np.exp(log_x)])
+
+
+def _gamma_quantile(k: float, theta: float, probability: float) -> float:
+    from scipy.special import gammaincinv
+
+    return float(theta * gammaincinv(k, probability))
+
+
+def _check_weights(noise: LmoDp) -> None:
+    weights = noise._weights
+    own = {item.name: item.default for item in fields(noise) if item.name.split("_")[0] in _PARTS}
+    beside = [name for name, default in own.items() if getattr(noise, name) != default]
+    if noise.preset != "none" and beside:
+        problem = f"{noise.preset} comes with {', '.join(beside)} beside it"
+        raise ConfigError("preset", problem, fix="set preset to none, or leave them out")
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(name, f"{weight} is negative, which an inverse scale is not", fix="use 0 or more")
+    for name in ("gamma_shape", "gamma_scale", "exponential_rate"):
+        if not (math.isfinite(getattr(noise, name)) and getattr(noise, name) > 0):
+            raise ConfigError(name, f"{getattr(noise, name)} is not positive", fix="use a positive number")
+    if weights.get("gamma_weight") and noise.gamma_shape < _SHARPEST:
+        problem = f"{noise.gamma_shape} bends the tail more sharply than the table that noise is drawn by"
+        raise ConfigError("gamma_shape", problem, fix=f"use {_SHARPEST} or more")
+    if not 0 <= noise.uniform_low < noise.uniform_high < math.inf:
+        problem = f"[{noise.uniform_low}, {noise.uniform_high}] is not an interval above 0"
+        raise ConfigError("uniform_low, uniform_high", problem, fix="use 0 <= low < high")

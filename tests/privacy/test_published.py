@@ -1,0 +1,134 @@
+"""The published accountants give the published numbers, whatever those are worth (spec plrvo.md 4, lmo-dp.md 4)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from mixtures import LMO, lmo, plrvo, release
+
+from dptune.errors import ConfigError
+from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
+from dptune.privacy.mixture_bounds import scalar_renyi
+from dptune.privacy.published import (
+    _log_moments,
+    _moment,
+    lmo_dp_epsilon,
+    lmo_dp_step_epsilon,
+    plrvo_epsilon,
+    plrvo_one_coordinate_epsilon,
+    surrogate_multiplier,
+)
+from dptune.privacy.release import Release
+
+CNN = 26010.0
+#: epsilon as printed, C, theta (rows 4 to 7 of the table print it ten times too large), k.
+TABLE_13 = [
+    (0.065, 0.1, 1e-5, 60000),
+    (0.171, 0.1, 5e-5, 30000),
+    (0.284, 0.3, 8e-5, 10000),
+    (0.596, 0.3, 8e-5, 20000),
+    (0.757, 0.3, 5e-5, 40000),
+    (0.921, 0.3, 6e-5, 40000),
+    (0.962, 0.5, 3e-5, 50000),
+    (1.172, 0.5, 3e-5, 60000),
+    (1.606, 0.5, 6e-5, 40000),
+]
+
+
+@pytest.mark.parametrize(("epsilon", "radius", "theta", "k"), TABLE_13)
+def test_plrvo_table_13(epsilon: float, radius: float, theta: float, k: float) -> None:
+    """Within 0.002: the first row is printed as 0.065 and comes out as 0.0639."""
+    steps = Counter({release(plrvo(k, theta * radius), 0.01, dimension=CNN): 300})
+    assert plrvo_epsilon(steps, 1e-5) == pytest.approx(epsilon, abs=0.002)
+
+
+def test_plrvo_moments() -> None:
+    last = release(plrvo(4e4, 6e-5 * 0.5), 0.01, dimension=CNN)
+    assert _moment(last, 10, None) == pytest.approx(0.0266468838, rel=1e-8)
+    assert _moment(last, 11, None) == pytest.approx(0.0320187517, rel=1e-8)
+    assert plrvo_epsilon(Counter({last: 300}), 1e-5) == pytest.approx(1.606956, rel=1e-6)
+    first = release(plrvo(6e4, 1e-6), 0.01, dimension=CNN)
+    assert _moment(first, 1, None) == pytest.approx(1.2655054612e-6, rel=1e-8)
+
+
+def test_the_integrated_tail_is_the_sum() -> None:
+    law, n = plrvo(4e4, 3e-5), 20_000
+    whole = float(_log_moments(np.arange(1.0, n + 1), *law.gamma, 0.01, 11).sum())
+    assert _moment(release(law, 0.01, dimension=n), 11, None) == pytest.approx(whole, rel=1e-8)
+
+
+@pytest.mark.parametrize(("k", "theta", "eta"), [(2, 0.1, 2), (50, 0.004, 5), (4e4, 3e-5, 12)])
+def test_the_moment_of_one_coordinate_is_the_mixture_of_laplace_moments(k: float, theta: float, eta: int) -> None:
+    """G of equation 20 at rate 1, where only the last term is left; 1.0545267489711934 for the first."""
+    closed = eta / (2 * eta - 1) * (1 - (eta - 1) * theta) ** -k + (eta - 1) / (2 * eta - 1) * (1 + eta * theta) ** -k
+    value = float(_log_moments(np.array([1.0]), k, theta, 1.0, eta - 1)[0])
+    assert value == pytest.approx(math.log(closed), rel=1e-9)
+    if eta == 2:
+        assert closed == pytest.approx(1.0545267489711934, rel=1e-14)
+
+
+def test_overflow_falls_back_to_logarithms() -> None:
+    index = np.array([1.0, 2.0])
+    plain = _log_moments(index, 100.0, 0.01, 0.5, 40)
+    assert np.isfinite(plain).all()
+    huge = _log_moments(index, 3000.0, 0.01, 0.5, 60)
+    assert np.isfinite(huge).all()
+    assert huge[0] > 700
+
+
+def test_plrvo_released_configurations_count_one_coordinate() -> None:
+    law = plrvo(73.1772575250836, 0.0146055627138098 * 1.18888888888889)
+    steps, delta = Counter({release(law, 1024 / 67349, dimension=124.6e6): 197}), 1 / (2 * 67349)
+    assert plrvo_one_coordinate_epsilon(steps, delta) == pytest.approx(1.12686069, rel=1e-7)
+    assert plrvo_epsilon(steps, delta) == pytest.approx(2.8958, rel=1e-4)
+
+
+def test_lmo_dp_steps() -> None:
+    expected = {"T0.3": 0.293213, "T0.7": 0.693213, "T2": 1.928093, "T3": 2.996477, "T5": 4.921457}
+    within = {"T0.3": 1.3083, "T0.7": 1.7083, "T2": 4.1743, "T3": 5.1272, "T5": 29.4933}
+    for name, law in LMO.items():
+        assert lmo_dp_step_epsilon(law, 1e-10, in_domain=False) == pytest.approx(expected[name], rel=2e-6)
+        assert lmo_dp_step_epsilon(law, 1e-10, in_domain=True) == pytest.approx(within[name], rel=1e-4)
+    stored = lmo(0.4, 0.1, 0.3, 1, 2, 5, 0, 1), lmo(0.9, 0.1, 0.5, 1, 2, 1, 1, 2)
+    found = [lmo_dp_step_epsilon(law, 1e-5, in_domain=False) for law in stored]
+    assert found == pytest.approx([0.295979925, 1.498598759], rel=1e-8)
+
+
+def test_equation_4() -> None:
+    orders = np.array([1.5, 2, 5, 10, 20])
+    expected = [0.035809115, 0.047383713, 0.107760278, 0.172335500, 0.305373896]
+    np.testing.assert_allclose(scalar_renyi(LMO["T0.3"], 1.0, orders), expected, rtol=1e-7)
+    assert scalar_renyi(LMO["T0.3"], 1.0, np.array([8.0]))[0] == pytest.approx(0.150681918287, rel=1e-11)
+    assert math.isinf(scalar_renyi(LMO["T2"], 1.0, np.array([20.0]))[0])
+
+
+def test_lmo_dp_surrogates() -> None:
+    named = {name: release(LMO[name], 16 / 42061, step_epsilon=float(name[1:])) for name in LMO}
+    table_2 = [lmo_dp_epsilon(Counter({named[name]: 410}), 8e-6, 127) for name in ("T0.3", "T0.7", "T2", "T3")]
+    assert table_2 == pytest.approx([0.046807, 0.046870, 0.067623, 0.176436], abs=6e-7)
+    sst2 = {name: release(LMO[name], 2048 / 67350, step_epsilon=float(name[1:])) for name in LMO}
+    totals = [lmo_dp_epsilon(Counter({one: 192}), 1e-10) for one in sst2.values()]
+    assert totals == pytest.approx([0.157432, 0.260645, 0.823042, 1.346922, 2.945015], abs=1e-6)
+    multipliers = [surrogate_multiplier(one, 1e-10) for one in sst2.values()][:4]
+    assert multipliers == pytest.approx([22.729811, 9.741348, 3.409472, 2.272981], rel=1e-6)
+    own = release(LMO["T5"], 2048 / 67350)  # no epsilon is named: equation 4's, 4.921457
+    assert lmo_dp_epsilon(Counter({own: 192}), 1e-10) == pytest.approx(2.864422, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plrvo", "plrvo_one_coordinate", "lmo_dp"])
+def test_other_noise_is_refused_and_none_is_infinite(name: str) -> None:
+    accountant = PUBLISHED_ACCOUNTANTS[name]
+    with pytest.raises(ConfigError, match="gdp_clt"):
+        accountant(Counter({Release(0.1, 1.0): 3}), 1e-5)
+    assert math.isinf(accountant(Counter({Release(0.1, 0.0, noise="none"): 3}), 1e-5))
+
+
+def test_plrvo_needs_its_dimension_and_its_own_noise() -> None:
+    assert math.isinf(plrvo_epsilon(Counter({release(plrvo(100, 0.01), 0.1): 1}), 1e-5))
+    with pytest.raises(ConfigError, match="Gamma"):
+        plrvo_epsilon(Counter({release(LMO["T0.3"], 0.1, dimension=9.0): 1}), 1e-5)
+    no_moment = release(plrvo(3, 1.5), 0.1, dimension=9.0)
+    assert math.isinf(plrvo_epsilon(Counter({no_moment: 1}), 1e-5))
