@@ -44,7 +44,7 @@ class _LaplaceMixture:
 
     def law(self, noise_multiplier: float) -> InverseScale:
         """The law of the inverse scale for a clip radius of 1."""
-        return self.shape.scaled(1 / (noise_multiplier * self.shape.score_bound))
+        return _at_multiplier(self.shape, noise_multiplier)
 
     def deviation(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise for a clip radius of 1; where that is infinite, the mean absolute value."""
@@ -248,6 +248,12 @@ PRESETS = {
     "T3": _published((0.1, 0.1, 0.9), 1, 2, 5, (2, 3)),
     "T5": _published((0.1, 0.9, 0.7), 7.5, 1, 1, (6, 7)),
 }
+
+
+@lru_cache(maxsize=256)
+def _at_multiplier(shape: InverseScale, noise_multiplier: float) -> InverseScale:
+    """One object for all steps of a run, so that its integrals are computed once."""
+    return shape.scaled(1 / (noise_multiplier * shape.score_bound))
 
 
 def laplace_mixture(law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:

@@ -161,8 +161,8 @@ def limit_epsilon(composition: Composition, delta: float, *, interval: float = F
 
 
 def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
-    """What else to know of Laplace mixtures, by name; nothing if one of the releases is none. None is a guarantee."""
-    if not composition or any(release.law is None for release in composition):
+    """What else to know of a Laplace mixture, by name; nothing if there are others beside it. None is a guarantee."""
+    if None in (laws := {release.law for release in composition}) or len(laws) != 1:
         return {}
     release = next(iter(composition))
     law = law_of(release)
