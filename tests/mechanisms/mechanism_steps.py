@@ -49,10 +49,10 @@ def privatised(
 
 
 def shift(mechanism: Mechanism, one: list[PairGradients], other: list[PairGradients]) -> float:
-    """How far apart two batches put the release, in units of its noise at multiplier 1."""
+    """How far apart two batches put the release, in its norm and in units of its noise at multiplier 1."""
     scales = mechanism.scales(mechanism.knobs())
     blocks = zip(sums(mechanism, one), sums(mechanism, other), scales, strict=True)
-    return float(torch.cat([(a - b) / scale for a, b, scale in blocks]).norm())
+    return float(torch.cat([(a - b) / scale for a, b, scale in blocks]).norm(p=int(mechanism.norm[1])))
 
 
 def observed(released: Released, releases: int = 1, public_loss: float = 3.0, spent: float = 0.1) -> Observation:

@@ -520,7 +520,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "no tensors": lambda folder: (folder / "policy.safetensors").unlink(),
     "half a json": lambda folder: (folder / "policy.json").write_text('{"format": 1'),
     "a list": lambda folder: (folder / "policy.json").write_text("[1]"),
-    "another format": _changed(format=2),
+    "another format": _changed(format=1),
     "one key more": _changed(certified=True),
     "no leaks": _without("leaks"),
     "leaks of another type": _changed(leaks=""),

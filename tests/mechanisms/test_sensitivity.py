@@ -335,12 +335,15 @@ def test_all_of_a_release_is_a_function_of_its_noisy_sums(label: str, steps: int
     assert all(torch.equal(a, b) for a, b in zip(released.gradient, again, strict=True))
     assert plain(released.knobs) == plain(knobs)
     scales = mechanism.scales(knobs)[: len(released.blocks)]
-    assert released.deviations == tuple(knobs.noise_multiplier * scale for scale in scales)
+    gaussian = mechanism.noise.family == "gaussian"
+    unit = knobs.noise_multiplier if gaussian else mechanism.noise.deviation(knobs.noise_multiplier)
+    assert released.deviations == tuple(unit * scale for scale in scales)
 
 
 def _noisy(mechanism: Mechanism, batch: list[PairGradients], seed: int) -> list[torch.Tensor]:
     knobs = mechanism.knobs()
-    return Gaussian(1.0).add(sums(mechanism, batch), mechanism.scales(knobs), knobs.noise_multiplier, FixedSeed(seed))
+    noise = Gaussian(1.0) if mechanism.noise.family == "gaussian" else mechanism.noise
+    return noise.add(sums(mechanism, batch), mechanism.scales(knobs), knobs.noise_multiplier, FixedSeed(seed))
 
 
 @pytest.mark.parametrize("steps", [0, 5])
