@@ -281,7 +281,8 @@ def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
 def _step(target: Target) -> dict[str, Any]:
     """One private step of the cell's mechanism, with its own noise, on the attacker's bench."""
     first = min(target.contents.composition, key=lambda release: release.noise_multiplier)
-    options = of_model(target.cell.mechanism, target.cell.options, *_size(target))
+    dimension = int(dict(first.claims).get("dimension", 0))
+    options = of_model(target.cell.mechanism, target.cell.options, _pairs(target), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = first.noise_multiplier
     options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
@@ -313,7 +314,5 @@ def _certified_mu(mechanism: Mechanism) -> float:
     return math.inf if release.leaks else 1 / gaussian_dp_multiplier(release)
 
 
-def _size(target: Target) -> tuple[int, int]:
-    """Pairs of the adapter, and their parameters."""
-    sizes = {name: parameter.numel() for name, parameter in target.adapted.named_parameters() if "lora_" in name}
-    return sum("lora_A" in name for name in sizes), sum(sizes.values())
+def _pairs(target: Target) -> int:
+    return sum("lora_A" in name for name, _ in target.adapted.named_parameters())

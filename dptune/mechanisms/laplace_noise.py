@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -28,8 +28,13 @@ _PARTS = ("gamma", "exponential", "uniform")
 
 
 class _LaplaceMixture:
-    """Adding the noise, once its law is known."""
+    """Adding the noise, once its law is known.
 
+    ``fixed_by`` names options that fix the noise without a multiplier; with ``own_scale`` no option need do so.
+    """
+
+    fixed_by: ClassVar[tuple[str, ...]] = ()
+    own_scale: ClassVar[bool] = False
     noise_multiplier: float
 
     @property
@@ -107,6 +112,7 @@ class Plrvo(_LaplaceMixture):
         infinite_variance: allow k <= 2, whose noise has none.
     """
 
+    fixed_by: ClassVar[tuple[str, ...]] = ("theta",)
     k: float = 40.0
     theta: float = 0.0
     noise_multiplier: float = 0.0
@@ -178,6 +184,7 @@ class LmoDp(_LaplaceMixture):
         infinite_variance: allow parameters whose noise has none.
     """
 
+    own_scale: ClassVar[bool] = True
     preset: Literal["T0.3", "T0.7", "T2", "T3", "T5", "none"] = "T0.3"
     gamma_weight: float = 0.0
     gamma_shape: float = 1.0

@@ -289,12 +289,13 @@ def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) ->
 def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it."""
     noise = _resolve(name, entry)[0]["noise"]
-    return "noise_multiplier" in {item.name for item in _tunable(noise)} and "theta" not in entry
+    fixed = any(option in entry for option in getattr(noise, "fixed_by", ()))
+    return "noise_multiplier" in {item.name for item in _tunable(noise)} and not fixed
 
 
 def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether the entry cannot be built before its noise is calibrated."""
-    own_scale = _resolve(name, entry)[0]["noise"] is LmoDp
+    own_scale = getattr(_resolve(name, entry)[0]["noise"], "own_scale", False)
     return takes_noise(name, entry) and "noise_multiplier" not in entry and not own_scale
 
 
