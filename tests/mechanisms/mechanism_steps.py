@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
 from dptune.mechanisms.registry import build, takes_noise
@@ -17,6 +19,18 @@ torch.set_num_threads(1)
 SIZES = (3, 1, 4)
 RATE = 0.01
 EXPECTED = 16.0
+
+
+class RepeatedWord:
+    """Entropy that repeats one word."""
+
+    leaks = ("test",)
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.full(count, self.word, dtype=np.uint64)
 
 
 def started(name: str, sizes: Sequence[int] = SIZES, expected: float = EXPECTED, **entry: Any) -> Mechanism:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mechanism_steps import RATE, SIZES, batch_of, started, sums
-from numpy.typing import NDArray
+from mechanism_steps import RATE, SIZES, RepeatedWord, batch_of, started, sums
 from scipy import stats
 
 from dptune.errors import ConfigError
@@ -31,18 +30,6 @@ LAWS = {
     "heavy": InverseScale(gamma=(2.2, 1.0)),
     "constant and uniform": InverseScale(constant=0.2, uniform=(0.0, 1.0)),
 }
-
-
-class Words:
-    """Entropy that repeats one word."""
-
-    leaks = ("test",)
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        return np.full(count, self.word, dtype=np.uint64)
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -90,7 +77,7 @@ def test_the_density_that_is_drawn_has_no_steeper_slope_than_is_certified(name: 
 @pytest.mark.parametrize("word", [0, 1, 2, 2**48 - 1, 2**48, 2**63, 2**64 - 2, 2**64 - 1])
 @pytest.mark.parametrize("name", LAWS)
 def test_every_word_gives_finite_noise(name: str, word: int) -> None:
-    noise = laplace_mixture(LAWS[name], Words(word), 3, CPU)
+    noise = laplace_mixture(LAWS[name], RepeatedWord(word), 3, CPU)
     assert torch.isfinite(noise).all()
     assert torch.isfinite(noise.float()).all()
 

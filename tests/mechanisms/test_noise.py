@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from mechanism_steps import RepeatedWord
 from scipy import stats
 
 from dptune.errors import ConfigError
@@ -15,18 +15,6 @@ from dptune.mechanisms.noise import Gaussian, NoNoise, standard_normal
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
 COORDINATES = 400_000
-
-
-class Constant:
-    """Entropy that repeats one word."""
-
-    leaks = ("test",)
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        return np.full(count, self.word, dtype=np.uint64)
 
 
 @pytest.mark.parametrize(("multiplier", "scale"), [(1.0, 1.0), (0.51, 3.0), (7.0, 0.01)])
@@ -78,7 +66,7 @@ def test_the_sum_is_kept_under_the_noise() -> None:
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1])
 def test_extreme_words_give_finite_noise(word: int) -> None:
-    assert torch.isfinite(standard_normal(Constant(word), 3, torch.device("cpu"))).all()
+    assert torch.isfinite(standard_normal(RepeatedWord(word), 3, torch.device("cpu"))).all()
 
 
 def test_without_noise_the_sum_is_untouched() -> None:
