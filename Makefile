@@ -14,8 +14,9 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Threads that wait sleep instead of spinning: several processes share the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
-# Two processes of one thread each: tensors of tests are too small to share.
-TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadgroup
+# Two processes of one thread each, for tensors of tests are too small to share; a file's tests stay together, for they
+# share what is slow to build, and start in order, for flows take longest and are not last.
+TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup repro test test-slow check format ui paper clean

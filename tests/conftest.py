@@ -23,13 +23,6 @@ settings.register_profile("explore", settings.get_profile("dptune"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dptune"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay together, for they share what is slow to build; flows do, for their servers are heavy."""
-    for item in items:
-        group = "flows" if item.path.parent.name == "flows" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
     """Stages set it; other tests must not notice."""
