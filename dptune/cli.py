@@ -1,4 +1,4 @@
-"""The command line: price a mechanism, calibrate it, audit it, and verify a ledger."""
+"""The command line: price a mechanism, calibrate it, search its noise, audit it, and verify a ledger."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+SearchMode = Literal["published", "published_usefulness", "certified"]
 Accounting = Literal["certified", "noise_only", "published"]
 
 
@@ -94,6 +95,39 @@ def calibrate(
     )
     prices = price(found.mechanism, schedule, found.renyi_filter)
     _show(_run(found.mechanism, schedule) | _prices(prices) | _diagnostics(found.mechanism, schedule), as_json)
+
+
+@app.command()
+@_reports_errors
+def search(
+    mechanism: Annotated[str, typer.Argument(help="plrvo or lmo_dp")],
+    epsilon: Annotated[float, typer.Option(help="Of the whole run, as the mode counts it.")],
+    delta: Delta,
+    mode: Annotated[
+        SearchMode,
+        typer.Option(help="The paper's search (of LMO-DP's two, by epsilon or usefulness), or a proven one."),
+    ] = "certified",
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    records: Annotated[int | None, typer.Option(help="Units in the training data.")] = None,
+    batch: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    objective: Annotated[str, typer.Option(help="Certified: variance, mean_absolute or usefulness.")] = "variance",
+    dimension: Annotated[int, typer.Option(help="Trainable parameters, which PLRV-O's accountant counts.")] = 0,
+    max_grad_norm: Annotated[float, typer.Option(help="The clip radius.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the files [data/search/MECHANISM-MODE].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find noise parameters for a budget; write a profile, its provenance and a picture of the density."""
+    from dptune.noise_search import Request, search_noise, write_found
+
+    schedule = Schedule(*_sampling(sample_rate, steps, records, batch, epochs), delta)
+    found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm))
+    directory = out or Path("data/search") / f"{mechanism}-{mode}"
+    write_found(found, directory)
+    _show(found.entry | found.figures, as_json)
+    if not as_json:
+        Console().print(f"{escape(str(directory))}: profile.yaml, search.json, density.png", soft_wrap=True)
 
 
 @app.command()

@@ -20,9 +20,10 @@ from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import erfcx, log_ndtr
 
 from dptune.errors import ConfigError
+from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
 from dptune.privacy.published import (
@@ -171,8 +172,10 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
         "noise_variance": law.variance,
         "noise_fisher_information": law.fisher_information,
     }
-    if not delta or release.norm == "l1":
-        return figures  # the rest is about l2, at a positive delta
+    if not delta:
+        return figures
+    if release.norm == "l1":
+        return figures | {"l1_useful_up_to_effective_dimension": l1_break_even(composition, delta)}
     figures["epsilon_floor_high_dimension"] = limit_epsilon(composition, delta)
     if law.is_gamma:
         figures["epsilon_as_published_one_coordinate_unsound"] = plrvo_one_coordinate_epsilon(composition, delta)
@@ -181,6 +184,25 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
             figures[f"step_epsilon_equation_4_{name}"] = lmo_dp_step_epsilon(law, delta, in_domain=in_domain)
         figures["epsilon_as_published_orders_to_127_unsound"] = lmo_dp_epsilon(composition, delta, 127)
     return figures
+
+
+def l1_break_even(composition: Composition, delta: float) -> float:
+    """The dimension up to which noise on an l1-clipped gradient is better than a Gaussian of equal certified epsilon.
+
+    A gradient of equal coordinates that is clipped to an l1 norm of 1 has an l2 norm of 1 / sqrt(d). Over the standard
+    deviation of the noise, that is as much as an l2-clipped one has over z where d = (z / deviation)^2. Of other
+    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates.
+    """
+    epsilon = smallest_epsilon(composition, delta, interval=COARSE_INTERVAL)
+
+    def gaussian_epsilon(noise_multiplier: float) -> float:
+        gaussian: Composition = Counter()
+        for release, count in composition.items():
+            gaussian[Release(release.sample_rate, noise_multiplier)] += count
+        return pld_epsilon(gaussian, delta, interval=COARSE_INTERVAL)
+
+    widest = max(law_of(release).variance for release in composition)
+    return calibrate(gaussian_epsilon, epsilon) ** 2 / widest
 
 
 def leaks_of(
@@ -288,9 +310,13 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """Delta of mu-Gaussian DP at epsilon, without overflow."""
-    second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))
-    return float(np.exp(log_ndtr(-epsilon / mu + mu / 2)) - np.exp(second))
+    """Delta of mu-Gaussian DP at epsilon, without overflow.
+
+    e^epsilon Phi(-x) with x = epsilon / mu + mu / 2 is exp(-(epsilon / mu - mu / 2)^2 / 2) erfcx(x / sqrt(2)) / 2.
+    """
+    away = epsilon / mu - mu / 2
+    second = erfcx((epsilon / mu + mu / 2) / math.sqrt(2)) / 2 * np.exp(-(away**2) / 2)
+    return float(np.exp(log_ndtr(-away)) - second)
 
 
 PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {

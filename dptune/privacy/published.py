@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from dptune.errors import ConfigError
+from dptune.privacy.calibration import calibrate
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.mixture_bounds import gaussian_renyi, scalar_renyi
 from dptune.privacy.release import Composition, Release
@@ -22,7 +23,7 @@ Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
 _EXACT_COORDINATES = 1000
 _TAIL_NODES = 40
-_STEP_ORDERS = np.arange(2, 129, dtype=np.float64)
+STEP_ORDERS = np.arange(2, 129, dtype=np.float64)
 
 
 def plrvo_epsilon(composition: Composition, delta: float, largest_moment: int = LARGEST_MOMENT) -> float:
@@ -47,19 +48,34 @@ def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 
 
     NOT a bound: the noise that is added is never composed nor sampled, and its epsilon is that of one coordinate.
     """
-    orders = range(2, largest_order + 1)
-    total = np.zeros(len(orders))
-    for release, count in composition.items():
-        if release.noise == "none":
-            return math.inf
-        total += count * gaussian_renyi(release.sample_rate, surrogate_multiplier(release, delta), tuple(orders))
-    return float(compute_epsilon(orders, total, delta)[0])
+    if any(release.noise == "none" for release in composition):
+        return math.inf
+    surrogates = [(r.sample_rate, surrogate_multiplier(r, delta), count) for r, count in composition.items()]
+    return _gaussians_epsilon(surrogates, delta, largest_order)
+
+
+def lmo_dp_step_target(epsilon: float, delta: float, sample_rate: float, steps: int, largest_order: int = 128) -> float:
+    """The epsilon of one step for which ``lmo_dp_epsilon`` of a run is ``epsilon``: the paper's road, backwards."""
+    surrogate = calibrate(lambda z: _gaussians_epsilon([(sample_rate, z, steps)], delta, largest_order), epsilon)
+    return _classical(delta) / surrogate
 
 
 def surrogate_multiplier(release: Release, delta: float) -> float:
     """sqrt(2 log(1.25 / delta)) / epsilon, with the epsilon of a step that the paper names, or equation 4's."""
     claimed = dict(release.claims).get("step_epsilon") or lmo_dp_step_epsilon(law_of(release), delta, in_domain=False)
-    return math.sqrt(2 * math.log(1.25 / delta)) / claimed if claimed else math.inf
+    return _classical(delta) / claimed if claimed else math.inf
+
+
+def _classical(delta: float) -> float:
+    """Noise multiplier times epsilon of the classical Gaussian calibration."""
+    return math.sqrt(2 * math.log(1.25 / delta))
+
+
+def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
+    """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
+    orders = tuple(range(2, largest_order + 1))
+    renyi = [count * gaussian_renyi(rate, multiplier, orders) for rate, multiplier, count in gaussians]
+    return float(compute_epsilon(orders, np.sum(renyi, axis=0), delta)[0])
 
 
 def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> float:
@@ -69,12 +85,33 @@ def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> 
     code does: two negative factors make a positive number below the true value. True keeps to orders where it is a
     bound, for one coordinate.
     """
-    renyi = scalar_renyi(law, 1.0, _STEP_ORDERS) if in_domain else _beyond_domain(law)
-    usable = np.isfinite(renyi)
-    if not usable.any():
-        return math.inf
-    orders, renyi = _STEP_ORDERS[usable], renyi[usable]
-    return max(0.0, float(np.min(renyi + np.log1p(-1 / orders) - np.log(orders * delta) / (orders - 1))))
+    if not in_domain:
+        up, down = formal_mgf(law, STEP_ORDERS - 1), formal_mgf(law, -STEP_ORDERS)
+        return float(formal_step_epsilons(up, down, STEP_ORDERS, delta))
+    return float(_least(scalar_renyi(law, 1.0, STEP_ORDERS), STEP_ORDERS, delta))
+
+
+def formal_step_epsilons(up: Array, down: Array, orders: Array, delta: float) -> Array:
+    """Equation 4 on whatever numbers stand for M(order - 1) and M(-order), orders in the last axis; infinity if none
+    of them gives a real number. NOT a bound where an order is outside the domain.
+    """
+    with np.errstate(all="ignore"):
+        sums = orders / (2 * orders - 1) * up + (orders - 1) / (2 * orders - 1) * down
+        return _least(np.log(sums) / (orders - 1), orders, delta)
+
+
+def formal_mgf(law: InverseScale, t: Array) -> Array:
+    """The product of the factors of M(t) wherever it can be evaluated, inside the domain or not."""
+    (k, theta), (low, high) = law.gamma, law.uniform
+    with np.errstate(all="ignore"):
+        uniform = np.expm1((high - low) * t) / ((high - low) * t) * np.exp(low * t) if high else 1.0
+        return np.asarray(np.exp(law.constant * t) * (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform)
+
+
+def _least(renyi: Array, orders: Array, delta: float) -> Array:
+    """Renyi to approximate DP (Canonne, Kamath and Steinke 2020), 0 at least, over the orders that are numbers."""
+    epsilons = renyi + np.log1p(-1 / orders) - np.log(orders * delta) / (orders - 1)
+    return np.maximum(np.where(np.isfinite(renyi), epsilons, np.inf).min(axis=-1), 0.0)
 
 
 def law_of(release: Release) -> InverseScale:
@@ -82,20 +119,6 @@ def law_of(release: Release) -> InverseScale:
     if release.law is None:
         raise ConfigError("published_accountant", "is one of Laplace mixtures", fix="use gdp_clt for Gaussian noise")
     return release.law
-
-
-def _beyond_domain(law: InverseScale) -> Array:
-    with np.errstate(all="ignore"):
-        first = _STEP_ORDERS / (2 * _STEP_ORDERS - 1) * _formal_mgf(law, _STEP_ORDERS - 1)
-        second = (_STEP_ORDERS - 1) / (2 * _STEP_ORDERS - 1) * _formal_mgf(law, -_STEP_ORDERS)
-        return np.asarray(np.log(first + second) / (_STEP_ORDERS - 1))
-
-
-def _formal_mgf(law: InverseScale, t: Array) -> Array:
-    """The product of the three factors wherever it can be evaluated."""
-    (k, theta), (low, high) = law.gamma, law.uniform
-    uniform = np.expm1((high - low) * t) / ((high - low) * t) * np.exp(low * t) if high else 1.0
-    return np.asarray(np.exp(law.constant * t) * (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform)
 
 
 def _plrvo(composition: Composition, delta: float, largest_moment: int, coordinates: int | None) -> float:

@@ -217,6 +217,13 @@ def test_breaking_the_filter_is_infinite() -> None:
     assert epsilons(broken, DELTA, renyi_filter=planned).certified == math.inf
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mu", [1e3, 1e4, 1e13, 1e40])
+def test_gaussian_dp_of_hardly_any_noise_is_about_half_its_mu_squared(mu: float) -> None:
+    """Delta is Phi(mu / 2 - epsilon / mu) less what is far smaller: 1e-5 at mu / 2 - epsilon / mu = -4.265."""
+    assert gdp_epsilon(mu, DELTA) == pytest.approx(mu**2 / 2 + 4.265 * mu, rel=3e-3)
+
+
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan, math.inf])
 @pytest.mark.parametrize("accountant", [pld_epsilon, rdp_epsilon, gdp_clt_epsilon, epsilons])
 def test_bad_delta_is_refused(accountant: object, delta: float) -> None:

@@ -1,0 +1,83 @@
+"""The best noise of a family at equal certified epsilon.
+
+What is certified of noise on an l2-clipped gradient depends on 1 / score bound of its law alone, its noise multiplier.
+That is calibrated once, and the shape is then free. Whatever it is, the variance is at least twice that of a Gaussian
+with this multiplier, and twice for a constant scale only (2 E[1/u^2] >= 2 / (E u)^2 >= 2 / (score bound)^2). So the
+search ends at the edge of its family, as near to plain Laplace noise as that allows. All of it is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize
+
+from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.mechanisms.planning import Schedule, calibrated
+from dptune.mechanisms.published_search import LARGEST_SHAPE, SMALLEST_SHAPE, USEFUL
+from dptune.mechanisms.registry import build
+from dptune.privacy.laplace_mixtures import InverseScale
+
+Family = Literal["plrvo", "lmo_dp"]
+Bounds = list[tuple[float, float]]
+#: What is minimised, of the noise at a clip radius of 1.
+OBJECTIVES: dict[str, Callable[[InverseScale], float]] = {
+    "variance": lambda law: law.variance,
+    "mean_absolute": lambda law: law.mean_absolute,
+    "usefulness": lambda law: float(np.exp(law.log_tail(USEFUL))),  # 1 - P(|z| <= 0.9)
+}
+_LOG_SHAPE: Bounds = [(math.log(SMALLEST_SHAPE), math.log(LARGEST_SHAPE))]
+#: The uniform part's share of the mean, the Gamma part's of the rest, log of its shape, low / high: the authors' grid.
+_LMO_DP: Bounds = [(0.01, 1.0), (0.0, 1.0), (math.log(0.5), math.log(2.0)), (0.01, 8 / 9)]
+
+
+def certified_search(
+    family: Family, epsilon: float, schedule: Schedule, objective: str = "variance", max_grad_norm: float = 1.0
+) -> Plrvo | LmoDp:
+    """The noise that is best by ``objective`` among those of the family that are (epsilon, delta)-DP on the schedule.
+
+    Guarantee: that of ``dptune.mechanisms.planning.calibrated`` with certified accounting.
+
+    Args:
+        objective: a key of ``OBJECTIVES``.
+        max_grad_norm: the clip radius of the run, which PLRV-O's noise names.
+    """
+    probe = calibrated(lambda noise: build(family, {"noise_multiplier": noise}), epsilon, schedule, "certified")
+    multiplier = probe.mechanism.knobs().noise_multiplier
+
+    def scaled(shape: InverseScale) -> InverseScale:
+        return shape.scaled(1 / (multiplier * shape.score_bound))
+
+    def least(shape_of: Callable[..., InverseScale], bounds: Bounds) -> InverseScale:
+        middle = [(low + high) / 2 for low, high in bounds]
+        found = minimize(lambda x: math.log(OBJECTIVES[objective](scaled(shape_of(*x)))), middle, bounds=bounds)
+        return scaled(shape_of(*found.x.tolist()))
+
+    if family == "plrvo":
+        law = least(lambda log_k: InverseScale(gamma=(math.exp(log_k), 1.0)), _LOG_SHAPE)
+        return Plrvo(k=law.gamma[0], noise_multiplier=multiplier, max_grad_norm=max_grad_norm)
+    law = least(_lmo_shape, _LMO_DP)
+    return LmoDp(
+        preset="none",
+        gamma_weight=float(any(law.gamma)),
+        gamma_shape=law.gamma[0] or 1.0,
+        gamma_scale=law.gamma[1] or 1.0,
+        exponential_weight=float(law.exponential > 0),
+        exponential_rate=1 / law.exponential if law.exponential else 1.0,
+        uniform_weight=1.0,
+        uniform_low=law.uniform[0],
+        uniform_high=law.uniform[1],
+        noise_multiplier=multiplier,
+    )
+
+
+def _lmo_shape(uniform: float, gamma: float, log_k: float, ratio: float) -> InverseScale:
+    k, rest = math.exp(log_k), 1 - uniform
+    return InverseScale(
+        gamma=(k, rest * gamma / k) if rest * gamma > 0 else (0.0, 0.0),
+        exponential=rest * (1 - gamma),
+        uniform=(2 * uniform * ratio / (1 + ratio), 2 * uniform / (1 + ratio)),
+    )

@@ -1,0 +1,179 @@
+"""The parameter searches of PLRV-O and LMO-DP, as published: what they meet is a claim, not a guarantee.
+
+PLRV-O (section 5.1, algorithm 1) maximises C (k - 1) theta, clip radius over mean absolute noise, under its own
+accountant. LMO-DP (section 4.3, algorithm 3, and the authors' code) goes through a grid and keeps either the largest
+epsilon of a step below the target, or the largest chance that the noise stays within 0.9. All of it is public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from scipy.stats import gamma as gamma_law
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.privacy.calibration import calibrate
+from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.published import STEP_ORDERS, formal_mgf, formal_step_epsilons, plrvo_epsilon
+from dptune.privacy.release import Composition, Release
+
+Array = NDArray[np.float64]
+LmoMode = Literal["largest_epsilon", "usefulness"]
+
+#: Gamma shapes: from where the variance is finite to the largest in PLRV-O's tables.
+SMALLEST_SHAPE, LARGEST_SHAPE = 3.0, 6e4
+_SMALLEST_INVERSE_SCALE = 0.1
+_NEXT_TO_IMPOSSIBLE = 1e-6
+#: How far z is from the noise that counts as useful in LMO-DP's second mode.
+USEFUL = 0.9
+_WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
+_SCALES_AND_SHAPES = ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (5.0, 1.0), (9.0, 0.5), (7.5, 1.0), (0.5, 1.0))
+_GAMMA_PARTS = tuple(product(_WEIGHTS, _SCALES_AND_SHAPES))
+_EXPONENTIAL_PARTS = tuple(product(_WEIGHTS, (0.1, 0.5, 1.0, 5.0)))
+_UNIFORM_PARTS = tuple(product(_WEIGHTS, [(float(low), float(low + 1)) for low in range(9)]))
+
+
+@dataclass(frozen=True)
+class PlrvoProblem:
+    """PLRV-O's constrained optimisation. It sees the clip radius C and theta as one product, C theta.
+
+    Attributes:
+        epsilon: the claim to meet, by algorithm 2.
+        delta: of that claim.
+        sample_rate: of every step.
+        steps: of the run.
+        dimension: coordinates of the gradient.
+        max_grad_norm: the smallest clip radius that is allowed, which is the one chosen: the constraints on absolute
+            noise (c1: a Laplace scale above 10 is next to impossible; c4: E |z| <= 10) are easiest there.
+        largest_moment: lambda, with lambda C theta < 1.
+        largest_shape: of k.
+    """
+
+    epsilon: float
+    delta: float
+    sample_rate: float
+    steps: int
+    dimension: int
+    max_grad_norm: float = 1.0
+    largest_moment: int = 200
+    largest_shape: float = LARGEST_SHAPE
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise ConfigError("dimension", f"{self.dimension} is not positive", fix="count the trainable parameters")
+        if not self.largest_shape > SMALLEST_SHAPE:
+            raise ConfigError("largest_shape", f"{self.largest_shape} is not above 3", fix=f"use {LARGEST_SHAPE:g}")
+        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise ConfigError("max_grad_norm", f"{self.max_grad_norm} is not positive", fix="give the clip radius")
+
+    def product(self, k: float) -> float:
+        """The largest C theta that meets the claim, which is the best for this k."""
+
+        def claim(noise_multiplier: float) -> float:
+            law = InverseScale(gamma=(k, 1 / ((k + 1) * noise_multiplier)))
+            claims = (("dimension", float(self.dimension)),)
+            release = Release(self.sample_rate, 1 / law.score_bound, noise="laplace_mixture", law=law, claims=claims)
+            return plrvo_epsilon(Composition({release: self.steps}), self.delta, self.largest_moment)
+
+        largest = (1 - 1e-9) / self.largest_moment
+        return min(largest, 1 / ((k + 1) * calibrate(claim, self.epsilon)))
+
+    def signal(self, k: float) -> float:
+        """The objective, C (k - 1) theta."""
+        return (k - 1) * self.product(k)
+
+    def solve(self) -> Plrvo:
+        """The noise of largest signal. Raises: ConfigError if none meets the constraints."""
+        bounds = (math.log(SMALLEST_SHAPE), math.log(self.largest_shape))
+        inside = minimize_scalar(
+            lambda log_k: -self.signal(math.exp(log_k)), bounds=bounds, method="bounded", options={"xatol": 0.05}
+        )
+        k = max((math.exp(inside.x), self.largest_shape), key=self.signal)  # the search never tries its bounds
+        theta = self.product(k) / self.max_grad_norm
+        mean = 1 / ((k - 1) * theta)
+        above = gamma_law.cdf(_SMALLEST_INVERSE_SCALE, k, scale=theta)
+        if mean > 1 / _SMALLEST_INVERSE_SCALE or above > _NEXT_TO_IMPOSSIBLE:
+            problem = f"{self.epsilon} needs noise of mean {mean:.3g}, beyond the paper's constraints (10 at most)"
+            raise ConfigError("epsilon", problem, fix="raise epsilon, or lower max_grad_norm")
+        return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension)
+
+
+def lmo_dp_search(step_epsilon: float, delta: float, mode: LmoMode) -> LmoDp:
+    """LMO-DP's grid search: of the points that its equation 4 puts below ``step_epsilon``, the one ``mode`` prefers.
+
+    As the authors' code does, equation 4 is taken at all orders from 2 to 128 once order 2 is in its domain, also where
+    the moments that it stands for are infinite. The parameters that the authors published come out.
+
+    Args:
+        step_epsilon: of one step, in (0, inf).
+        delta: of that epsilon.
+        mode: "largest_epsilon" keeps the largest one below the target (ties: the more useful), "usefulness" the largest
+            P(|z| <= 0.9).
+
+    Raises: ConfigError if no point of the grid is below the target.
+    """
+    epsilons, useful = _grid(delta)
+    score = epsilons if mode == "largest_epsilon" else useful
+    allowed = (epsilons <= step_epsilon) & (epsilons > 0)
+    if not allowed.any():
+        problem = (
+            f"{step_epsilon:.4g} for one step is below all of the grid ({epsilons[epsilons > 0].min():.4g} and more)"
+        )
+        raise ConfigError("epsilon", problem, fix="raise epsilon or delta")
+    best = allowed & (score == score[allowed].max())
+    return _point(int(np.flatnonzero(best)[np.argmax(useful[best])]))
+
+
+@lru_cache(maxsize=8)
+def _grid(delta: float) -> tuple[Array, Array]:
+    """(claimed epsilon of a step, P(|z| <= 0.9)) for every point; infinity where order 2 is outside the domain."""
+    times = np.concatenate([STEP_ORDERS - 1, -STEP_ORDERS, [-USEFUL]])
+    gammas, exponentials, uniforms = (np.array([formal_mgf(law, times) for law in laws]) for laws in _axes())
+    rest = exponentials[:, None] * uniforms[None]
+    within = np.array([law.largest_mgf_argument > 1 for law in _axes()[1]])[:, None] & np.ones(
+        len(uniforms), dtype=bool
+    )
+    orders, epsilons, useful = len(STEP_ORDERS), [], []
+    with np.errstate(all="ignore"):
+        for law, factor in zip(_axes()[0], gammas, strict=True):
+            mgf = factor * rest
+            claimed = formal_step_epsilons(mgf[..., :orders], mgf[..., orders : 2 * orders], STEP_ORDERS, delta)
+            epsilons.append(np.where(within & (law.largest_mgf_argument > 1), claimed, np.inf))
+            useful.append(1 - mgf[..., -1])
+    return np.array(epsilons).ravel(), np.array(useful).ravel()
+
+
+def _axes() -> tuple[list[InverseScale], list[InverseScale], list[InverseScale]]:
+    """The laws of the three parts, weights included; a moment generating function is the product of theirs."""
+    return (
+        [InverseScale(gamma=(k, weight * theta)) for weight, (theta, k) in _GAMMA_PARTS],
+        [InverseScale(exponential=weight / rate) for weight, rate in _EXPONENTIAL_PARTS],
+        [InverseScale(uniform=(weight * low, weight * high)) for weight, (low, high) in _UNIFORM_PARTS],
+    )
+
+
+def _point(index: int) -> LmoDp:
+    parts = (_GAMMA_PARTS, _EXPONENTIAL_PARTS, _UNIFORM_PARTS)
+    gamma, exponential, uniform = np.unravel_index(index, [len(part) for part in parts])
+    gamma_weight, (theta, k) = _GAMMA_PARTS[gamma]
+    exponential_weight, rate = _EXPONENTIAL_PARTS[exponential]
+    uniform_weight, (low, high) = _UNIFORM_PARTS[uniform]
+    return LmoDp(
+        preset="none",
+        gamma_weight=gamma_weight,
+        gamma_shape=k,
+        gamma_scale=theta,
+        exponential_weight=exponential_weight,
+        exponential_rate=rate,
+        uniform_weight=uniform_weight,
+        uniform_low=low,
+        uniform_high=high,
+    )

@@ -1,0 +1,184 @@
+"""Search for noise parameters, and files that say what was found: a profile, its provenance and a picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dptune import __version__
+from dptune.errors import ConfigError
+from dptune.files import replacing, write_json, write_text
+from dptune.mechanisms.certified_search import OBJECTIVES, Family, certified_search
+from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.mechanisms.planning import Schedule, calibrated, planned, price
+from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
+from dptune.mechanisms.registry import build
+from dptune.privacy.accountants import mixture_figures
+from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.published import lmo_dp_step_target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Mode = Literal["published", "published_usefulness", "certified"]
+_FAMILIES: dict[str, Family] = {"plrvo": "plrvo", "lmo_dp": "lmo_dp"}
+_POINTS = 2001
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to search for. Public.
+
+    Attributes:
+        mechanism: "plrvo" or "lmo_dp".
+        mode: "published": the paper's own search under the paper's own accountant; "published_usefulness": LMO-DP's
+            second mode; "certified": the best noise that is proven to keep the budget.
+        epsilon: of the whole run, as the mode counts it.
+        schedule: of the run.
+        objective: of the certified search, a key of ``dptune.mechanisms.certified_search.OBJECTIVES``.
+        dimension: trainable parameters, for PLRV-O's accountant.
+        max_grad_norm: the clip radius.
+    """
+
+    mechanism: str
+    mode: Mode
+    epsilon: float
+    schedule: Schedule
+    objective: str = "variance"
+    dimension: int = 0
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The noise that was found, and the Gaussian of equal certified epsilon.
+
+    Attributes:
+        entry: the mechanism as an entry of params.yaml.
+        law: of the noise, at a clip radius of 1.
+        gaussian_multiplier: of the Gaussian.
+        figures: the three epsilons and what else to know of the noise.
+    """
+
+    request: Request
+    entry: dict[str, Any]
+    law: InverseScale
+    gaussian_multiplier: float
+    figures: dict[str, float]
+
+
+def search_noise(request: Request) -> Found:
+    """Search, price what was found, and calibrate the Gaussian of equal certified epsilon.
+
+    Raises: ConfigError for a mechanism, mode or objective that is unknown, or if nothing meets the budget.
+    """
+    noise = _noise(request)
+    entry = {"like": request.mechanism, **_options(noise), "max_grad_norm": request.max_grad_norm}
+    if request.mechanism == "plrvo" and request.dimension:
+        entry["dimension"] = request.dimension
+    mechanism, schedule = build(request.mechanism, entry), request.schedule
+    prices = price(mechanism, schedule)
+    gaussian = calibrated(
+        lambda multiplier: build("static", {"noise_multiplier": multiplier}), prices.certified, schedule, "certified"
+    ).mechanism.knobs()
+    law = noise.law(noise.noise_multiplier)
+    figures = {
+        "epsilon_published": prices.published,
+        "epsilon_certified": prices.certified,
+        **mixture_figures(planned(mechanism, schedule), schedule.delta),
+        "gaussian_multiplier_at_equal_certified_epsilon": gaussian.noise_multiplier,
+        "variance_over_that_gaussian": law.variance / gaussian.noise_multiplier**2,
+    }
+    return Found(request, entry, law, gaussian.noise_multiplier, figures)
+
+
+def write_found(found: Found, directory: Path) -> None:
+    """Write profile.yaml (for ``python -m tasks.profile``), search.json and density.png; each whole or not at all."""
+    request = found.request
+    provenance = {
+        "request": asdict(request),
+        "entry": found.entry,
+        "figures": {key: value if math.isfinite(value) else str(value) for key, value in found.figures.items()},
+        "versions": {"dptune": __version__, **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")}},
+    }
+    profile = _profile(found)
+    with replacing(directory / "density.png") as temporary:
+        draw_densities(found, temporary)
+    write_json(directory / "search.json", provenance)
+    write_text(directory / "profile.yaml", profile)
+
+
+def draw_densities(found: Found, path: Path) -> None:
+    """The density of the noise and of the Gaussian of equal certified epsilon, and their tails on a log axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    deviation = found.gaussian_multiplier
+    _densities(axes[0], found, np.linspace(-4 * deviation, 4 * deviation, _POINTS))
+    _densities(axes[1], found, np.linspace(0, 12 * deviation, _POINTS))
+    axes[1].set(yscale="log", ylim=(1e-9 / deviation, 10 * found.law.mean), title="tail")
+    axes[0].set(title=f"{found.request.mechanism}, {found.request.mode}: epsilon {found.request.epsilon:g}")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def _densities(axis: Axes, found: Found, x: np.ndarray) -> None:
+    deviation, certified = found.gaussian_multiplier, found.figures["epsilon_certified"]
+    gaussian = np.exp(-0.5 * (x / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
+    spread = np.sqrt(found.figures["noise_variance"])
+    axis.plot(x, np.exp(found.law.log_density(x)), label=f"{found.request.mechanism}, deviation {spread:.3g}")
+    axis.plot(x, gaussian, "--", label=f"Gaussian of equal certified epsilon {certified:.3g}: {deviation:.3g}")
+    axis.set(xlabel="noise on one coordinate, clip radius 1", ylabel="density")
+    axis.grid(alpha=0.3)
+
+
+def _noise(request: Request) -> Plrvo | LmoDp:
+    schedule, kind = request.schedule, (request.mechanism, request.mode)
+    if request.objective not in OBJECTIVES:
+        raise ConfigError("objective", f"unknown {request.objective!r}", fix=f"use {' or '.join(OBJECTIVES)}")
+    if kind == ("plrvo", "published"):
+        budget = (request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
+        return PlrvoProblem(*budget, request.dimension, request.max_grad_norm).solve()
+    if request.mechanism == "lmo_dp" and request.mode != "certified":
+        step = lmo_dp_step_target(request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
+        return lmo_dp_search(step, schedule.delta, "usefulness" if "usefulness" in request.mode else "largest_epsilon")
+    if request.mode == "certified" and (family := _FAMILIES.get(request.mechanism)):
+        return certified_search(family, request.epsilon, schedule, request.objective, request.max_grad_norm)
+    raise ConfigError("mechanism, mode", f"{' '.join(kind)} is no search", fix="search plrvo or lmo_dp; see --help")
+
+
+def _options(noise: Plrvo | LmoDp) -> dict[str, Any]:
+    """The options that differ from their defaults, and no figure that follows from the others."""
+    options = {item.name: getattr(noise, item.name) for item in fields(noise) if item.init}
+    options = {
+        item.name: options[item.name] for item in fields(noise) if item.init and options[item.name] != item.default
+    }
+    if isinstance(noise, Plrvo) and noise.theta:
+        del options["noise_multiplier"]
+    return options
+
+
+def _profile(found: Found) -> str:
+    import yaml
+
+    request, schedule = found.request, found.request.schedule
+    claimed, certified = (found.figures[f"epsilon_{kind}"] for kind in ("published", "certified"))
+    head = (
+        f"# Found by `dptune search {request.mechanism} --mode {request.mode}` for epsilon {request.epsilon:g}:\n"
+        f"# sample rate {schedule.sample_rate:.6g}, {schedule.steps} steps, delta {schedule.delta:g}. Published "
+        f"epsilon {claimed:.4g}, certified {certified:.4g}; more in search.json.\n"
+        "# The noise is fixed. Without theta or noise_multiplier it is calibrated for every cell.\n"
+    )
+    accounting = "certified" if request.mode == "certified" else "published"
+    entry = found.entry | {"accounting": accounting}
+    label = f"{request.mechanism}_{request.mode}"
+    return head + yaml.safe_dump({"mechanisms": {label: entry}}, sort_keys=False)
