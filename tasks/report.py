@@ -7,7 +7,7 @@ import csv
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
 from tasks import tracking
 from tasks.audit_plots import Audit, draw_ledger_versus_audit, draw_rocs
+from tasks.claims import claims, limit_of
 from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
 from tasks.plots import (
     Result,
@@ -45,7 +46,9 @@ _AGAIN = "run the experiment stage again"
 def report() -> None:
     """Read every cell that the last experiment listed, and write data/report."""
     results = read_results(EXPERIMENT, RUNS)
-    write_report(results, REPORT, load_settings().experiment.name, read_audits(EXPERIMENT, AUDITS))
+    ledgers = [RUNS / name / "ledger.jsonl" for name in listed_cells(EXPERIMENT)]
+    limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
+    write_report(results, REPORT, load_settings().experiment.name, read_audits(EXPERIMENT, AUDITS), limits)
     _to_mlflow(load_settings().experiment.name)
 
 
@@ -84,8 +87,14 @@ def read_audits(experiment: Path, audits: Path) -> list[Audit]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
-def write_report(results: list[Result], directory: Path, name: str, audits: Sequence[Audit] = ()) -> None:
-    """Write report.html, its PNGs, metrics.json and plots/*.csv."""
+def write_report(
+    results: list[Result],
+    directory: Path,
+    name: str,
+    audits: Sequence[Audit] = (),
+    limits: Mapping[str, float | None] | None = None,
+) -> None:
+    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``tasks.claims.claims`` takes them."""
     directory.mkdir(parents=True, exist_ok=True)
     for file, draw in _PICTURES.items():
         draw(results, directory / file)
@@ -99,10 +108,12 @@ def write_report(results: list[Result], directory: Path, name: str, audits: Sequ
     write_json(directory / "metrics.json", metrics)
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
-    write_text(directory / "report.html", _page(results, directory, name, audits))
+    write_text(directory / "report.html", _page(results, directory, name, audits, limits or {}))
 
 
-def _page(results: list[Result], directory: Path, name: str, audits: Sequence[Audit]) -> str:
+def _page(
+    results: list[Result], directory: Path, name: str, audits: Sequence[Audit], limits: Mapping[str, float | None]
+) -> str:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = _epsilon
     drawn = [*_PICTURES, *(_AUDIT_PICTURES if audits else [])]
@@ -116,6 +127,7 @@ def _page(results: list[Result], directory: Path, name: str, audits: Sequence[Au
         metric=metric,
         groups=groups,
         several_seeds=any(len(group.results) > 1 for group in groups),
+        claims=claims(groups, audits, limits),
         pictures=pictures,
         audits=audits,
         controllers=_draw_controllers(results, directory / "controllers"),

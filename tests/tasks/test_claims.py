@@ -1,0 +1,84 @@
+"""The table of claims: every private mechanism once, with what is proved, what it tends to and what attacks show."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import page, result
+
+from dptune.mechanisms.planning import Schedule, planned
+from dptune.mechanisms.registry import build
+from dptune.privacy.accountants import limit_epsilon
+from dptune.privacy.ledger import Ledger, RunHeader
+from tasks.claims import claims, limit_of
+from tasks.plots import over_seeds
+from tasks.report import write_report
+
+SCHEDULE = Schedule(0.5, 2, 1e-5)
+STEP = {"epsilon_published": 0.5, "epsilon_audited": 0.7, "epsilon_certified": 3.0}
+
+
+def cell(mechanism: str, published: float, certified: float | str, **changes: Any) -> dict[str, Any]:
+    seed = changes.get("seed", 0)
+    label = f"small.{mechanism}.seed{seed}"
+    return result(mechanism, 2.0) | {
+        "label": label,
+        "epsilon_published": published,
+        "epsilon_certified": certified,
+        **changes,
+    }
+
+
+RESULTS = [
+    cell("plrvo", 2.0, 12.0),
+    cell("plrvo", 2.0, 12.0, seed=1),
+    cell("static", 2.0, 4.0),
+    cell("leaky", 2.0, "inf"),
+    result("nonprivate", "inf"),
+]
+AUDITS = [
+    {"label": "small.plrvo.seed0", "one_run": {"epsilon_audited": 0.1}, "step": STEP | {"epsilon_audited": 0.6}},
+    {"label": "small.plrvo.seed1", "one_run": {"epsilon_audited": 0.3}, "step": STEP},
+]
+
+
+def test_every_private_mechanism_has_a_row_and_the_most_that_was_shown() -> None:
+    rows = claims(over_seeds(RESULTS, "eval_perplexity"), AUDITS, {"small.plrvo.seed0": 9.0})
+    assert [row.group.results[0]["mechanism"] for row in rows] == ["static", "plrvo", "leaky"]
+    static, plrvo, leaky = rows
+    assert (static.times, plrvo.times, leaky.times) == (2.0, 6.0, math.inf)
+    assert (plrvo.limit, plrvo.shown, plrvo.step) == (9.0, 0.3, STEP)
+    assert (static.limit, static.shown, static.step) == (None, None, None)
+    assert len(plrvo.group.results) == 2
+
+
+def test_budgets_come_in_order_and_a_claim_of_nothing_is_infinitely_far() -> None:
+    made = [cell("a", 0.0, 1.0, budget_epsilon=8.0), cell("b", 1.0, 9.0, budget_epsilon=0.3)]
+    rows = claims(over_seeds(made, "eval_perplexity"), [], {})
+    assert [row.group.results[0]["mechanism"] for row in rows] == ["b", "a"]
+    assert rows[1].times == math.inf
+
+
+@pytest.mark.parametrize("name", ["plrvo", "static"])
+def test_the_limit_is_read_from_the_ledger_and_only_for_noise_that_tends_to_it(name: str, tmp_path: Path) -> None:
+    mechanism = build(name, {"noise_multiplier": 1.0})
+    composition = planned(mechanism, SCHEDULE)
+    (release,) = composition
+    header = RunHeader(name, mechanism.published_accountant, "noise_only", None, 1e-5, "encounter", 10)
+    with Ledger.create(tmp_path / "ledger.jsonl", header, composition) as ledger:
+        for _ in range(SCHEDULE.steps):
+            ledger.charge(release)
+    expected = limit_epsilon(composition, 1e-5) if name == "plrvo" else None
+    assert limit_of(tmp_path / "ledger.jsonl") == expected
+
+
+def test_the_page_has_the_table(tmp_path: Path) -> None:
+    write_report(RESULTS, tmp_path, "tiny", limits={"small.plrvo.seed0": 9.125})
+    words = page(tmp_path).words
+    table = words.split("What does each claim become?")[1].split("Proved over claimed: above 1")[0]
+    assert "9.12" in table
+    assert table.index("small static") < table.index("small plrvo") < table.index("small leaky")
+    assert "nonprivate" not in table
