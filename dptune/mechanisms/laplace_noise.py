@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import rounded_sum
-from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, signed_tail, uniform
+from dptune.mechanisms.noise import drawn, rounded_sum
+from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 from dptune.privacy.laplace_mixtures import InverseScale
 
 if TYPE_CHECKING:
@@ -267,22 +267,26 @@ def laplace_mixture(law: InverseScale, entropy: Entropy, count: int, device: tor
     """``count`` draws in float64 by the inverse of the tail, finite for every word that the entropy may give."""
     import torch
 
-    signs, tail = (torch.from_numpy(values).to(device) for values in signed_tail(entropy, count))
-    steepness = -torch.log(2 * tail)  # exponentially distributed; 2 * tail may round to 1, not above
-    if law.is_gamma:
-        return signs * torch.expm1(steepness / law.gamma[0]) / law.gamma[1]
-    if law.is_constant:
-        return signs * steepness / law.constant
-    return signs * _interpolated(_tail_quantiles(law), steepness)
+    def quantile(signs: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        steepness = tail.mul_(2).log_().neg_()  # exponentially distributed; twice the tail may round to 1, not above
+        if law.is_gamma:
+            return steepness.mul_(1 / law.gamma[0]).expm1_().mul_(signs).mul_(1 / law.gamma[1])
+        if law.is_constant:
+            return steepness.mul_(signs).mul_(1 / law.constant)
+        return _interpolated(table, steepness).mul_(signs)
+
+    table = torch.empty(0) if law.is_gamma or law.is_constant else _tail_quantiles(law).to(device)
+    return drawn(quantile, entropy, count, device)
 
 
 def _interpolated(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
-    """Cubic polynomials of (intervals, 4) coefficients over an even grid on [0, LARGEST_LOG_TAIL]."""
-    place = steepness * (len(table) / LARGEST_LOG_TAIL)
-    index = place.long().clamp(max=len(table) - 1)
-    c = table.to(steepness.device)[index]
-    t = place - index
-    return ((c[:, 3] * t + c[:, 2]) * t + c[:, 1]) * t + c[:, 0]
+    """Cubic polynomials of (4, intervals) coefficients over an even grid on [0, LARGEST_LOG_TAIL]."""
+    intervals = table.shape[1]
+    place = steepness * (intervals / LARGEST_LOG_TAIL)
+    index = place.long().clamp_(max=intervals - 1)
+    place.sub_(index)
+    c0, c1, c2, c3 = (column.index_select(0, index) for column in table)
+    return c3.mul_(place).add_(c2).mul_(place).add_(c1).mul_(place).add_(c0)
 
 
 @lru_cache(maxsize=32)
@@ -298,7 +302,7 @@ def _tail_quantiles(law: InverseScale) -> torch.Tensor:
     slope = LARGEST_LOG_TAIL / _KNOTS / law.tilted(x)[0]
     rise = np.diff(x)
     left, right = slope[:-1], slope[1:]
-    coefficients = np.stack([x[:-1], left, 3 * rise - 2 * left - right, left + right - 2 * rise], axis=1)
+    coefficients = np.stack([x[:-1], left, 3 * rise - 2 * left - right, left + right - 2 * rise])
     return torch.from_numpy(coefficients)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
 _GRID = 2.0**-20
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,29 @@ class NoNoise:
 def rounded_sum(total: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
     """``total + noise`` in float64, rounded to the public grid of noise with that spread, as float32: see ``_GRID``."""
     step = spread * _GRID
-    return (((total.double() + noise) / step).round() * step).float()
+    return (total.double() + noise).div_(step).round_().mul_(step).float()
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
     """``count`` standard normals in float64, by the inverse distribution function, fine into the tails."""
     import torch
 
-    signs, tail = (torch.from_numpy(values).to(device) for values in signed_tail(entropy, count))
-    return -signs * torch.special.ndtri(tail)
+    return drawn(lambda signs, tail: torch.special.ndtri(tail).mul_(signs).neg_(), entropy, count, device)
+
+
+def drawn(
+    quantile: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entropy: Entropy, count: int, device: torch.device
+) -> torch.Tensor:
+    """``count`` values in float64 of ``quantile(signs, tail)``, both of ``signed_tail``, which it may overwrite.
+
+    On the CPU in blocks that stay in its cache, which halves the time.
+    """
+    import torch
+
+    block = _BLOCK if device.type == "cpu" else max(count, 1)
+    values = torch.empty(count, dtype=torch.float64, device=device)
+    for start in range(0, count, block):
+        place = values[start : start + block]
+        signs, tail = (torch.from_numpy(part).to(device) for part in signed_tail(entropy, len(place)))
+        place.copy_(quantile(signs, tail))
+    return values

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SMALL = np.uint64(2**47)
+_ONE = np.float64(1.0).view(np.uint64)
+_FEW_BYTES = 1024
 #: No -log(2 tail) of ``signed_tail`` is larger: 63 bits of a word and 53 of the next.
 LARGEST_LOG_TAIL = 116 * math.log(2)
 FIXED_SEED_LEAK = "fixed seed for noise and sampling: not private"
@@ -36,13 +38,20 @@ class Entropy(Protocol):
 
 @dataclass(frozen=True)
 class OsEntropy:
-    """The kernel's cryptographic generator. The only source that supports a guarantee."""
+    """The kernel's cryptographic generator, stretched. The only source that supports a guarantee.
+
+    Many words are the keystream of AES-256 in counter mode under a key and a counter that the kernel draws for each
+    call and that nothing keeps: telling them from independent ones is breaking AES. That takes a twentieth of the
+    kernel's time. Where the ``cryptography`` package is missing, the kernel draws all of them.
+    """
 
     leaks: tuple[str, ...] = ()
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """``count`` fresh words."""
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        size = 8 * count
+        keystream = _aes_keystream(size) if size > _FEW_BYTES else None
+        return np.frombuffer(keystream or os.urandom(size), dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,15 @@ class FixedSeed:
         return self._generator.integers(0, 2**64, size=count, dtype=np.uint64)
 
 
+def _aes_keystream(size: int) -> bytes | None:
+    """``size`` bytes; None without the package."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError:
+        return None
+    return Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor().update(bytes(size))
+
+
 def uniform(entropy: Entropy, count: int) -> NDArray[np.float64]:
     """``count`` uniforms on the open interval (0, 1), 52 bits each: never 0 or 1, so logs are finite."""
     return ((entropy.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
@@ -75,9 +93,11 @@ def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDAr
     gaps most, so one word in 2^16 is continued by another.
     """
     words = entropy.words(count)
-    signs = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
+    signs = ((words << np.uint64(63)) | _ONE).view(np.float64)  # the lowest bit as the sign of 1.0
     whole = words >> np.uint64(1)
-    tail = (whole.astype(np.float64) + 0.5) * 2.0**-64
+    tail = whole.astype(np.float64)
+    tail += 0.5
+    tail *= 2.0**-64
     small = np.flatnonzero(whole < _SMALL)
     if len(small):
         tail[small] = (whole[small].astype(np.float64) + uniform(entropy, len(small))) * 2.0**-64

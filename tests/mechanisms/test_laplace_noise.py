@@ -68,8 +68,8 @@ def test_the_density_that_is_drawn_has_no_steeper_slope_than_is_certified(name: 
     law = LAWS.get(name, InverseScale(gamma=(0.5, 0.9), uniform=(1e-4, 2e-4)))
     c, width = _tail_quantiles(law).numpy(), LARGEST_LOG_TAIL / 2**16
     for t in (0.0, 0.25, 0.5, 0.75, 1.0):
-        first = (3 * c[:, 3] * t**2 + 2 * c[:, 2] * t + c[:, 1]) / width
-        second = (6 * c[:, 3] * t + 2 * c[:, 2]) / width**2
+        first = (3 * c[3] * t**2 + 2 * c[2] * t + c[1]) / width
+        second = (6 * c[3] * t + 2 * c[2]) / width**2
         assert (first > 0).all()
         assert ((1 + second / first) / first).max() <= law.score_bound * (1 + 1e-9)
 

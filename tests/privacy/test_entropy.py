@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -91,11 +92,48 @@ def test_extreme_words_end(word: int) -> None:
     assert set(poisson_sample(Words(word), 50, 0.1)) <= set(range(50))
 
 
-def test_the_systems_entropy_never_repeats() -> None:
-    """False alarm 2^-512."""
+@pytest.mark.parametrize("count", [8, 200_000])
+def test_the_systems_entropy_never_repeats(count: int) -> None:
+    """No word comes twice, in one call or in two: false alarm 5e-9 at most."""
     source = OsEntropy()
     assert source.leaks == ()
-    assert not np.array_equal(source.words(8), source.words(8))
+    words = np.concatenate([source.words(count), source.words(count)])
+    assert len(np.unique(words)) == 2 * count
+
+
+@pytest.mark.parametrize("count", [0, 1, 128, 129, 10_000])
+@pytest.mark.parametrize("stretched", [True, False])
+def test_the_systems_entropy_gives_as_many_words_as_asked(
+    count: int, stretched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package that stretches it and without."""
+    if not stretched:
+        monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    words = OsEntropy().words(count)
+    assert (words.shape, words.dtype) == ((count,), np.uint64)
+
+
+def test_every_bit_of_many_words_is_fair() -> None:
+    """Each of 64 bits over 200,000 words, within 7 standard errors: false alarm 2e-10."""
+    bits = np.unpackbits(OsEntropy().words(200_000).view(np.uint8)).reshape(-1, 64)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 7 * 0.5 / math.sqrt(200_000)
+
+
+def test_many_words_are_the_keystream_of_a_key_and_counter_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIST SP 800-38A, F.5.5: AES-256 in counter mode; both are asked for at every call, and nothing else is."""
+    key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
+    counter = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
+    plain, cipher = 0x6BC1BEE22E409F96E93D7E117393172A, 0x601EC313775789A5B7A7F504BBF3D228
+    asked: list[int] = []
+
+    def kernel(size: int) -> bytes:
+        asked.append(size)
+        return {32: key, 16: counter}[size]
+
+    monkeypatch.setattr("os.urandom", kernel)
+    for _ in range(2):
+        assert OsEntropy().words(1000).tobytes()[:16] == (plain ^ cipher).to_bytes(16, "big")
+    assert asked == [32, 16, 32, 16]
 
 
 def test_a_fixed_seed_repeats_and_says_so() -> None:
