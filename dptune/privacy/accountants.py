@@ -57,6 +57,10 @@ RENYI_ORDERS = (
 )
 
 
+#: Whole numbers, which are fast.
+_FEW_ORDERS = (2, 4, 8, 16, 32, 64)
+
+
 @dataclass(frozen=True)
 class Epsilons:
     """The three epsilons of one run, at one delta.
@@ -234,10 +238,11 @@ def pld_epsilon(composition: Composition, delta: float, *, interval: float = FIN
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float, interval: float) -> float:
-    # A fixed grid would need millions of cells at epsilon 1000; RDP tells the scale at no cost.
-    scale = 1e-5 * _rdp_epsilon(key, delta)
-    if scale > 2 * interval:
-        interval *= 2.0 ** math.floor(math.log2(scale / interval))
+    # A fixed grid would need millions of cells at epsilon 1000; RDP tells the scale. Few orders never tell too little.
+    if 1e-5 * _rdp_epsilon(key, delta, _FEW_ORDERS) > 2 * interval:
+        scale = 1e-5 * _rdp_epsilon(key, delta)
+        if scale > 2 * interval:
+            interval *= 2.0 ** math.floor(math.log2(scale / interval))
     losses = [_step_losses(q, z, interval).self_compose(count) for q, z, count in key]
     total = functools.reduce(lambda one, other: one.compose(other), losses)
     return float(total.get_epsilon_for_delta(delta))
@@ -262,8 +267,10 @@ def rdp_epsilon(composition: Composition, delta: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _rdp_epsilon(key: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    accountant = RdpAccountant(orders=RENYI_ORDERS)
+def _rdp_epsilon(
+    key: tuple[tuple[float, float, int], ...], delta: float, orders: tuple[float, ...] = RENYI_ORDERS
+) -> float:
+    accountant = RdpAccountant(orders=orders)
     for sample_rate, noise_multiplier, count in key:
         accountant.compose(_event(sample_rate, noise_multiplier), count)
     return float(accountant.get_epsilon(delta))
