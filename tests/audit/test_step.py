@@ -132,6 +132,20 @@ def test_published_rldp_is_caught(pairs: int) -> None:
     assert found.mu_audited <= math.sqrt(pairs) / 4
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("plrvo", {"k": 1000, "theta": 0.003, "dimension": 1}), ("lmo_dp", {"preset": "T2"})],
+    ids=["plrvo, priced at one coordinate", "lmo_dp"],
+)
+def test_the_claims_of_optimised_noise_are_caught_on_a_hundred_coordinates(name: str, options: dict[str, Any]) -> None:
+    """As PLRV-O's released configurations and LMO-DP's totals are priced; what is proved stands."""
+    claimed = mechanism(name, 50, **options)
+    prices = price(claimed, Schedule(1.0, 1, DELTA))
+    found = audit(claimed, trials=1500, scenes=ALONE)
+    assert prices.published < found.epsilon_audited <= prices.certified
+    assert found.mu_audited <= math.sqrt(math.pi / 2) / claimed.effective_noise_multiplier(claimed.knobs())
+
+
 def test_a_step_without_noise_is_seen_through() -> None:
     """All scores of a world are the same one, so that a threshold at a score would call all of them wrong."""
     found = audit(mechanism("nonprivate", 2), trials=500)
