@@ -238,3 +238,54 @@ def test_audit_catches_published_rldp() -> None:
 )
 def test_audit_refuses_in_words(arguments: tuple[str, ...], named: str) -> None:
     assert named in refusal("audit", *arguments)
+
+
+def test_search_writes_a_profile_and_prints_what_it_costs(tmp_path: Path) -> None:
+    """On one step without sampling, which is priced fast; the same answer as the file holds."""
+    out = tmp_path / "found"
+    where = ["--epsilon", "1", "--delta", "1e-5", "--sample-rate", "1", "--steps", "1", "--out", str(out)]
+    found = answer("search", "plrvo", *where)
+    assert found["epsilon_certified"] == pytest.approx(1, rel=1e-3)
+    assert found["epsilon_certified"] <= 1
+    assert found["variance_over_that_gaussian"] >= 2
+    assert json.loads((out / "search.json").read_text())["entry"]["k"] == found["k"]
+    assert "profile.yaml" in run("search", "plrvo", *where).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["static"], "static certified: is no search"),
+        (["plrvo", "--mode", "published"], "dimension"),
+        (["plrvo", "--objective", "beauty"], "objective"),
+        (["lmo_dp", "--epsilon", "-1"], "epsilon"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_and_writes_nothing(
+    arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    where = [
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--sample-rate",
+        "1",
+        "--steps",
+        "1",
+        "--out",
+        str(tmp_path / "found"),
+    ]
+    assert named in refusal("search", *where, *arguments)
+    assert not (tmp_path / "found").exists()
+
+
+def test_noise_clipped_in_l1_says_up_to_which_dimension_it_is_useful() -> None:
+    """One certain step at epsilon 2: Laplace of scale 1/2 against a Gaussian of about 1.99."""
+    found = answer(
+        "account", "laplace", "--sample-rate", "1", "--steps", "1", "--delta", "1e-5", "--set", "noise_multiplier=0.5"
+    )
+    gaussian = answer("calibrate", "static", "--epsilon", "2", "--delta", "1e-5", "--sample-rate", "1", "--steps", "1")
+    ratio = (gaussian["noise_multiplier"] / (0.5 * 2**0.5)) ** 2
+    assert found["epsilon_certified"] == pytest.approx(2)
+    assert found["l1_useful_up_to_effective_dimension"] == pytest.approx(ratio, rel=1e-2)
