@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Mode = Literal["published", "published_usefulness", "certified"]
 _FAMILIES: dict[str, Family] = {"plrvo": "plrvo", "lmo_dp": "lmo_dp"}
 _POINTS = 2001
+#: What a cell finds for itself: the scale, and the dimension, which its model tells.
+_SCALE = ("theta", "noise_multiplier", "dimension")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,21 @@ class Request:
     objective: str = "variance"
     dimension: int = 0
     max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        modes, schedule = get_args(Mode), self.schedule
+        if self.mode not in modes:
+            raise ConfigError("mode", f"unknown {self.mode!r}", fix=f"use {' or '.join(modes)}")
+        if self.objective not in OBJECTIVES:
+            raise ConfigError("objective", f"unknown {self.objective!r}", fix=f"use {' or '.join(OBJECTIVES)}")
+        if not 0 < schedule.delta < 1:
+            raise ConfigError("delta", f"{schedule.delta} is not in (0, 1)", fix="use 1e-5, say")
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError("epsilon", f"{self.epsilon} is not a positive number", fix="give the budget")
+        if self.dimension < 0:
+            raise ConfigError("dimension", f"{self.dimension} is negative", fix="count the trainable parameters")
+        if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise ConfigError("max_grad_norm", f"{self.max_grad_norm} is not positive", fix="give the clip radius")
 
 
 @dataclass(frozen=True)
@@ -107,16 +124,18 @@ def write_found(found: Found, directory: Path) -> None:
         "versions": {"dptune": __version__, **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")}},
     }
     profile = _profile(found)
-    with replacing(directory / "density.png") as temporary:
-        draw_densities(found, temporary)
     write_json(directory / "search.json", provenance)
     write_text(directory / "profile.yaml", profile)
+    with replacing(directory / "density.png") as temporary:
+        draw_densities(found, temporary)
 
 
 def draw_densities(found: Found, path: Path) -> None:
     """The density of the noise and of the Gaussian of equal certified epsilon, and their tails on a log axis."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("matplotlib", "is not there to draw with", fix="pip install 'dptune[pipeline]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -143,8 +162,6 @@ def _densities(axis: Axes, found: Found, x: np.ndarray) -> None:
 
 def _noise(request: Request) -> Plrvo | LmoDp:
     schedule, kind = request.schedule, (request.mechanism, request.mode)
-    if request.objective not in OBJECTIVES:
-        raise ConfigError("objective", f"unknown {request.objective!r}", fix=f"use {' or '.join(OBJECTIVES)}")
     if kind == ("plrvo", "published"):
         budget = (request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         return PlrvoProblem(*budget, request.dimension, request.max_grad_norm).solve()
@@ -176,9 +193,11 @@ def _profile(found: Found) -> str:
         f"# Found by `dptune search {request.mechanism} --mode {request.mode}` for epsilon {request.epsilon:g}:\n"
         f"# sample rate {schedule.sample_rate:.6g}, {schedule.steps} steps, delta {schedule.delta:g}. Published "
         f"epsilon {claimed:.4g}, certified {certified:.4g}; more in search.json.\n"
-        "# The noise is fixed. Without theta or noise_multiplier it is calibrated for every cell.\n"
+        "# The shape of that noise: every cell calibrates its scale to the cell's own epsilon.\n"
     )
     accounting = "certified" if request.mode == "certified" else "published"
-    entry = found.entry | {"accounting": accounting}
+    entry = {key: value for key, value in found.entry.items() if key not in _SCALE} | {"accounting": accounting}
     label = f"{request.mechanism}_{request.mode}"
-    return head + yaml.safe_dump({"mechanisms": {label: entry}}, sort_keys=False)
+    experiment = {"name": label, "mechanisms": ["static", label], "epsilons": [request.epsilon]}
+    mechanisms = {"static": {"max_grad_norm": request.max_grad_norm, "accounting": accounting}, label: entry}
+    return head + yaml.safe_dump({"mechanisms": mechanisms, "experiment": experiment}, sort_keys=False)

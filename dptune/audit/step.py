@@ -254,6 +254,12 @@ class _Fit:
         middle = (centres[0] + centres[1]) / 2
         return cls((middle + half, middle - half), (one, other), power)
 
+    @classmethod
+    def blind(cls) -> _Fit:
+        """Tells nothing, where nothing was seen that is a number."""
+        zero, one = np.zeros(1), np.ones(1)
+        return cls((zero, zero), (one, one), 2)
+
     def log_ratio(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """(rows,) log-likelihood ratios, "in" against "out", as if coordinates were independent and of that law."""
         one, other = (
@@ -287,8 +293,9 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: f
     """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
-    kinds = ((2, True), (2, False), (1, True))
-    fits = [_Fit.of(inside[:half], outside[:half], power=power, one_spread=same) for power, same in kinds]
+    seen = [values[:half][np.isfinite(values[:half]).all(axis=1)] for values in (inside, outside)]
+    kinds = ((2, True), (2, False), (1, True)) if all(map(len, seen)) else ()
+    fits = [_Fit.of(*seen, power=power, one_spread=same) for power, same in kinds] or [_Fit.blind()]
     rest = inside[half:], outside[half:]
     attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
     return max(attacks, key=lambda attack: attack.promise)
@@ -314,6 +321,7 @@ def _choose(
 ) -> _Attack:
     """The score's best thresholds: those whose bounds would be highest if ``counted`` trials err like the pilot's."""
     inside, outside = _composed(stage, *(fit.log_ratio(values) for values in steps))
+    inside, outside = _numbers(inside, outside)
     scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
     cuts = (scores[1:] + scores[:-1]) / 2 if len(scores) > 1 else scores  # between scores, so that none ties with one
     promises = []
@@ -325,6 +333,14 @@ def _choose(
         )
     for_mu, for_epsilon = max(promises), max(promises, key=lambda promise: promise[1])
     return _Attack(scene, fit, for_mu[2], for_epsilon[2], promise=for_mu[0])
+
+
+def _numbers(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Scores that are no numbers are called "out" in both worlds: put below all others, so that cuts are numbers."""
+    together = np.concatenate([inside, outside])
+    finite = together[np.isfinite(together)]
+    low, high = (finite.min() - 1, finite.max() + 1) if len(finite) else (0.0, 0.0)
+    return tuple(np.nan_to_num(values, nan=low, neginf=low, posinf=high) for values in (inside, outside))
 
 
 def _composed(

@@ -29,6 +29,7 @@ OBJECTIVES: dict[str, Callable[[InverseScale], float]] = {
     "mean_absolute": lambda law: law.mean_absolute,
     "usefulness": lambda law: float(np.exp(law.log_tail(USEFUL))),  # 1 - P(|z| <= 0.9)
 }
+_PRECISE = {"ftol": 1e-14, "gtol": 1e-10}
 _LOG_SHAPE: Bounds = [(math.log(SMALLEST_SHAPE), math.log(LARGEST_SHAPE))]
 #: The uniform part's share of the mean, the Gamma part's of the rest, log of its shape, low / high: the authors' grid.
 _LMO_DP: Bounds = [(0.01, 1.0), (0.0, 1.0), (math.log(0.5), math.log(2.0)), (0.01, 8 / 9)]
@@ -53,7 +54,9 @@ def certified_search(
 
     def least(shape_of: Callable[..., InverseScale], bounds: Bounds) -> InverseScale:
         middle = [(low + high) / 2 for low, high in bounds]
-        found = minimize(lambda x: math.log(OBJECTIVES[objective](scaled(shape_of(*x)))), middle, bounds=bounds)
+        found = minimize(
+            lambda x: math.log(OBJECTIVES[objective](scaled(shape_of(*x)))), middle, bounds=bounds, options=_PRECISE
+        )
         return scaled(shape_of(*found.x.tolist()))
 
     if family == "plrvo":

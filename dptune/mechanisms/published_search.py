@@ -101,7 +101,10 @@ class PlrvoProblem:
         mean = 1 / ((k - 1) * theta)
         above = gamma_law.cdf(_SMALLEST_INVERSE_SCALE, k, scale=theta)
         if mean > 1 / _SMALLEST_INVERSE_SCALE or above > _NEXT_TO_IMPOSSIBLE:
-            problem = f"{self.epsilon} needs noise of mean {mean:.3g}, beyond the paper's constraints (10 at most)"
+            problem = (
+                f"{self.epsilon} needs noise of mean {mean:.3g}, beyond the paper's constraints (a mean of 10 at most, "
+                "and scales above 10 next to impossible)"
+            )
             raise ConfigError("epsilon", problem, fix="raise epsilon, or lower max_grad_norm")
         return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension)
 

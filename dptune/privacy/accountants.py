@@ -165,6 +165,14 @@ def limit_epsilon(composition: Composition, delta: float, *, interval: float = F
     return _pld_epsilon(_as_key(gaussian), delta, interval)
 
 
+def has_limit(composition: Composition) -> bool:
+    """Whether ``limit_epsilon`` says anything: not of Gaussians alone, nor of one scale for all coordinates, nor in l1,
+    where a shift that is spread vanishes.
+    """
+    usual = all(release.norm == "l2" and release.noise in ("gaussian", "laplace_mixture") for release in composition)
+    return usual and any(release.law for release in composition)
+
+
 def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
     """What else to know of a Laplace mixture, by name; nothing if there are others beside it. None is a guarantee."""
     if None in (laws := {release.law for release in composition}) or len(laws) != 1:
@@ -179,8 +187,10 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
     if not delta:
         return figures
     if release.norm == "l1":
-        return figures | {"l1_useful_up_to_effective_dimension": l1_break_even(composition, delta)}
-    figures["epsilon_floor_high_dimension"] = limit_epsilon(composition, delta)
+        dimension = l1_break_even(composition, delta)
+        return figures | ({} if dimension is None else {"l1_useful_up_to_effective_dimension": dimension})
+    if has_limit(composition):
+        figures["epsilon_floor_high_dimension"] = limit_epsilon(composition, delta)
     if law.is_gamma:
         figures["epsilon_as_published_one_coordinate_unsound"] = plrvo_one_coordinate_epsilon(composition, delta)
     elif not law.constant:
@@ -190,14 +200,17 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
     return figures
 
 
-def l1_break_even(composition: Composition, delta: float) -> float:
+def l1_break_even(composition: Composition, delta: float) -> float | None:
     """The dimension up to which noise on an l1-clipped gradient is better than a Gaussian of equal certified epsilon.
 
     A gradient of equal coordinates that is clipped to an l1 norm of 1 has an l2 norm of 1 / sqrt(d). Over the standard
     deviation of the noise, that is as much as an l2-clipped one has over z where d = (z / deviation)^2. Of other
-    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates.
+    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates. None
+    where no Gaussian has that epsilon: 0, say, or infinity.
     """
     epsilon = smallest_epsilon(composition, delta, interval=COARSE_INTERVAL)
+    if not 0 < epsilon < math.inf:
+        return None
 
     def gaussian_epsilon(noise_multiplier: float) -> float:
         gaussian: Composition = Counter()
@@ -206,7 +219,10 @@ def l1_break_even(composition: Composition, delta: float) -> float:
         return pld_epsilon(gaussian, delta, interval=COARSE_INTERVAL)
 
     widest = max(law_of(release).variance for release in composition)
-    return calibrate(gaussian_epsilon, epsilon) ** 2 / widest
+    try:
+        return calibrate(gaussian_epsilon, epsilon) ** 2 / widest
+    except ConfigError:  # an epsilon so small that it takes more noise than is searched
+        return None
 
 
 def leaks_of(
@@ -322,7 +338,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
     e^epsilon Phi(-x) with x = epsilon / mu + mu / 2 is exp(-(epsilon / mu - mu / 2)^2 / 2) erfcx(x / sqrt(2)) / 2.
     """
     away = epsilon / mu - mu / 2
-    second = erfcx((epsilon / mu + mu / 2) / math.sqrt(2)) / 2 * np.exp(-(away**2) / 2)
+    second = erfcx((epsilon / mu + mu / 2) / math.sqrt(2)) / 2 * np.exp(-away * away / 2)
     return float(np.exp(log_ndtr(-away)) - second)
 
 

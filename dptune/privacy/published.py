@@ -74,8 +74,10 @@ def _classical(delta: float) -> float:
 def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
     """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
     orders = tuple(range(2, largest_order + 1))
-    renyi = [count * gaussian_renyi(rate, multiplier, orders) for rate, multiplier, count in gaussians]
-    return float(compute_epsilon(orders, np.sum(renyi, axis=0), delta)[0])
+    total = np.zeros(len(orders))
+    for rate, multiplier, count in gaussians:
+        total += count * gaussian_renyi(rate, multiplier, orders)
+    return float(compute_epsilon(orders, total, delta)[0])
 
 
 def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> float:

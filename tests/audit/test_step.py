@@ -165,6 +165,21 @@ def test_releases_that_are_no_numbers_accuse_nobody() -> None:
     assert found.mu_audited == found.epsilon_audited == 0
 
 
+def test_a_broken_step_whose_releases_are_sometimes_no_numbers_is_caught() -> None:
+    """One NaN in the pilot must not make the attack look the other way."""
+
+    class SometimesOverflows(Mechanism):
+        steps = iter(range(10**9))
+
+        def privatise(self, *arguments: Any) -> Released:
+            released = super().privatise(*arguments)
+            factor = math.nan if next(self.steps) % 97 == 5 else 1.0
+            return replace(released, blocks=[block * factor for block in released.blocks])
+
+    broken = replace(as_broken(SometimesOverflows), noise=HalfTheNoise(1.0))
+    assert audit(broken, trials=2000, scenes=ALONE).mu_audited > 1.2
+
+
 def test_autoclips_leak_is_caught() -> None:
     """Its radius follows the batch, and so does its noise: an empty batch shows that it is empty."""
     found = audit(mechanism("autoclip_published", 4), trials=3000)

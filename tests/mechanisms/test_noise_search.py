@@ -21,9 +21,9 @@ from dptune.errors import ConfigError
 from dptune.mechanisms import published_search
 from dptune.mechanisms.certified_search import OBJECTIVES, Family, certified_search
 from dptune.mechanisms.laplace_noise import PRESETS, LmoDp, Plrvo
-from dptune.mechanisms.planning import Schedule, planned, price
+from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
-from dptune.mechanisms.registry import build
+from dptune.mechanisms.registry import build, takes_noise
 from dptune.noise_search import Found, Request, search_noise, write_found
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.published import lmo_dp_epsilon, lmo_dp_step_epsilon, lmo_dp_step_target, plrvo_epsilon
@@ -201,9 +201,13 @@ def test_the_files_can_be_used(tmp_path: Path) -> None:
     write_found(found(), tmp_path / "a" / "b")
     assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == {"profile.yaml", "search.json", "density.png"}
     profile = yaml.safe_load((tmp_path / "a" / "b" / "profile.yaml").read_text())
-    ((label, entry),) = profile["mechanisms"].items()
-    mechanism = build(label, {key: value for key, value in entry.items() if key != "accounting"})
-    assert price(mechanism, SAMPLED).certified == pytest.approx(found().figures["epsilon_certified"], rel=1e-9)
+    label, entry = "lmo_dp_published", profile["mechanisms"]["lmo_dp_published"]
+    options = {key: value for key, value in entry.items() if key != "accounting"}
+    assert (entry["accounting"], profile["experiment"]["mechanisms"]) == ("published", ["static", label])
+    assert takes_noise(label, options), "a cell calibrates it to its own budget"
+    cell = calibrated(lambda z: build(label, options | {"noise_multiplier": z}), 2.0, SAMPLED, "published").mechanism
+    assert price(cell, SAMPLED).published == pytest.approx(2.0, rel=1e-3)
+    assert price(cell, SAMPLED).certified == pytest.approx(found().figures["epsilon_certified"], rel=0.02)
     stored = json.loads((tmp_path / "a" / "b" / "search.json").read_text())
     assert stored["request"]["schedule"] == {"sample_rate": 0.01, "steps": 300, "delta": 1e-5}
     assert stored["entry"] == found().entry
@@ -212,14 +216,14 @@ def test_the_files_can_be_used(tmp_path: Path) -> None:
     assert np.ptp(pixels) > 0.5
 
 
-def test_a_picture_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("dptune.noise_search.draw_densities", broken)
     with pytest.raises(OSError, match="disk full"):
         write_found(found(), tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"profile.yaml", "search.json"}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,7 @@ def test_a_picture_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         ("laplace", "certified", "variance", "is no search"),
         ("plrvo", "certified", "accuracy", "unknown 'accuracy'"),
         ("plrvo", "published", "variance", "dimension"),
+        ("lmo_dp", "nonsense", "variance", "unknown 'nonsense'"),
     ],
 )
 def test_what_cannot_be_searched_is_said(mechanism: str, mode: Any, objective: str, match: str) -> None:
@@ -237,8 +242,25 @@ def test_what_cannot_be_searched_is_said(mechanism: str, mode: Any, objective: s
         search_noise(Request(mechanism, mode, 1.0, SCHEDULE, objective))
 
 
-@given(st.floats(0.05, 20), st.floats(0.1, 3))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epsilon", 0.0),
+        ("epsilon", math.inf),
+        ("dimension", -5),
+        ("max_grad_norm", 0.0),
+        ("delta", 0.0),
+        ("delta", 2.0),
+    ],
+)
+def test_a_request_out_of_range_names_its_field(field: str, value: Any) -> None:
+    schedule = replace(SCHEDULE, delta=value) if field == "delta" else SCHEDULE
+    changes = {} if field == "delta" else {field: value}
+    with pytest.raises(ConfigError, match=field):
+        Request(**({"mechanism": "plrvo", "mode": "published", "epsilon": 1.0, "schedule": schedule} | changes))
+
+
+@given(st.floats(3, 20), st.floats(0.1, 3))
 def test_a_signal_is_the_clip_radius_over_the_mean_noise(k: float, product: float) -> None:
     """The objective as the paper writes it, C (k - 1) theta."""
-    if k > 1.05:
-        assert (k - 1) * product == pytest.approx(1 / InverseScale(gamma=(k, product)).mean_absolute, rel=1e-6)
+    assert (k - 1) * product == pytest.approx(1 / InverseScale(gamma=(k, product)).mean_absolute, rel=1e-6)

@@ -20,6 +20,7 @@ from dptune.privacy.accountants import (
     epsilons,
     gdp_delta,
     limit_epsilon,
+    mixture_figures,
     pld_epsilon,
     smallest_epsilon,
 )
@@ -286,3 +287,22 @@ def test_the_published_bound_of_a_shared_scale_is_broken() -> None:
 def test_orders_are_integers() -> None:
     assert all(isinstance(order, int) for order in INTEGER_ORDERS)
     assert min(INTEGER_ORDERS) == 2
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sample_rate", "steps"), [(5.0, 1e-4, 1), (1e7, 1.0, 1)], ids=["epsilon 0", "hardly any"]
+)
+def test_where_no_gaussian_has_the_same_epsilon_no_dimension_is_told(
+    noise_multiplier: float, sample_rate: float, steps: int
+) -> None:
+    law = InverseScale(constant=1 / noise_multiplier)
+    release = Release(sample_rate, noise_multiplier, noise="laplace_mixture", norm="l1", law=law)
+    figures = mixture_figures(Counter({release: steps}), 1e-5)
+    assert "noise_variance" in figures
+    assert "l1_useful_up_to_effective_dimension" not in figures
+
+
+def test_one_scale_for_all_coordinates_has_no_limit() -> None:
+    law = InverseScale(gamma=(5.0, 0.1))
+    release = Release(1.0, 1 / law.score_bound, noise="shared_laplace_mixture", law=law)
+    assert "epsilon_floor_high_dimension" not in mixture_figures(Counter({release: 1}), 1e-5)

@@ -132,3 +132,9 @@ def test_plrvo_needs_its_dimension_and_its_own_noise() -> None:
         plrvo_epsilon(Counter({release(LMO["T0.3"], 0.1, dimension=9.0): 1}), 1e-5)
     no_moment = release(plrvo(3, 1.5), 0.1, dimension=9.0)
     assert math.isinf(plrvo_epsilon(Counter({no_moment: 1}), 1e-5))
+
+
+def test_nothing_released_costs_what_its_conversion_gives_and_no_error() -> None:
+    """The ledger of a run that was killed before its first release."""
+    assert lmo_dp_epsilon(Counter(), 1e-5) >= 0
+    assert plrvo_epsilon(Counter(), 1e-5) >= 0
