@@ -145,7 +145,7 @@ def draw_densities(found: Found, path: Path) -> None:
     _densities(axes[1], found, np.linspace(0, 12 * deviation, _POINTS))
     axes[1].set(yscale="log", ylim=(1e-9 / deviation, 10 * found.law.mean), title="tail")
     axes[0].set(title=f"{found.request.mechanism}, {found.request.mode}: epsilon {found.request.epsilon:g}")
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
 _GRID = 2.0**-20
-_BLOCK = 1 << 16
+_BLOCK = 32_000  # torch splits 32,768 and more among its own threads
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,8 @@ def drawn(
     """
     import torch
 
-    block = _BLOCK if device.type == "cpu" else max(count, 1)
     values = torch.empty(count, dtype=torch.float64, device=device)
-    for start in range(0, count, block):
-        place = values[start : start + block]
-        signs, tail = (torch.from_numpy(part).to(device) for part in signed_tail(entropy, len(place)))
-        place.copy_(quantile(signs, tail))
+    for block in values.split(_BLOCK) if device.type == "cpu" else (values,):
+        signs, tail = (torch.from_numpy(part).to(device) for part in signed_tail(entropy, len(block)))
+        block.copy_(quantile(signs, tail))
     return values
