@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import yaml
 
 from dptune import __version__
 from dptune.errors import ConfigError
@@ -175,18 +176,14 @@ def _noise(request: Request) -> Plrvo | LmoDp:
 
 def _options(noise: Plrvo | LmoDp) -> dict[str, Any]:
     """The options that differ from their defaults, and no figure that follows from the others."""
-    options = {item.name: getattr(noise, item.name) for item in fields(noise) if item.init}
-    options = {
-        item.name: options[item.name] for item in fields(noise) if item.init and options[item.name] != item.default
-    }
+    tunable = [item for item in fields(noise) if item.init]
+    options = {item.name: value for item in tunable if (value := getattr(noise, item.name)) != item.default}
     if isinstance(noise, Plrvo) and noise.theta:
         del options["noise_multiplier"]
     return options
 
 
 def _profile(found: Found) -> str:
-    import yaml
-
     request, schedule = found.request, found.request.schedule
     claimed, certified = (found.figures[f"epsilon_{kind}"] for kind in ("published", "certified"))
     head = (
