@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.accountants import (
-    COARSE_INTERVAL,
     FINEST_INTERVAL,
     Epsilons,
     epsilons,
     published_epsilon,
+    quick_epsilon,
     smallest_epsilon,
 )
 from dptune.privacy.calibration import calibrate
@@ -101,13 +101,16 @@ def calibrated(
 
         return Calibrated(build_with(calibrate(claim_of, epsilon)))
 
-    def epsilon_of(noise: float, interval: float = FINEST_INTERVAL) -> float:
-        # Leaks were refused above, or are to be left out.
+    def releases_with(noise: float) -> Composition:
         mechanism = build_with(noise)
-        releases = planned(mechanism, schedule) + mechanism.controller.inherited
-        return smallest_epsilon(releases, schedule.delta, interval=interval)
+        return planned(mechanism, schedule) + mechanism.controller.inherited
 
-    found = calibrate(epsilon_of, epsilon, roughly=lambda noise: epsilon_of(noise, COARSE_INTERVAL))
+    # Leaks were refused above, or are to be left out.
+    found = calibrate(
+        lambda noise: smallest_epsilon(releases_with(noise), schedule.delta),
+        epsilon,
+        roughly=lambda noise: quick_epsilon(releases_with(noise), schedule.delta),
+    )
     return Calibrated(build_with(found))
 
 

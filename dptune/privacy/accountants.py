@@ -139,15 +139,24 @@ def smallest_epsilon(composition: Composition, delta: float, *, interval: float 
     _check_delta(delta, pure=_is_pure(composition))
     if all(release.law is None for release in composition):
         return pld_epsilon(composition, delta, interval=interval)
+    quick = quick_epsilon(composition, delta)
+    if delta == 0 or math.isinf(quick):
+        return quick
+    # The loss distribution costs a factor, besides which the coarse grid's 0.3 % is nothing.
+    return min(quick, pld_epsilon(composition, delta, interval=max(interval, COARSE_INTERVAL)))
+
+
+def quick_epsilon(composition: Composition, delta: float) -> float:
+    """A bound as ``smallest_epsilon``, faster and near it: of Laplace mixtures all but the loss distribution."""
+    if all(release.law is None for release in composition):
+        return pld_epsilon(composition, delta, interval=COARSE_INTERVAL)
     if any(release.noise == "shared_laplace_mixture" for release in composition):
         return math.inf
     if delta == 0:
         return pure_epsilon(composition)
-    if _has_noiseless(composition):
-        return math.inf
-    # The loss distribution costs a factor, besides which the coarse grid's 0.3 % is nothing.
-    distribution = pld_epsilon(composition, delta, interval=max(interval, COARSE_INTERVAL))
-    return min(pure_epsilon(composition), renyi_epsilon(composition, delta), distribution)
+    return (
+        math.inf if _has_noiseless(composition) else min(pure_epsilon(composition), renyi_epsilon(composition, delta))
+    )
 
 
 def limit_epsilon(composition: Composition, delta: float, *, interval: float = FINEST_INTERVAL) -> float:
