@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
 _GRID = 2.0**-20
-_BLOCK = 32_000  # torch splits 32,768 and more among its own threads
+_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,18 @@ def drawn(
 ) -> torch.Tensor:
     """``count`` values in float64 of ``quantile(signs, tail)``, both of ``signed_tail``, which it may overwrite.
 
-    On the CPU in blocks that stay in its cache, which halves the time.
+    On the CPU in blocks that stay in its cache, which halves the time; threads would wait for each other at every
+    operation on so little.
     """
     import torch
 
     values = torch.empty(count, dtype=torch.float64, device=device)
-    for block in values.split(_BLOCK) if device.type == "cpu" else (values,):
-        signs, tail = (torch.from_numpy(part).to(device) for part in signed_tail(entropy, len(block)))
-        block.copy_(quantile(signs, tail))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for block in values.split(_BLOCK) if device.type == "cpu" else (values,):
+            signs, tail = (torch.from_numpy(part).to(device) for part in signed_tail(entropy, len(block)))
+            block.copy_(quantile(signs, tail))
+    finally:
+        torch.set_num_threads(threads)
     return values

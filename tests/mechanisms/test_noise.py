@@ -11,7 +11,7 @@ from mechanism_steps import RepeatedWord
 from scipy import stats
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import Gaussian, NoNoise, standard_normal
+from dptune.mechanisms.noise import Gaussian, NoNoise, drawn, standard_normal
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
 COORDINATES = 400_000
@@ -80,9 +80,26 @@ def test_bad_multiplier_is_refused(multiplier: float) -> None:
         Gaussian(multiplier)
 
 
-@pytest.mark.parametrize("count", [0, 1, 32_000, 32_001, 2**17 + 1])
+@pytest.mark.parametrize("count", [0, 1, 2**15, 2**15 + 1, 2**17 + 1])
 def test_blocks_are_drawn_one_after_the_other_and_none_twice(count: int) -> None:
     """Two float64 draws are equal with chance 2^-47 at most: false alarm 1e-4 over 2^17, with a fixed seed."""
     values = standard_normal(FixedSeed(3), count, torch.device("cpu"))
     assert values.shape == (count,)
     assert len(values.unique()) == count
+
+
+def test_threads_are_given_back_whatever_happens() -> None:
+    def broken(*_: torch.Tensor) -> torch.Tensor:
+        assert torch.get_num_threads() == 1
+        raise ValueError("broken")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        standard_normal(FixedSeed(0), 10, torch.device("cpu"))
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ValueError, match="broken"):
+            drawn(broken, FixedSeed(0), 10, torch.device("cpu"))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
