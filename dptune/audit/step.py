@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.scores import Fit
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Observation, Released, RunFacts
 from dptune.privacy.entropy import Entropy, uniform
@@ -29,7 +30,6 @@ _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _TAIL = 0.9
 _FEWEST_TRIALS = 500
-_ENOUGH_TO_POOL = 4
 
 
 @dataclass(frozen=True)
@@ -227,63 +227,11 @@ def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """Centres and spreads of what a step releases, coordinate by coordinate, with the sample in and out.
-
-    Attributes:
-        power: 2 for Gaussian scores (means, standard deviations), 1 for Laplace scores (medians, mean absolute ones),
-            which see a shift under heavy tails far better.
-    """
-
-    centre: tuple[NDArray[np.float64], NDArray[np.float64]]
-    spread: tuple[NDArray[np.float64], NDArray[np.float64]]
-    power: int
-
-    @classmethod
-    def of(cls, inside: NDArray[np.float64], outside: NDArray[np.float64], *, power: int, one_spread: bool) -> _Fit:
-        centres = [np.median(values, axis=0) if power == 1 else values.mean(axis=0) for values in (inside, outside)]
-        moments = [
-            np.maximum((np.abs(values - centre) ** power).mean(axis=0), 1e-30)
-            for values, centre in zip((inside, outside), centres, strict=True)
-        ]
-        if one_spread:
-            moments = [(moments[0] + moments[1]) / 2] * 2
-        one, other = (moment ** (1 / power) for moment in moments)
-        uncertainty = float((one**2 / len(inside) + other**2 / len(outside)).mean())
-        half = _towards_their_mean(centres[0] - centres[1], uncertainty) / 2
-        middle = (centres[0] + centres[1]) / 2
-        return cls((middle + half, middle - half), (one, other), power)
-
-    @classmethod
-    def blind(cls) -> _Fit:
-        """Tells nothing, where nothing was seen that is a number."""
-        zero, one = np.zeros(1), np.ones(1)
-        return cls((zero, zero), (one, one), 2)
-
-    def log_ratio(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(rows,) log-likelihood ratios, "in" against "out", as if coordinates were independent and of that law."""
-        one, other = (
-            -((np.abs(values - centre) / spread) ** self.power) / self.power - np.log(spread)
-            for centre, spread in zip(self.centre, self.spread, strict=True)
-        )
-        return np.asarray((one - other).sum(axis=-1))
-
-
-def _towards_their_mean(shifts: NDArray[np.float64], uncertainty: float) -> NDArray[np.float64]:
-    """Shifts of many coordinates that differ hardly more than they are uncertain are nearly one (James and Stein)."""
-    if len(shifts) < _ENOUGH_TO_POOL or not uncertainty > 0:
-        return shifts
-    mean, spread = shifts.mean(), shifts.var(ddof=1)
-    share = max(0.0, 1 - uncertainty / spread) if spread > 0 else 0.0
-    return np.asarray(mean + share * (shifts - mean))
-
-
-@dataclass(frozen=True)
 class _Attack:
     """A scene with the score and the thresholds that the pilot trials favour."""
 
     scene: Scene
-    fit: _Fit
+    fit: Fit
     cut_for_mu: float
     cut_for_epsilon: float
     promise: float
@@ -293,9 +241,8 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: f
     """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
-    seen = [values[:half][np.isfinite(values[:half]).all(axis=1)] for values in (inside, outside)]
-    kinds = ((2, True), (2, False), (1, True)) if all(map(len, seen)) else ()
-    fits = [_Fit.of(*seen, power=power, one_spread=same) for power, same in kinds] or [_Fit.blind()]
+    kinds = ((2, True), (2, False), (1, True))
+    fits = [Fit.of(inside[:half], outside[:half], power=power, one_spread=same) for power, same in kinds]
     rest = inside[half:], outside[half:]
     attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
     return max(attacks, key=lambda attack: attack.promise)
@@ -314,7 +261,7 @@ def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> 
 def _choose(
     stage: _Stage,
     scene: Scene,
-    fit: _Fit,
+    fit: Fit,
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
     counted: int,
     confidence: float,
