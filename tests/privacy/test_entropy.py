@@ -9,28 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mechanism_steps import RepeatedWord
 from numpy.typing import NDArray
 from scipy import stats
 
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed, OsEntropy, poisson_sample, uniform
 
 
-class Words:
-    """Entropy that repeats one word."""
-
-    leaks = ("test",)
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        return np.full(count, self.word, dtype=np.uint64)
-
-
 @pytest.mark.parametrize("word", [0, 1, 2**64 - 1, 2**64 - 2**11, 2**63, 2**63 - 1])
 def test_uniforms_stay_inside_the_open_interval(word: int) -> None:
     """A one would be infinite noise, a zero an infinite gap."""
-    (value,) = uniform(Words(word), 1)
+    (value,) = uniform(RepeatedWord(word), 1)
     assert 0.0 < value < 1.0
 
 
@@ -89,7 +78,7 @@ def test_tiny_rates_give_empty_batches(rate: float) -> None:
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1])
 def test_extreme_words_end(word: int) -> None:
-    assert set(poisson_sample(Words(word), 50, 0.1)) <= set(range(50))
+    assert set(poisson_sample(RepeatedWord(word), 50, 0.1)) <= set(range(50))
 
 
 @pytest.mark.parametrize("count", [8, 200_000])

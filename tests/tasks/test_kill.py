@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_pipeline import BUDGET, UNITS, read_json, static
 
+from dptune.privacy.calibration import sampling
 from dptune.privacy.ledger import chain_after, read_ledger
 from tasks.cells import Cell
 
@@ -33,7 +33,7 @@ def charged(ledger: Path) -> int:
 @pytest.mark.timeout(900)
 def test_five_kills_and_a_finish(pipeline: Path) -> None:
     cell = static({"training": {"epochs": 40, "checkpoint_every": 3, "evaluate_every": 50}})
-    steps, ledger = 40 * math.ceil(UNITS / 16), cell.directory / "ledger.jsonl"
+    steps, ledger = sampling(UNITS, 16, 40)[1], cell.directory / "ledger.jsonl"
     cell.directory.mkdir(parents=True)
     (cell.directory / "cell.json").write_text(cell.model_dump_json())
     moments = random.Random()
