@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def write_text(target: Path, text: str) -> None:
 def write_json(target: Path, value: Any) -> None:
     """Write ``value`` as indented JSON with sorted keys; whole or not at all, mode 0600."""
     write_text(target, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def jsonable(figures: Mapping[str, float]) -> dict[str, float | str]:
+    """Infinities as text, which JSON has no number for."""
+    return {key: value if math.isfinite(value) else str(value) for key, value in figures.items()}
 
 
 def private_directory(path: Path) -> Path:

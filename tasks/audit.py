@@ -27,15 +27,16 @@ from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
 from dptune.corpus.canaries import suffix
 from dptune.corpus.records import Records, read_records
-from dptune.files import sha256, write_json
+from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
+from dptune.training.per_sample import lora_pairs
 from tasks.finetune import read_crafted
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
-from tasks.results import jsonable, named
+from tasks.results import named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 from tasks.target import Target, load_target
@@ -282,7 +283,7 @@ def _step(target: Target) -> dict[str, Any]:
     """One private step of the cell's mechanism, with its own noise, on the attacker's bench."""
     first = min(target.contents.composition, key=lambda release: release.noise_multiplier)
     dimension = int(dict(first.claims).get("dimension", 0))
-    options = of_model(target.cell.mechanism, target.cell.options, _pairs(target), dimension)
+    options = of_model(target.cell.mechanism, target.cell.options, len(lora_pairs(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = first.noise_multiplier
     options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
@@ -312,7 +313,3 @@ def _certified_mu(mechanism: Mechanism) -> float:
     """A certain step is Gaussian DP (a Gaussian one exactly), which tells far more than its epsilon at one delta."""
     release = mechanism.release(mechanism.knobs(), 1.0)
     return math.inf if release.leaks else 1 / gaussian_dp_multiplier(release)
-
-
-def _pairs(target: Target) -> int:
-    return sum("lora_A" in name for name, _ in target.adapted.named_parameters())

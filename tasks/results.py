@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-from dptune.files import write_text
+from dptune.files import jsonable, write_text
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
 from tasks.job import Job
@@ -73,11 +72,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return rows
-
-
-def jsonable(figures: dict[str, float]) -> dict[str, float | str]:
-    """Infinities as text."""
-    return {key: value if math.isfinite(value) else str(value) for key, value in figures.items()}
 
 
 def named(prices: Epsilons) -> dict[str, float]:
