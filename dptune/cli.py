@@ -29,10 +29,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.")]
 SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
+Records = Annotated[int | None, typer.Option(help="Units in the training data.")]
+Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-SearchMode = Literal["published", "published_usefulness", "certified"]
 Accounting = Literal["certified", "noise_only", "published"]
 
 
@@ -74,9 +76,9 @@ def calibrate(
     delta: Delta,
     sample_rate: SampleRate = None,
     steps: Steps = None,
-    records: Annotated[int | None, typer.Option(help="Units in the training data.")] = None,
-    batch: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    records: Records = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
     accounting: Annotated[Accounting, typer.Option(help="Which epsilon meets the budget.")] = "certified",
     options: Options = None,
     as_json: AsJson = False,
@@ -104,14 +106,13 @@ def search(
     epsilon: Annotated[float, typer.Option(help="Of the whole run, as the mode counts it.")],
     delta: Delta,
     mode: Annotated[
-        SearchMode,
-        typer.Option(help="The paper's search (of LMO-DP's two, by epsilon or usefulness), or a proven one."),
+        str, typer.Option(help="published, published_usefulness (LMO-DP's other search), or certified.")
     ] = "certified",
     sample_rate: SampleRate = None,
     steps: Steps = None,
-    records: Annotated[int | None, typer.Option(help="Units in the training data.")] = None,
-    batch: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    records: Records = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
     objective: Annotated[str, typer.Option(help="Certified: variance, mean_absolute or usefulness.")] = "variance",
     dimension: Annotated[int, typer.Option(help="Trainable parameters, which PLRV-O's accountant counts.")] = 0,
     max_grad_norm: Annotated[float, typer.Option(help="The clip radius.")] = 1.0,

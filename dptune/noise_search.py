@@ -6,28 +6,27 @@ import math
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
 from dptune import __version__
 from dptune.errors import ConfigError
-from dptune.files import replacing, write_json, write_text
-from dptune.mechanisms.certified_search import OBJECTIVES, Family, certified_search
+from dptune.files import jsonable, replacing, write_json, write_text
+from dptune.mechanisms.certified_search import OBJECTIVES, certified_search
 from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
-from dptune.mechanisms.planning import Schedule, calibrated, planned, price
+from dptune.mechanisms.planning import Schedule, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
 from dptune.mechanisms.registry import build
-from dptune.privacy.accountants import mixture_figures
+from dptune.privacy.accountants import gaussian_of_equal_epsilon, mixture_figures
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.published import lmo_dp_step_target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Mode = Literal["published", "published_usefulness", "certified"]
-_FAMILIES: dict[str, Family] = {"plrvo": "plrvo", "lmo_dp": "lmo_dp"}
+MODES = ("published", "published_usefulness", "certified")
 _POINTS = 2001
 #: What a cell finds for itself: the scale, and the dimension, which its model tells.
 _SCALE = ("theta", "noise_multiplier", "dimension")
@@ -49,7 +48,7 @@ class Request:
     """
 
     mechanism: str
-    mode: Mode
+    mode: str
     epsilon: float
     schedule: Schedule
     objective: str = "variance"
@@ -57,9 +56,9 @@ class Request:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        modes, schedule = get_args(Mode), self.schedule
-        if self.mode not in modes:
-            raise ConfigError("mode", f"unknown {self.mode!r}", fix=f"use {' or '.join(modes)}")
+        schedule = self.schedule
+        if self.mode not in MODES:
+            raise ConfigError("mode", f"unknown {self.mode!r}", fix=f"use {' or '.join(MODES)}")
         if self.objective not in OBJECTIVES:
             raise ConfigError("objective", f"unknown {self.objective!r}", fix=f"use {' or '.join(OBJECTIVES)}")
         if not 0 < schedule.delta < 1:
@@ -100,19 +99,17 @@ def search_noise(request: Request) -> Found:
     if request.mechanism == "plrvo" and request.dimension:
         entry["dimension"] = request.dimension
     mechanism, schedule = build(request.mechanism, entry), request.schedule
-    prices = price(mechanism, schedule)
-    gaussian = calibrated(
-        lambda multiplier: build("static", {"noise_multiplier": multiplier}), prices.certified, schedule, "certified"
-    ).mechanism.knobs()
+    releases, prices = planned(mechanism, schedule), price(mechanism, schedule)
+    gaussian = gaussian_of_equal_epsilon(releases, schedule.delta)
     law = noise.law(noise.noise_multiplier)
     figures = {
         "epsilon_published": prices.published,
         "epsilon_certified": prices.certified,
-        **mixture_figures(planned(mechanism, schedule), schedule.delta),
-        "gaussian_multiplier_at_equal_certified_epsilon": gaussian.noise_multiplier,
-        "variance_over_that_gaussian": law.variance / gaussian.noise_multiplier**2,
+        **mixture_figures(releases, schedule.delta),
+        "gaussian_multiplier_at_equal_certified_epsilon": gaussian,
+        "variance_over_that_gaussian": law.variance / gaussian**2,
     }
-    return Found(request, entry, law, gaussian.noise_multiplier, figures)
+    return Found(request, entry, law, gaussian, figures)
 
 
 def write_found(found: Found, directory: Path) -> None:
@@ -121,7 +118,7 @@ def write_found(found: Found, directory: Path) -> None:
     provenance = {
         "request": asdict(request),
         "entry": found.entry,
-        "figures": {key: value if math.isfinite(value) else str(value) for key, value in found.figures.items()},
+        "figures": jsonable(found.figures),
         "versions": {"dptune": __version__, **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")}},
     }
     profile = _profile(found)
@@ -169,8 +166,8 @@ def _noise(request: Request) -> Plrvo | LmoDp:
     if request.mechanism == "lmo_dp" and request.mode != "certified":
         step = lmo_dp_step_target(request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         return lmo_dp_search(step, schedule.delta, "usefulness" if "usefulness" in request.mode else "largest_epsilon")
-    if request.mode == "certified" and (family := _FAMILIES.get(request.mechanism)):
-        return certified_search(family, request.epsilon, schedule, request.objective, request.max_grad_norm)
+    if kind in (("plrvo", "certified"), ("lmo_dp", "certified")):
+        return certified_search(request.mechanism, request.epsilon, schedule, request.objective, request.max_grad_norm)
     raise ConfigError("mechanism, mode", f"{' '.join(kind)} is no search", fix="search plrvo or lmo_dp; see --help")
 
 

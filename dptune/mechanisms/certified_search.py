@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 from scipy.optimize import minimize
 
-from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.mechanisms.laplace_noise import LmoDp, Plrvo, at_multiplier
 from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.published_search import LARGEST_SHAPE, SMALLEST_SHAPE, USEFUL
 from dptune.mechanisms.registry import build
 from dptune.privacy.laplace_mixtures import InverseScale
 
-Family = Literal["plrvo", "lmo_dp"]
 Bounds = list[tuple[float, float]]
 #: What is minimised, of the noise at a clip radius of 1.
 OBJECTIVES: dict[str, Callable[[InverseScale], float]] = {
@@ -36,28 +34,28 @@ _LMO_DP: Bounds = [(0.01, 1.0), (0.0, 1.0), (math.log(0.5), math.log(2.0)), (0.0
 
 
 def certified_search(
-    family: Family, epsilon: float, schedule: Schedule, objective: str = "variance", max_grad_norm: float = 1.0
+    family: str, epsilon: float, schedule: Schedule, objective: str = "variance", max_grad_norm: float = 1.0
 ) -> Plrvo | LmoDp:
     """The noise that is best by ``objective`` among those of the family that are (epsilon, delta)-DP on the schedule.
 
     Guarantee: that of ``dptune.mechanisms.planning.calibrated`` with certified accounting.
 
     Args:
+        family: "plrvo" or "lmo_dp".
         objective: a key of ``OBJECTIVES``.
         max_grad_norm: the clip radius of the run, which PLRV-O's noise names.
     """
     probe = calibrated(lambda noise: build(family, {"noise_multiplier": noise}), epsilon, schedule, "certified")
     multiplier = probe.mechanism.knobs().noise_multiplier
 
-    def scaled(shape: InverseScale) -> InverseScale:
-        return shape.scaled(1 / (multiplier * shape.score_bound))
-
     def least(shape_of: Callable[..., InverseScale], bounds: Bounds) -> InverseScale:
         middle = [(low + high) / 2 for low, high in bounds]
-        found = minimize(
-            lambda x: math.log(OBJECTIVES[objective](scaled(shape_of(*x)))), middle, bounds=bounds, options=_PRECISE
-        )
-        return scaled(shape_of(*found.x.tolist()))
+
+        def cost(x: list[float]) -> float:
+            return math.log(OBJECTIVES[objective](at_multiplier(shape_of(*x), multiplier)))
+
+        best = minimize(cost, middle, bounds=bounds, options=_PRECISE).x.tolist()
+        return at_multiplier(shape_of(*best), multiplier)
 
     if family == "plrvo":
         law = least(lambda log_k: InverseScale(gamma=(math.exp(log_k), 1.0)), _LOG_SHAPE)

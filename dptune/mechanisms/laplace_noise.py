@@ -49,7 +49,7 @@ class _LaplaceMixture:
 
     def law(self, noise_multiplier: float) -> InverseScale:
         """The law of the inverse scale for a clip radius of 1."""
-        return _at_multiplier(self.shape, noise_multiplier)
+        return at_multiplier(self.shape, noise_multiplier)
 
     def deviation(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise for a clip radius of 1; where that is infinite, the mean absolute value."""
@@ -258,7 +258,7 @@ PRESETS = {
 
 
 @lru_cache(maxsize=256)
-def _at_multiplier(shape: InverseScale, noise_multiplier: float) -> InverseScale:
+def at_multiplier(shape: InverseScale, noise_multiplier: float) -> InverseScale:
     """One object for all steps of a run, so that its integrals are computed once."""
     return shape.scaled(1 / (noise_multiplier * shape.score_bound))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
 _GRID = 2.0**-20
+#: Coordinates whose float64 intermediates stay in a core's cache.
 _BLOCK = 1 << 15
 
 

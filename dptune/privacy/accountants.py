@@ -217,21 +217,26 @@ def l1_break_even(composition: Composition, delta: float) -> float | None:
     gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates. None
     where no Gaussian has that epsilon: 0, say, or infinity.
     """
-    epsilon = smallest_epsilon(composition, delta, interval=COARSE_INTERVAL)
-    if not 0 < epsilon < math.inf:
+    widest = max(law_of(release).variance for release in composition)
+    try:
+        return gaussian_of_equal_epsilon(composition, delta) ** 2 / widest
+    except ConfigError:
         return None
 
-    def gaussian_epsilon(noise_multiplier: float) -> float:
+
+def gaussian_of_equal_epsilon(composition: Composition, delta: float) -> float:
+    """The noise multiplier of Gaussian releases at the same rates whose certified epsilon is that of these.
+
+    Raises: ConfigError where there is none: that epsilon is 0, infinite, or takes more noise than is searched.
+    """
+
+    def epsilon_of(noise_multiplier: float) -> float:
         gaussian: Composition = Counter()
         for release, count in composition.items():
             gaussian[Release(release.sample_rate, noise_multiplier)] += count
         return pld_epsilon(gaussian, delta, interval=COARSE_INTERVAL)
 
-    widest = max(law_of(release).variance for release in composition)
-    try:
-        return calibrate(gaussian_epsilon, epsilon) ** 2 / widest
-    except ConfigError:  # an epsilon so small that it takes more noise than is searched
-        return None
+    return calibrate(epsilon_of, smallest_epsilon(composition, delta, interval=COARSE_INTERVAL))
 
 
 def leaks_of(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
 from dptune.mechanisms import published_search
-from dptune.mechanisms.certified_search import OBJECTIVES, Family, certified_search
+from dptune.mechanisms.certified_search import OBJECTIVES, certified_search
 from dptune.mechanisms.laplace_noise import PRESETS, LmoDp, Plrvo
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
@@ -143,13 +143,13 @@ def test_problems_without_a_solution_are_refused(change: dict[str, Any], match: 
 
 
 @cache
-def certified(family: Family, objective: str) -> Plrvo | LmoDp:
+def certified(family: str, objective: str) -> Plrvo | LmoDp:
     return certified_search(family, 1.0, SCHEDULE, objective)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("family", ["plrvo", "lmo_dp"])
-def test_what_is_searched_under_proof_keeps_the_budget(family: Family, objective: str) -> None:
+def test_what_is_searched_under_proof_keeps_the_budget(family: str, objective: str) -> None:
     noise = certified(family, objective)
     options = {name: value for name, value in vars(noise).items() if name not in ("family", "theta")}
     assert 0.999 < price(build(family, options), SCHEDULE).certified <= 1.0
@@ -170,7 +170,7 @@ def test_no_shape_of_the_family_does_better(uniform: float, gamma: float, k: flo
 
 
 @pytest.mark.parametrize("family", ["plrvo", "lmo_dp"])
-def test_the_search_ends_next_to_plain_laplace_noise(family: Family) -> None:
+def test_the_search_ends_next_to_plain_laplace_noise(family: str) -> None:
     """Twice the variance of a Gaussian with this multiplier is the least there is."""
     noise = certified(family, "variance")
     assert 2 <= noise.law(noise.noise_multiplier).variance / noise.noise_multiplier**2 < 2.02
