@@ -280,13 +280,17 @@ def laplace_mixture(law: InverseScale, entropy: Entropy, count: int, device: tor
 
 
 def _interpolated(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
-    """Cubic polynomials of (4, intervals) coefficients over an even grid on [0, LARGEST_LOG_TAIL]."""
+    """Cubic polynomials of (4, intervals) coefficients over an even grid on [0, LARGEST_LOG_TAIL]; overwrites."""
+    import torch
+
     intervals = table.shape[1]
-    place = steepness * (intervals / LARGEST_LOG_TAIL)
-    index = place.long().clamp_(max=intervals - 1)
+    place = steepness.mul_(intervals / LARGEST_LOG_TAIL)
+    index = place.to(torch.int32).clamp_(max=intervals - 1)
     place.sub_(index)
-    c0, c1, c2, c3 = (column.index_select(0, index) for column in table)
-    return c3.mul_(place).add_(c2).mul_(place).add_(c1).mul_(place).add_(c0)
+    value = table[3].index_select(0, index)
+    for coefficient in (table[2], table[1], table[0]):
+        value.mul_(place).add_(coefficient.index_select(0, index))
+    return value
 
 
 @lru_cache(maxsize=32)

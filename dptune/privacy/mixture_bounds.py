@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Composition, Release
@@ -119,4 +119,4 @@ def _expansion(rate: float, curve: Array, order: int) -> float:
         + (order - inner) * math.log1p(-rate) + inner * math.log(rate)
         + np.maximum(inner - 1, 0) * curve[: order + 1]
     )  # fmt: skip
-    return float(max(logsumexp(terms), 0.0)) / (order - 1)
+    return float(max(np.logaddexp.reduce(terms), 0.0)) / (order - 1)

@@ -88,7 +88,13 @@ def test_blocks_are_drawn_one_after_the_other_and_none_twice(count: int) -> None
     assert len(values.unique()) == count
 
 
-def test_threads_are_given_back_whatever_happens() -> None:
+def test_a_fixed_seed_gives_the_same_noise_whichever_worker_is_first() -> None:
+    first, second = (standard_normal(FixedSeed(3), 2**19, torch.device("cpu")) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("count", [10, 2**17])
+def test_threads_are_given_back_whatever_happens(count: int) -> None:
     def broken(*_: torch.Tensor) -> torch.Tensor:
         assert torch.get_num_threads() == 1
         raise ValueError("broken")
@@ -96,10 +102,10 @@ def test_threads_are_given_back_whatever_happens() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        standard_normal(FixedSeed(0), 10, torch.device("cpu"))
+        standard_normal(FixedSeed(0), count, torch.device("cpu"))
         assert torch.get_num_threads() == 3
         with pytest.raises(ValueError, match="broken"):
-            drawn(broken, FixedSeed(0), 10, torch.device("cpu"))
+            drawn(broken, FixedSeed(0), count, torch.device("cpu"))
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
