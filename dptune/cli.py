@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +18,9 @@ from rich.table import Table
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
-from dptune.mechanisms.registry import MECHANISMS, build, describe_options, lacks_noise, takes_noise
+from dptune.mechanisms.registry import MECHANISMS, build, describe_options, lacks_noise, option_rows, takes_noise
 from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.prediction.protocols import PROTOCOLS, SUMMARIES, Protocol, priced_answers, protocol_of
 from dptune.privacy.accountants import Epsilons, mixture_figures, repriced_epsilon
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import OsEntropy
@@ -61,6 +63,10 @@ def account(
     as_json: AsJson = False,
 ) -> None:
     """Print the three epsilons of a run: as published, of the noise alone, and certified."""
+    if mechanism in PROTOCOLS:
+        _refuse_sampling(mechanism, sample_rate, steps)
+        _show(_answers(protocol_of(mechanism, _parse(options) | {"delta": delta})), as_json)
+        return
     sample_rate, steps = _required(sample_rate, "--sample-rate"), int(_required(steps, "--steps"))
     _check_name(mechanism)
     built = build(mechanism, _parse(options))
@@ -83,7 +89,11 @@ def calibrate(
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the least noise multiplier that keeps a run within the budget."""
+    """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
+    if mechanism in PROTOCOLS:
+        _refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        _show(_answers(protocol_of(mechanism, _parse(options) | {"epsilon": epsilon, "delta": delta})), as_json)
+        return
     sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
     chosen = _parse(options)
     _check_name(mechanism)
@@ -223,18 +233,25 @@ def mechanisms(
     if name is None:
         for key, listed in MECHANISMS.items():
             console.print(f"[bold]{key}[/bold]: {escape(listed.summary)}", soft_wrap=True, highlight=False)
+        for key, summary in SUMMARIES.items():
+            console.print(f"[bold]{key}[/bold]: {escape(summary)}", soft_wrap=True, highlight=False)
         return
-    _check_name(name)
-    console.print(f"[bold]{name}[/bold]: {escape(MECHANISMS[name].summary)}", soft_wrap=True, highlight=False)
+    if name not in PROTOCOLS:
+        _check_name(name)
+    summary = SUMMARIES[name] if name in PROTOCOLS else MECHANISMS[name].summary
+    console.print(f"[bold]{name}[/bold]: {escape(summary)}", soft_wrap=True, highlight=False)
     table = Table("--set option", "default", "meaning")
-    for row in describe_options(name):
+    for row in option_rows(PROTOCOLS[name]) if name in PROTOCOLS else describe_options(name):
         table.add_row(*row)
     console.print(table)
 
 
 def _check_name(name: str) -> None:
+    if name in PROTOCOLS:
+        raise ConfigError("mechanism", f"{name} answers and trains nothing", fix="use account or calibrate with it")
     if name not in MECHANISMS:
-        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {', '.join(MECHANISMS)}")
+        choices = ", ".join([*MECHANISMS, *PROTOCOLS])
+        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {choices}")
 
 
 def _parse(options: list[str] | None) -> dict[str, Any]:
@@ -270,6 +287,23 @@ def _sampling(
         "give these two, or all of --records --batch --epochs",
         fix="choose one of the sets",
     )
+
+
+def _refuse_sampling(name: str, *given: float | None) -> None:
+    if any(value is not None for value in given):
+        problem = f"{name} takes no batches of records"
+        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set tokens=... alone")
+
+
+def _answers(protocol: Protocol) -> dict[str, Any]:
+    return {
+        "mechanism": protocol.name,
+        **{key: value for key, value in asdict(protocol).items() if key not in ("name", "epsilon")},
+        "rdp_budget": protocol.rdp_budget,
+        "rdp_per_token": protocol.rdp_per_token,
+        **protocol.figures,
+        **_prices(priced_answers(protocol)),
+    }
 
 
 def _run(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:
@@ -324,13 +358,15 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         return
     table = Table(show_header=False)
     for key, value in result.items():
-        text = (
-            f"{value:.6g}"
-            if isinstance(value, float)
-            else ("; ".join(value) or "none" if key == "leaks" else str(value))
-        )
-        table.add_row(key, text)
+        table.add_row(key, _text(value))
     Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        texts = isinstance(value[0], str) if value else True
+        return ("; " if texts else ", ").join(map(_text, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _json_number(value: Any) -> Any:

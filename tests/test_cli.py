@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dptune.cli import app
 from dptune.mechanisms.registry import MECHANISMS
+from dptune.prediction.protocols import PROTOCOLS
 from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.privacy.release import Release
 
@@ -168,7 +169,7 @@ def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_j
 
 def test_mechanisms_lists_all_one_line_each_and_explains_one() -> None:
     lines = run("mechanisms").stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == list(MECHANISMS)
+    assert [line.split(":")[0] for line in lines] == [*MECHANISMS, *PROTOCOLS]
     assert all(word in line for line in lines for word in ("Clips", "adds", "adapts", "costs"))
     leaking = [line.split(":")[0] for line in lines if "NOT sound" in line]
     assert leaking == ["autoclip_published", "rldp_published"]
@@ -289,3 +290,37 @@ def test_noise_clipped_in_l1_says_up_to_which_dimension_it_is_useful() -> None:
     ratio = (gaussian["noise_multiplier"] / (0.5 * 2**0.5)) ** 2
     assert found["epsilon_certified"] == pytest.approx(2)
     assert found["l1_useful_up_to_effective_dimension"] == pytest.approx(ratio, rel=1e-2)
+
+
+ANSWERS = ["--epsilon", "8", "--delta", "1e-5", "--set", "alpha=3", "--set", "tokens=1024"]
+
+
+def test_calibrate_prints_the_radius_of_answers() -> None:
+    found = answer("calibrate", "pmixed", *ANSWERS, "--set", "models=80", "--set", "public_weight=0.0874457569")
+    assert found["rdp_budget"] == pytest.approx(3.1983085200, abs=1e-10)
+    assert found["rdp_per_token"] == pytest.approx(3.1233481640e-3, rel=1e-10)
+    assert found["radius"] == pytest.approx(0.0307308446, abs=1e-10)
+    assert found["epsilon_certified"] == pytest.approx(8, abs=1e-9)
+    assert found["epsilon_certified"] <= 8
+    assert found["unit"] == "shard"
+    published = answer("calibrate", "pmixed_published", *ANSWERS, "--set", "models=5", "--set", "subsample=.03")
+    assert published["beta"] == pytest.approx([0.565178, 0.193842, 0.223588, 0.243555, 0.258306], abs=1e-6)
+    assert published["radius"] == pytest.approx([3 * beta for beta in published["beta"]])
+    assert published["epsilon_certified"] == "inf"
+    assert published["leaks"]
+    assert isinstance(answer("calibrate", "pmixed_published", *ANSWERS, "--set", "subsample=1")["radius"], float)
+
+
+def test_account_tells_what_one_published_model_costs() -> None:
+    found = answer("account", "pmixed_published", "--delta", "1e-5", "--set", "models=1", "--set", "subsample=.03")
+    assert found["epsilon_published"] == pytest.approx(8, abs=1e-9)
+    assert found["epsilon_noise_only"] == pytest.approx(10.61, abs=0.005)
+
+
+def test_protocols_refuse_what_is_not_theirs() -> None:
+    assert "no batches" in refusal("calibrate", "pmixed", *ANSWERS, "--steps", "5")
+    assert "no batches" in refusal("account", "pmixed", "--delta", "1e-5", "--sample-rate", "0.1")
+    assert "too small for one token" in refusal("calibrate", "pmixed", "--epsilon", "1", "--delta", "1e-5")
+    assert "answers and trains nothing" in refusal("audit", "pmixed")
+    assert "alpha" in refusal("calibrate", "pmixed", "--epsilon", "8", "--delta", "1e-5", "--set", "alpha=1")
+    assert "public_weight" in run("mechanisms", "pmixed").stdout

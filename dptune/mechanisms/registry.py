@@ -271,7 +271,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
         if option not in known:
             choices = ", ".join(sorted(known | {"pairs"}))
             raise ConfigError(option, f"mechanism {name!r} has no such option", fix=f"use one of {choices}")
-    built = {part: _make(cls, options) for part, cls in parts.items()}
+    built = {part: make_part(cls, options) for part, cls in parts.items()}
     return Mechanism(
         name=name,
         published_accountant=_PUBLISHED.get(parts["noise"], "gdp_clt"),
@@ -304,11 +304,16 @@ def describe_options(name: str) -> list[tuple[str, str, str]]:
     parts, options = _resolve(name, {})
     rows: dict[str, tuple[str, str, str]] = {}
     for cls in parts.values():
-        texts = _help(cls)
-        for item in _tunable(cls):
-            default = "required" if item.default is MISSING else str(options.get(item.name, item.default))
-            rows.setdefault(item.name, (item.name, default, texts.get(item.name, "")))
+        for row in option_rows(cls, options):
+            rows.setdefault(row[0], row)
     return [*rows.values(), ("pairs", "1", _PAIRS_HELP)]
+
+
+def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
+    """(option, default or "required", help) of one part, with ``options`` in place of its defaults."""
+    texts, over = _help(cls), options or {}
+    defaults = {item.name: "required" if item.default is MISSING else str(item.default) for item in _tunable(cls)}
+    return [(name, str(over.get(name, default)), texts.get(name, "")) for name, default in defaults.items()]
 
 
 def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict[str, Any]]:
@@ -346,7 +351,7 @@ def _registered(name: str, entry: Mapping[str, Any]) -> Registered | None:
     return MECHANISMS.get(like or name)
 
 
-def _make(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
+def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Build a part from the options that are its own; two parts may share one, such as ``max_grad_norm``."""
     kinds = get_type_hints(cls)
     mine = {

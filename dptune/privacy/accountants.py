@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from dptune.errors import ConfigError
+from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
@@ -134,9 +135,12 @@ def smallest_epsilon(composition: Composition, delta: float, *, interval: float 
     """The least of the bounds that hold for these releases, each proven at this ``delta``.
 
     Gaussian releases alone: the tight one. With Laplace mixtures: the loss distribution of a Gaussian that is at most
-    as private, Renyi DP at integer orders, and, where clipping is in l1, pure DP, which alone holds at delta 0.
+    as private, Renyi DP at integer orders, and, where clipping is in l1, pure DP, which alone holds at delta 0. With
+    tokens: Renyi DP at their order.
     """
     _check_delta(delta, pure=_is_pure(composition))
+    if has_answers(composition):
+        return answers_epsilon(composition, delta)
     if all(release.law is None for release in composition):
         return pld_epsilon(composition, delta, interval=interval)
     quick = quick_epsilon(composition, delta)
@@ -148,6 +152,8 @@ def smallest_epsilon(composition: Composition, delta: float, *, interval: float 
 
 def quick_epsilon(composition: Composition, delta: float) -> float:
     """A bound as ``smallest_epsilon``, faster and near it: of Laplace mixtures all but the loss distribution."""
+    if has_answers(composition):
+        return answers_epsilon(composition, delta)
     if all(release.law is None for release in composition):
         return pld_epsilon(composition, delta, interval=COARSE_INTERVAL)
     if any(release.noise == "shared_laplace_mixture" for release in composition):
@@ -362,6 +368,7 @@ PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
     "plrvo": plrvo_epsilon,
     "plrvo_one_coordinate": plrvo_one_coordinate_epsilon,
     "lmo_dp": lmo_dp_epsilon,
+    "pmixed": published_answers_epsilon,
 }
 
 
@@ -378,7 +385,8 @@ def _as_key(composition: Composition) -> tuple[tuple[float, float, int], ...]:
 
 
 def _has_noiseless(composition: Composition) -> bool:
-    return any(release.noise == "none" for release in composition)
+    """Or tokens, which no accountant of Gaussians knows."""
+    return has_answers(composition) or any(release.noise == "none" for release in composition)
 
 
 def _is_pure(composition: Composition) -> bool:

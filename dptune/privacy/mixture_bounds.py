@@ -92,7 +92,7 @@ def scalar_renyi(law: InverseScale, shift: float, orders: Array) -> Array:
 
 @lru_cache(maxsize=4096)
 def _sampled(release: Release, orders: tuple[int, ...]) -> Array:
-    if release.noise == "none":
+    if release.noise not in ("gaussian", "laplace_mixture", "shared_laplace_mixture"):
         return np.full(len(orders), np.inf)
     curve = _unsampled(release, max(orders))
     if release.sample_rate == 1.0:

@@ -17,20 +17,24 @@ from dptune.privacy.laplace_mixtures import InverseScale
 #: How often each distinct release happened. Order does not matter to any accountant here.
 Composition = Counter["Release"]
 
-NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "none")
+NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "token", "unbounded_token", "none")
+#: Families that hide nothing, as far as anyone has proven.
+UNBOUNDED = ("none", "unbounded_token")
 NORMS = ("l2", "l1")
 _CONSISTENT = 1e-9
 
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy sum over a Poisson sample, add/remove adjacency, one unit of privacy = one sampled element.
+    """One noisy sum over a Poisson sample, add/remove adjacency, one unit of privacy = one sampled element; or one
+    token drawn from a mixture of models, each of which belongs to one shard of the records.
 
     Attributes:
         sample_rate: probability q in (0, 1] with which each unit enters the batch, independently.
         noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
             the number that its paper gives to an accountant. Of a Laplace mixture, 1 / score bound of its law: the
-            multiplier of the Gaussian with the same zCDP. 0 only with noise "none".
+            multiplier of the Gaussian with the same zCDP. Of a token, that of the Gaussian with the same Renyi bound.
+            0 where nothing is bounded (``UNBOUNDED``).
         sensitivity: sensitivity, in ``norm``, of the *whole* released vector in those same units; 1 when the
             paper's number is right, sqrt(n) when n groups are noised as if each were alone.
         noise: family of the noise, one of ``NOISES``.
@@ -41,6 +45,8 @@ class Release:
         norm: in which one unit is bounded, one of ``NORMS``.
         law: of the inverse scale, in units of a sensitivity of 1; for Laplace mixtures only.
         claims: what only a published accountant reads, such as the dimension of the gradient.
+        renyi: (order, epsilon) of a token: the Renyi divergence at that one order is at most epsilon, whatever the
+            prompt, in both directions, when one unit of privacy changes. For tokens only.
     """
 
     sample_rate: float
@@ -53,6 +59,7 @@ class Release:
     norm: str = "l2"
     law: InverseScale | None = None
     claims: tuple[tuple[str, float], ...] = ()
+    renyi: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -61,7 +68,7 @@ class Release:
             raise ConfigError("noise", f"unknown family {self.noise!r}", fix=f"use one of {', '.join(NOISES)}")
         if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
             raise ConfigError("sensitivity", f"{self.sensitivity} is not a positive number", fix="give the l2 bound")
-        noisy = self.noise != "none"
+        noisy = self.noise not in UNBOUNDED
         if not (math.isfinite(self.noise_multiplier) and (self.noise_multiplier > 0) == noisy):
             raise ConfigError(
                 "noise_multiplier",
@@ -71,6 +78,27 @@ class Release:
         if self.norm not in NORMS:
             raise ConfigError("norm", f"unknown {self.norm!r}", fix=f"use {' or '.join(NORMS)}")
         self._check_law()
+        self._check_renyi()
+
+    @classmethod
+    def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
+        """One token with a Renyi divergence of at most ``epsilon`` at ``order``; infinite where no bound is proven."""
+        if math.isinf(epsilon):
+            return cls(1.0, 0.0, noise="unbounded_token", statistics=("token",), claims=claims)
+        multiplier = _renyi_multiplier(order, epsilon)
+        return cls(1.0, multiplier, noise="token", statistics=("token",), claims=claims, renyi=(order, epsilon))
+
+    def _check_renyi(self) -> None:
+        if (self.noise == "token") != (self.renyi is not None):
+            raise ConfigError("renyi", f"does not go with noise {self.noise!r}", fix="give it to tokens only")
+        if self.renyi is None:
+            return
+        order, epsilon = self.renyi
+        if not (order > 1 and epsilon > 0 and math.isfinite(order) and math.isfinite(epsilon)):
+            raise ConfigError("renyi", f"{list(self.renyi)} is no (order above 1, epsilon above 0)", fix="use of_token")
+        plain = self.sample_rate == self.sensitivity == 1.0 and not self.adaptive
+        if not (plain and abs(self.noise_multiplier / _renyi_multiplier(order, epsilon) - 1) <= _CONSISTENT):
+            raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
 
     def _check_law(self) -> None:
         if self.noise.endswith("laplace_mixture") != (self.law is not None):
@@ -89,6 +117,7 @@ class Release:
         reasons = {
             "none": "gradients without noise",
             "shared_laplace_mixture": "one random scale for all coordinates, for which no bound is proven",
+            "unbounded_token": "tokens whose divergence no theorem bounds",
         }
         moves = ("a noise multiplier that moves has a filter for Gaussian noise only",) if self._unfiltered else ()
         return (*self.raw_inputs, *((reasons[self.noise],) if self.noise in reasons else ()), *moves)
@@ -118,8 +147,16 @@ class Release:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
         }
+        if data["renyi"] is not None and not (
+            isinstance(data["renyi"], list) and len(data["renyi"]) == 2 and all(map(_is_number, data["renyi"]))
+        ):
+            raise ConfigError("renyi", f"{data['renyi']!r} is not [order, epsilon]", fix="write two numbers")
         law = data["law"]
         return cls(**values | {"claims": _claims(data["claims"]), "law": None if law is None else _law(law)})
+
+
+def _renyi_multiplier(order: float, epsilon: float) -> float:
+    return math.sqrt(order / (2 * epsilon))
 
 
 def _plain(value: Any) -> Any:

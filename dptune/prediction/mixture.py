@@ -1,0 +1,35 @@
+"""The law of one token, whole, and draws from it that show neither the branch nor the slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dptune.prediction.fixed_mixture import Slots
+
+
+def law(log_public: torch.Tensor, log_private: torch.Tensor, weights: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """P = w0 p0 + (1 - w0) / N * sum of [p0 + lambda_i (p_i - p0)], whole: what an evaluation scores.
+
+    Args:
+        log_public: (..., vocabulary).
+        log_private: (models, ..., vocabulary), one for every slot.
+        weights: (models, ...), the lambdas.
+
+    Returns: (..., vocabulary) probabilities in float64.
+    """
+    parts = weights * (1 - slots.public_weight) / slots.models
+    public, total = log_public.double().exp(), torch.zeros_like(log_public, dtype=torch.float64)
+    for part, private in zip(parts, log_private, strict=True):  # one model at a time: a vocabulary is large
+        total += part[..., None] * private.double().exp()
+    return total + (1 - parts.sum(0))[..., None] * public
+
+
+def drawn_token(probabilities: torch.Tensor, uniform: float) -> int:
+    """The token at ``uniform`` in (0, 1), by the inverse of the cumulative sum in float64.
+
+    Private up to the rounding of that arithmetic, as any sampler on a machine is.
+    """
+    cumulative = np.cumsum(probabilities.double().cpu().numpy())
+    token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(token, len(cumulative) - 1)

@@ -1,0 +1,148 @@
+"""How far a private distribution may pull away from the public one: the weights lambda, for all models at once.
+
+A weight is the largest found for which the bound holds when it is evaluated again in float64, so that it always lies on
+the private side. Whatever cannot be evaluated (NaN, infinities, a token that only the private model can say) gets
+weight 0. Private: the weights themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+#: Below it (1e-300) a token counts as impossible: no sampler with 53 bits could draw it.
+_IMPOSSIBLE = -690.0
+#: Of the limit, for the rounding of sums over a vocabulary.
+_MARGIN = 1e-9
+_CLOSE = 1e-6
+_NARROW = 1e-12
+_MOST_ROUNDS = 100
+_MOST_VALUES = 1 << 24  # float64 values that one pass keeps
+
+
+def renyi_weights(
+    log_public: torch.Tensor, log_private: torch.Tensor, order: float, excess: torch.Tensor | float, share: float = 1.0
+) -> torch.Tensor:
+    """The largest l in [0, 1] with E_order <= 1 + ``excess``, both ways, between p0 + share l (p - p0) and p0.
+
+    E_order is exp((order - 1) D_order): the excess of a Renyi radius r is expm1((order - 1) r).
+
+    Args:
+        log_public: (..., vocabulary) log-probabilities of p0.
+        log_private: (models, ..., vocabulary) of the p.
+        order: above 1.
+        excess: a number, or one for each of (models, ...).
+        share: the part of the law that the model may move at all, in (0, 1].
+
+    Returns: (models, ...) weights in float64.
+    """
+
+    def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+        def excess_at(weight: torch.Tensor) -> torch.Tensor:
+            step = torch.log1p(share * weight[:, None] * gain)
+            forward = (public * torch.expm1(order * step)).sum(-1)
+            backward = (public * torch.expm1((1 - order) * step)).sum(-1)
+            return torch.maximum(forward, backward)
+
+        return _largest(excess_at, limit)
+
+    return _by_rows(log_public, log_private, excess, weights)
+
+
+def moment_weights(
+    log_public: torch.Tensor, log_private: torch.Tensor, order: int, excess: float, share: float
+) -> torch.Tensor:
+    """The same where p may become any other distribution p': spec pmixed.md, section 5.3, "record level".
+
+    The largest l with sum over k = 2..order of C(order, k) (1-u)^(1-k) (2 u l)^k m_k <= ``excess``, where
+    m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``.
+    """
+    powers = torch.arange(2, order + 1, dtype=torch.float64, device=log_private.device)
+    factors = [math.log(math.comb(order, k)) + (1 - k) * math.log1p(-share) for k in range(2, order + 1)]
+    scale = torch.tensor(factors, dtype=torch.float64, device=log_private.device) + powers * math.log(2 * share)
+
+    def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+        size = gain.abs().log()
+        terms = torch.stack([torch.logsumexp(public.log() + k * size, -1) for k in powers], -1) + scale
+
+        def excess_at(weight: torch.Tensor) -> torch.Tensor:
+            return (terms + powers * weight.log()[:, None]).exp().sum(-1)
+
+        return _largest(excess_at, limit)
+
+    return _by_rows(log_public, log_private, excess, weights)
+
+
+def _by_rows(
+    log_public: torch.Tensor,
+    log_private: torch.Tensor,
+    excess: torch.Tensor | float,
+    weights: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply ``weights(p0, p / p0 - 1, limit)`` to rows of the vocabulary, as many as fit at a time."""
+    if log_public.shape != log_private.shape[1:]:
+        shapes = f"{tuple(log_public.shape)} and {tuple(log_private.shape)}"
+        raise ValueError(f"the vocabularies or positions of the models differ: {shapes}")
+    shape, vocabulary = log_private.shape[:-1], log_private.shape[-1]
+    public = log_public.expand(log_private.shape).reshape(-1, vocabulary)
+    private = log_private.reshape(-1, vocabulary)
+    limits = torch.as_tensor(excess, dtype=torch.float64, device=private.device).expand(shape).reshape(-1)
+    height = max(1, _MOST_VALUES // vocabulary)
+    found = []
+    for start in range(0, len(private), height):
+        rows = slice(start, start + height)
+        found.append(_safely(public[rows].double(), private[rows].double(), limits[rows], weights))
+    return torch.cat(found).reshape(shape) if found else limits.reshape(shape)
+
+
+def _safely(
+    log_public: torch.Tensor,
+    log_private: torch.Tensor,
+    limits: torch.Tensor,
+    weights: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    possible = log_public > _IMPOSSIBLE
+    only_private = (~possible & (log_private > _IMPOSSIBLE)).any(-1)
+    unknown = (log_public.isnan() | log_private.isnan()).any(-1)
+    public = torch.where(possible, log_public.exp(), 0.0)
+    gain = torch.where(possible, torch.expm1(log_private - log_public), 0.0)
+    found = weights(public, gain, limits * (1 - _MARGIN))
+    return torch.where(only_private | unknown, 0.0, found)
+
+
+def _largest(excess_at: Callable[[torch.Tensor], torch.Tensor], limit: torch.Tensor) -> torch.Tensor:
+    """The largest weight in [0, 1] found with ``excess_at(weight) <= limit``, for an excess that grows from 0 at 0.
+
+    Brackets, with a guess by the power law through both ends; every third round halves the bracket whatever happens.
+    """
+    low, at_low = torch.zeros_like(limit), torch.zeros_like(limit)
+    high = torch.ones_like(limit)
+    at_high = excess_at(high)
+    low = torch.where(at_high <= limit, high, low)
+    for turn in range(_MOST_ROUNDS):
+        near = (at_low >= limit * (1 - _CLOSE)) | (high - low <= _NARROW * high)
+        if bool(near.all()):
+            break
+        guess = _halfway(low, high) if turn % 3 == 2 else _power_law(low, at_low, high, at_high, limit)
+        found = excess_at(guess)
+        inside = found <= limit  # not so for NaN
+        low, at_low = torch.where(inside, guess, low), torch.where(inside, found, at_low)
+        high, at_high = torch.where(inside, high, guess), torch.where(inside, at_high, found)
+    return low
+
+
+def _power_law(
+    low: torch.Tensor, at_low: torch.Tensor, high: torch.Tensor, at_high: torch.Tensor, limit: torch.Tensor
+) -> torch.Tensor:
+    """Where c t^k through both ends meets the limit; from 0 on, k is 2. Halfway where an end is 0 or infinite."""
+    power = torch.where(at_low > 0, (at_high / at_low).log() / (high / low).log(), 2.0)
+    guess = high * (limit * (1 - _CLOSE / 2) / at_high) ** (1 / power)
+    usable = at_high.isfinite() & guess.isfinite() & (guess > low) & (guess < high)
+    return torch.where(usable, guess, _halfway(low, high))
+
+
+def _halfway(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """In the middle of the logarithms, or at a sixteenth of the high end while the low one is 0."""
+    return torch.where(low > 0, (low * high).sqrt(), high / 16)

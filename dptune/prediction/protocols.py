@@ -1,0 +1,201 @@
+"""The two protocols as plans: what is public, what one token costs, and how much it may lean on private models.
+
+Both answer ``tokens`` tokens within (epsilon, delta) and then stop. A plan holds no data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.registry import make_part, option_rows
+from dptune.prediction.fixed_mixture import Slots
+from dptune.prediction.published import one_model_epsilon, published_beta
+from dptune.privacy.accountants import Epsilons, epsilons
+from dptune.privacy.filters import budget_at
+from dptune.privacy.release import Composition, Release
+
+Unit = Literal["shard", "record", "patient"]
+#: Rounds the cost of a token down, so that all of them together stay within the budget.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Protocol:
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    alpha: float = 3.0
+    tokens: int = 1024
+    models: int = 80
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError("epsilon", f"{self.epsilon} is not a positive number", fix="give the privacy budget")
+        if not 0 < self.delta < 1:
+            raise ConfigError("delta", f"{self.delta} is not in (0, 1)", fix="use 1e-5, say")
+        if not (math.isfinite(self.alpha) and self.alpha > 1):
+            raise ConfigError("alpha", f"{self.alpha} is not above 1: no Renyi divergence has that order", fix="use 3")
+        for name in ("tokens", "models"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1 or more")
+        if self.rdp_budget <= 0:
+            least = -budget_at(self.alpha, 0.0, self.delta)
+            problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
+            raise ConfigError("epsilon", problem, fix=f"raise it above {least:.4g}, or raise alpha")
+
+    @property
+    def rdp_budget(self) -> float:
+        """The Renyi epsilon at ``alpha`` that converts to (epsilon, delta)."""
+        return budget_at(self.alpha, self.epsilon, self.delta)
+
+    @property
+    def rdp_per_token(self) -> float:
+        """An equal share of it for every token."""
+        return self.rdp_budget / self.tokens * (1 - _ROUNDING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedMixture(_Protocol):
+    """The provable variant, ``dptune.prediction.fixed_mixture``.
+
+    Attributes:
+        epsilon: budget of all tokens together.
+        delta: of the budget.
+        alpha: the Renyi order at which tokens are bounded and added up; a whole number for unit record or patient.
+        tokens: T, how many may ever be answered.
+        models: N, slots of the ensemble, fixed before the data is seen.
+        public_weight: w0 in (0, 1), least weight of the public model.
+        unit: whose change is bounded: a whole shard's removal, or one record's or patient's change of it.
+    """
+
+    public_weight: float = 0.2
+    unit: Unit = "shard"
+    name: str = field(default="pmixed", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.public_weight < 1:
+            problem = f"{self.public_weight} is not in (0, 1): without a public floor nothing bounds a rare token"
+            raise ConfigError("public_weight", problem, fix="use 0.2, say")
+        if self.unit != "shard" and not (float(self.alpha).is_integer() and self.alpha >= 2):
+            problem = f"{self.alpha:g} is no whole number from 2, which the bound for unit {self.unit} needs"
+            raise ConfigError("alpha", problem, fix="use 3, or unit=shard")
+
+    @property
+    def slots(self) -> Slots:
+        """The public constants."""
+        return Slots(self.models, self.public_weight)
+
+    @property
+    def excess(self) -> float:
+        """See ``Slots.excess``."""
+        return self.slots.excess(self.rdp_per_token, self.alpha)
+
+    @property
+    def release(self) -> Release:
+        """One token."""
+        return Release.of_token(self.alpha, self.rdp_per_token, _claims(self))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What follows from the options, by name."""
+        radius = self.slots.radius(self.rdp_per_token, self.alpha) if self.unit == "shard" else None
+        return {"radius": radius, "slot_floor": self.slots.floor, "slot_share": self.slots.share, "excess": self.excess}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(_Protocol):
+    """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model: see the spec's section 5.
+
+    Attributes:
+        epsilon: what the paper would claim for all tokens together.
+        delta: of that claim.
+        alpha: the Renyi order; a whole number from 2 with sampling.
+        tokens: T, how many may ever be answered.
+        models: N, one for each shard.
+        subsample: probability that a model is asked; 1 asks all, as theorem 5.1 itself.
+        with_replacement: draw the sample's members with replacement, as the authors' code does.
+    """
+
+    subsample: float = 0.03
+    with_replacement: bool = False
+    unit: Unit = field(default="shard", init=False)
+    name: str = field(default="pmixed_published", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.subsample <= 1:
+            raise ConfigError("subsample", f"{self.subsample} is not in (0, 1]", fix="use 0.03, or 1 for all models")
+        if self.subsample < 1 and not (float(self.alpha).is_integer() and self.alpha >= 2):
+            problem = f"{self.alpha:g} is no whole number from 2, which amplification by sampling needs"
+            raise ConfigError("alpha", problem, fix="use 3, or subsample=1")
+
+    @cached_property
+    def betas(self) -> tuple[float, ...]:
+        """beta*(n) for samples of n = 1, ..., N models; all the same where all models are asked."""
+        sizes = range(1, self.models + 1) if self.subsample < 1 else [self.models] * self.models
+        order = int(self.alpha) if self.subsample < 1 else self.alpha
+        return tuple(published_beta(self.rdp_per_token, size, order, self.subsample) for size in sizes)
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """The Renyi radius of samples of n = 1, ..., N models."""
+        return tuple(self.alpha * beta for beta in self.betas)
+
+    @property
+    def release(self) -> Release:
+        """One token; with a bound for one model only."""
+        proven = math.inf
+        if self.models == 1:
+            proven = one_model_epsilon(self.radii[0], self.alpha, self.subsample)
+        return Release.of_token(self.alpha, proven, _claims(self))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What follows from the options, by name; one figure, or one for each size of the sample."""
+        betas = list(self.betas) if self.subsample < 1 else self.betas[0]
+        radii = list(self.radii) if self.subsample < 1 else self.radii[0]
+        return {"radius": radii, "beta": betas}
+
+
+Protocol = FixedMixture | Published
+PROTOCOLS: dict[str, type[FixedMixture] | type[Published]] = {"pmixed": FixedMixture, "pmixed_published": Published}
+SUMMARIES = {
+    "pmixed": "Private prediction: answers T tokens from an ensemble on disjoint shards and a public model, mixed with "
+    "weights that are fixed in advance. Sound.",
+    "pmixed_published": "Private prediction as published (PMixed, arXiv 2403.15638). NOT sound: theorem 5.1 takes a "
+    "bound at one order for all, and its radius follows the size of the sample.",
+}
+PUBLISHED_ACCOUNTANT = "pmixed"
+
+
+def protocol_of(name: str, options: Mapping[str, Any]) -> Protocol:
+    """The protocol of that name with these options, as params.yaml or ``--set`` give them.
+
+    Raises: ConfigError naming the option that is unknown or out of range.
+    """
+    known = [row[0] for row in option_rows(PROTOCOLS[name])]
+    for option in options:
+        if option not in known:
+            raise ConfigError(option, f"protocol {name!r} has no such option", fix=f"use one of {', '.join(known)}")
+    made: Protocol = make_part(PROTOCOLS[name], dict(options))
+    return made
+
+
+def planned_answers(protocol: Protocol) -> Composition:
+    """Every token that the protocol may ever answer."""
+    return Counter({protocol.release: protocol.tokens})
+
+
+def priced_answers(protocol: Protocol) -> Epsilons:
+    """The three epsilons of all tokens that the protocol may ever answer."""
+    return epsilons(planned_answers(protocol), protocol.delta, published_accountant=PUBLISHED_ACCOUNTANT)
+
+
+def _claims(protocol: _Protocol) -> tuple[tuple[str, float], ...]:
+    return (("order", protocol.alpha), ("renyi", protocol.rdp_per_token))

@@ -1,0 +1,118 @@
+"""PMixED's radius as published: theorem 5.1, its amplification by sampling, and what of it can be proven.
+
+Claims, not guarantees. Theorem 5.1 takes a bound at one Renyi order for a bound at all of them, and a radius that
+depends on the size of the sample for one that does not (spec pmixed.md, section 5.1).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, linprog
+from scipy.special import gammaln
+
+from dptune.errors import ConfigError
+
+_ROUNDING = 1e-12
+_LARGEST_BETA = 1e4
+_GRID = 4001
+
+Array = NDArray[np.float64]
+
+
+def theorem_epsilon(beta: float, models: int, order: float) -> float:
+    """Renyi epsilon that theorem 5.1 claims for one token of ``models`` models with radius ``beta * order``."""
+    if models <= 1:
+        return beta * order
+    return float(_log_mean(4 * (order - 1) * beta * order, models) / (order - 1))
+
+
+def amplified_epsilon(beta: float, models: int, order: int, subsample: float) -> float:
+    """The same for a Poisson sample that came out with ``models`` models, by the paper's amplification.
+
+    log of (1-q)^(a-1) (1 + (a-1) q) + sum over k = 2..a of C(a, k) (1-q)^(a-k) q^k exp((k-1) epsilon(k)), over a - 1.
+    """
+    if subsample == 1.0:
+        return theorem_epsilon(beta, models, order)
+    kept = math.log1p(-subsample)
+    terms = [(order - 1) * kept + math.log1p((order - 1) * subsample)]
+    for k in range(2, order + 1):
+        choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        moment = (k - 1) * theorem_epsilon(beta, models, k)
+        terms.append(float(choose + (order - k) * kept + k * math.log(subsample) + moment))
+    return max(float(np.logaddexp.reduce(terms)), 0.0) / (order - 1)
+
+
+@lru_cache(maxsize=4096)
+def published_beta(rdp_per_token: float, models: int, order: int, subsample: float) -> float:
+    """beta*(n) of the paper: the largest whose claimed epsilon is at most ``rdp_per_token``, rounded down.
+
+    Raises: ConfigError if there is none up to 1e4.
+    """
+
+    def excess(log_beta: float) -> float:
+        claimed = amplified_epsilon(math.exp(log_beta), models, order, subsample)
+        return math.log(max(claimed, 1e-300) / rdp_per_token)
+
+    low, high = math.log(1e-15), math.log(_LARGEST_BETA)
+    if excess(high) < 0:
+        raise ConfigError("epsilon", f"{rdp_per_token:.4g} per token needs no radius at all", fix="lower it")
+    if excess(low) > 0:
+        raise ConfigError("epsilon", f"{rdp_per_token:.4g} per token leaves no radius", fix="raise it, or ask less")
+    beta = math.exp(brentq(excess, low, high, xtol=1e-14)) * (1 - _ROUNDING)
+    while amplified_epsilon(beta, models, order, subsample) > rdp_per_token:
+        beta *= 1 - _ROUNDING
+    return beta
+
+
+@lru_cache(maxsize=256)
+def one_model_epsilon(radius: float, order: float, subsample: float) -> float:
+    """The largest Renyi epsilon at ``order`` of one token of one model: there alone the published radius has a proof.
+
+    The output law is (1-q) p0 + q p with D(p, p0) and D(p0, p) at most ``radius``. Any moment of the likelihood ratio
+    rho is linear in the law of p / p0 under p0, so that its largest value is a linear program.
+    """
+    moments = (_largest_moment(radius, order, subsample, power) for power in (order, 1 - order))
+    return max(math.log(moment) for moment in moments) / (order - 1)
+
+
+def _largest_moment(radius: float, order: float, subsample: float, power: float) -> float:
+    """Upper bound on E (1 - q + q rho)^power, by the program's dual: a function of rho that is nowhere less.
+
+    The program is solved on a grid; what its dual lacks between the points, and far out, is added.
+    """
+
+    def aim(rho: Array) -> Array:
+        return np.asarray((1 - subsample + subsample * rho) ** power)
+
+    def limited(rho: Array) -> Array:
+        # E rho^a <= e^((a-1) r) and the same of rho^(1-a), over their bounds.
+        return np.stack([rho**order, rho ** (1 - order)]) * math.exp(-(order - 1) * radius)
+
+    ratio, fine, far = (np.exp(_span(radius, order, *grid)) for grid in ((_GRID, 12), (16 * _GRID, 12), (_GRID, 250)))
+    fixed = np.stack([np.ones_like(ratio), ratio])  # E 1 = E rho = 1
+    solved = linprog(-aim(ratio), A_ub=limited(ratio), b_ub=[1, 1], A_eq=fixed, b_eq=[1, 1])
+    if not solved.success:
+        raise ConfigError("epsilon", f"no bound was found at radius {radius:.4g} ({solved.message})", fix="change it")
+    prices, (one, mean) = -solved.ineqlin.marginals, -solved.eqlin.marginals
+
+    def lacks(rho: Array) -> Array:
+        return np.asarray(aim(rho) - (one + mean * rho + prices @ limited(rho)))
+
+    prices = prices + max(float((lacks(far) / limited(far).sum(axis=0)).max()), 0.0)
+    return float(prices.sum() + one + mean + max(lacks(fine).max(), 0.0))
+
+
+def _span(radius: float, order: float, count: int, beyond: float) -> Array:
+    """log rho from where its limits exceed what they bound by e^beyond, at ``count`` points."""
+    return np.linspace(-radius - beyond / (order - 1), (order - 1) / order * radius + beyond / order, count)
+
+
+def _log_mean(exponent: float, models: int) -> float:
+    """log of (models - 1) / models + e^exponent / models, for small and large exponents."""
+    if exponent < 1:
+        return math.log1p(math.expm1(exponent) / models)
+    return float(np.logaddexp(math.log1p(-1 / models), exponent - math.log(models)))
