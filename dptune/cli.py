@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dptune.errors import ConfigError, DptuneError
+from dptune.console import reports_errors, show
+from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.registry import MECHANISMS, build, describe_options, lacks_noise, option_rows, takes_noise
 from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.prediction import commands
 from dptune.prediction.protocols import PROTOCOLS, SUMMARIES, Protocol, priced_answers, protocol_of
 from dptune.privacy.accountants import Epsilons, mixture_figures, repriced_epsilon
 from dptune.privacy.calibration import sampling
@@ -40,20 +38,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Accounting = Literal["certified", "noise_only", "published"]
 
 
-def _reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except DptuneError as error:
-            Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
-            raise typer.Exit(2) from None
-
-    return run
-
-
 @app.command()
-@_reports_errors
+@reports_errors
 def account(
     mechanism: Mechanism,
     delta: Delta,
@@ -65,17 +51,17 @@ def account(
     """Print the three epsilons of a run: as published, of the noise alone, and certified."""
     if mechanism in PROTOCOLS:
         _refuse_sampling(mechanism, sample_rate, steps)
-        _show(_answers(protocol_of(mechanism, _parse(options) | {"delta": delta})), as_json)
+        show(_answers(protocol_of(mechanism, _parse(options) | {"delta": delta})), as_json)
         return
     sample_rate, steps = _required(sample_rate, "--sample-rate"), int(_required(steps, "--steps"))
     _check_name(mechanism)
     built = build(mechanism, _parse(options))
     schedule = Schedule(sample_rate, steps, delta)
-    _show(_run(built, schedule) | _prices(price(built, schedule)) | _diagnostics(built, schedule), as_json)
+    show(_run(built, schedule) | _prices(price(built, schedule)) | _diagnostics(built, schedule), as_json)
 
 
 @app.command()
-@_reports_errors
+@reports_errors
 def calibrate(
     mechanism: Mechanism,
     epsilon: Annotated[float, typer.Option(help="The budget.")],
@@ -92,7 +78,7 @@ def calibrate(
     """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
     if mechanism in PROTOCOLS:
         _refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
-        _show(_answers(protocol_of(mechanism, _parse(options) | {"epsilon": epsilon, "delta": delta})), as_json)
+        show(_answers(protocol_of(mechanism, _parse(options) | {"epsilon": epsilon, "delta": delta})), as_json)
         return
     sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
     chosen = _parse(options)
@@ -106,11 +92,11 @@ def calibrate(
         lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
     )
     prices = price(found.mechanism, schedule, found.renyi_filter)
-    _show(_run(found.mechanism, schedule) | _prices(prices) | _diagnostics(found.mechanism, schedule), as_json)
+    show(_run(found.mechanism, schedule) | _prices(prices) | _diagnostics(found.mechanism, schedule), as_json)
 
 
 @app.command()
-@_reports_errors
+@reports_errors
 def search(
     mechanism: Annotated[str, typer.Argument(help="plrvo or lmo_dp")],
     epsilon: Annotated[float, typer.Option(help="Of the whole run, as the mode counts it.")],
@@ -136,13 +122,13 @@ def search(
     found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm))
     directory = out or Path("data/search") / f"{mechanism}-{mode}"
     write_found(found, directory)
-    _show(found.entry | found.figures, as_json)
+    show(found.entry | found.figures, as_json)
     if not as_json:
         Console().print(f"{escape(str(directory))}: profile.yaml, search.json, density.png", soft_wrap=True)
 
 
 @app.command()
-@_reports_errors
+@reports_errors
 def audit(
     mechanism: Mechanism,
     trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
@@ -178,14 +164,14 @@ def audit(
     )
     schedule = Schedule(sample_rate, steps, delta)
     prices = _prices(price(built, schedule))
-    _show({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
+    show({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
     if found.epsilon_audited > float(prices["epsilon_certified"]):
         problem = "The attack shows more than is certified: the mechanism or its accountant is wrong, or chance is."
         Console(stderr=True).print(f"[red]{problem}[/red]", soft_wrap=True)
 
 
 @app.command()
-@_reports_errors
+@reports_errors
 def verify(
     ledger: Annotated[Path, typer.Argument(help="data/runs/<run>/ledger.jsonl")], as_json: AsJson = False
 ) -> None:
@@ -214,7 +200,7 @@ def verify(
         "telemetry": header.telemetry,
         "unit": header.unit,
     }
-    _show(result, as_json)
+    show(result, as_json)
     if as_json:
         return
     if not contents.complete:
@@ -224,7 +210,7 @@ def verify(
 
 
 @app.command()
-@_reports_errors
+@reports_errors
 def mechanisms(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.")] = None,
 ) -> None:
@@ -352,25 +338,8 @@ def _one_or_range(values: list[float]) -> float | list[float] | None:
     return values[0] if values[0] == values[-1] else [values[0], values[-1]]
 
 
-def _show(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({key: _json_number(value) for key, value in result.items()}, allow_nan=False))
-        return
-    table = Table(show_header=False)
-    for key, value in result.items():
-        table.add_row(key, _text(value))
-    Console().print(table)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        texts = isinstance(value[0], str) if value else True
-        return ("; " if texts else ", ").join(map(_text, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _json_number(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+app.command()(reports_errors(commands.generate))
+app.command()(reports_errors(commands.serve))
 
 
 if __name__ == "__main__":

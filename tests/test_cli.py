@@ -170,9 +170,9 @@ def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_j
 def test_mechanisms_lists_all_one_line_each_and_explains_one() -> None:
     lines = run("mechanisms").stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == [*MECHANISMS, *PROTOCOLS]
-    assert all(word in line for line in lines for word in ("Clips", "adds", "adapts", "costs"))
+    assert all(word in line for line in lines[: len(MECHANISMS)] for word in ("Clips", "adds", "adapts", "costs"))
     leaking = [line.split(":")[0] for line in lines if "NOT sound" in line]
-    assert leaking == ["autoclip_published", "rldp_published"]
+    assert leaking == ["autoclip_published", "rldp_published", "pmixed_published"]
     explained = run("mechanisms", "quantile").stdout
     assert all(option in explained for option in ("noise_multiplier", "count_noise", "target"))
 

@@ -187,9 +187,9 @@ def protocol_of(name: str, options: Mapping[str, Any]) -> Protocol:
     return made
 
 
-def planned_answers(protocol: Protocol) -> Composition:
-    """Every token that the protocol may ever answer."""
-    return Counter({protocol.release: protocol.tokens})
+def planned_answers(protocol: Protocol, tokens: int | None = None) -> Composition:
+    """The first ``tokens`` answers, or all that the protocol may ever give."""
+    return Counter({protocol.release: protocol.tokens if tokens is None else tokens})
 
 
 def priced_answers(protocol: Protocol) -> Epsilons:

@@ -5,7 +5,6 @@ It stands in for a hub model where none can be downloaded. It never sees a priva
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from dptune.progress import progress
 from dptune.training.data import tokenize
 from dptune.training.evaluation import perplexity
-from dptune.training.losses import sequence_losses
+from dptune.training.plain import fit
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -89,21 +87,16 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    steps = plan.epochs * math.ceil(len(tokens.rows) / plan.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.learning_rate, total_steps=steps, pct_start=0.1)
-    order = np.random.default_rng(plan.seed)
     model.train()
-    for step in progress(range(steps), "pretraining the public model", total=steps):
-        if step % math.ceil(len(tokens.rows) / plan.batch_size) == 0:
-            batches = np.array_split(order.permutation(len(tokens.rows)), math.ceil(len(tokens.rows) / plan.batch_size))
-        ids, mask = tokens.compact(batches[step % len(batches)], torch.device("cpu"))
-        loss = sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    fit(
+        model,
+        tokens,
+        epochs=plan.epochs,
+        batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
+        seed=plan.seed,
+        description="pretraining the public model",
+    )
     model.save_pretrained(directory, safe_serialization=True)
     tokenizer.save_pretrained(directory)
     return {

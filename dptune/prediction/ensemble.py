@@ -1,0 +1,168 @@
+"""An ensemble on disk: one LoRA adapter for each shard, and what they were tuned on. Private, all of it.
+
+    ensemble/
+      ensemble.json         number of models, key of the partition, fingerprint of the base, LoRA scaling
+      shard-000/            adapter_model.safetensors, adapter_config.json, shard.json
+
+A shard without records has an adapter too, untouched, which is the public model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from dptune.errors import ConfigError
+from dptune.files import private_directory, write_json
+from dptune.prediction.stacked import StackedAdapters
+from dptune.training.data import Tokens
+from dptune.training.model import (
+    BaseModel,
+    Lora,
+    assert_trained,
+    attach_lora,
+    frozen_fingerprint,
+    load_base,
+    save_adapter,
+    train_adapters,
+    trainable_state,
+)
+from dptune.training.plain import fit
+
+_MANIFEST = "ensemble.json"
+_SHARD = "shard.json"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How every shard's adapter is trained. Public.
+
+    Attributes:
+        epochs: passes over the shard.
+        batch_size: records of a step.
+        learning_rate: the highest.
+        seed: of initialisation and order; shard i adds i.
+    """
+
+    epochs: int = 15
+    batch_size: int = 8
+    learning_rate: float = 2e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an ensemble is. Public: it tells nothing about any record.
+
+    Attributes:
+        models: number of slots.
+        key: what shares a shard, "record" or "patient".
+        base: fingerprint of the base model's weights.
+        source: hub id or folder of the base model.
+        revision: its commit, for a hub id.
+        dtype: of its weights.
+        data: label of the records' source, "synthetic" included.
+        protocol: options of the protocol that it answers by, its budget among them.
+    """
+
+    models: int
+    key: str
+    base: str
+    source: str
+    revision: str | None
+    dtype: str
+    data: str
+    protocol: dict[str, Any]
+
+
+def shard_directory(ensemble: Path, shard: int) -> Path:
+    """Where a shard's adapter lies."""
+    return ensemble / f"shard-{shard:03d}"
+
+
+def tune_shard(
+    base: BaseModel, lora: Lora, tuning: Tuning, tokens: Tokens, shard: int, ensemble: Path, device: torch.device
+) -> None:
+    """Tune one shard's adapter on a fresh copy of the base, and write it. Not private by itself.
+
+    Nothing of another shard is seen: the base is loaded anew and checked, and an adapter starts at B = 0.
+    """
+    model = load_base(base, device)
+    vocabulary = model.config.vocab_size
+    peft = attach_lora(model, lora, tuning.seed)
+    for name, parameter in peft.named_parameters():
+        if "lora_B" in name and bool(parameter.any()):
+            raise RuntimeError(f"{name} does not start at 0: it holds something of an earlier training")
+    initial, fingerprint = trainable_state(peft), frozen_fingerprint(peft)
+    if tokens.rows:
+        train_adapters(peft)
+        fit(
+            peft,
+            tokens,
+            epochs=tuning.epochs,
+            batch_size=tuning.batch_size,
+            learning_rate=tuning.learning_rate,
+            seed=tuning.seed + shard,
+            description=f"tuning shard {shard}",
+        )
+        if tuning.epochs * len(tokens.rows) > tuning.batch_size:  # at B = 0 the first step cannot move A
+            assert_trained(peft, initial, fingerprint)
+    directory = private_directory(shard_directory(ensemble, shard))
+    save_adapter(peft, directory)
+    write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary})
+
+
+def write_manifest(ensemble: Path, manifest: Manifest) -> None:
+    """Say that the ensemble is whole: written after the last shard."""
+    write_json(ensemble / _MANIFEST, asdict(manifest))
+
+
+def read_manifest(ensemble: Path) -> Manifest:
+    """What ``write_manifest`` wrote.
+
+    Raises: ConfigError if there is none, or it is not one.
+    """
+    try:
+        return Manifest(**json.loads((ensemble / _MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        problem = f"{ensemble} holds no whole ensemble"
+        raise ConfigError("ensemble", problem, fix="run `python -m flows.prediction`, which tunes one") from None
+
+
+def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.device) -> StackedAdapters:
+    """All adapters, stacked, for ``model``, whose every parameter is frozen.
+
+    Raises: ConfigError for a shard without adapter, of another base or vocabulary, or of another shape.
+    """
+    fingerprint = frozen_fingerprint(model)
+    if manifest.base != fingerprint:
+        raise ConfigError("model", "is not the base that the ensemble was tuned on", fix="give it the same checkpoint")
+    found, scalings = [], set()
+    for shard in range(manifest.models):
+        adapter, scaling = _read_shard(shard_directory(ensemble, shard), fingerprint, model.config.vocab_size)
+        found.append(adapter)
+        scalings.add(scaling)
+    if len(scalings) != 1:
+        raise ConfigError("ensemble", "its shards have different LoRA scalings", fix="tune all of them alike")
+    return StackedAdapters.of(found, scalings.pop(), device)
+
+
+def _read_shard(directory: Path, base: str, vocabulary: int) -> tuple[dict[str, torch.Tensor], float]:
+    try:
+        about = json.loads((directory / _SHARD).read_text(encoding="utf-8"))
+        config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+        adapter = load_file(directory / "adapter_model.safetensors")
+    except (OSError, ValueError) as error:
+        problem = f"{directory} has no adapter ({type(error).__name__})"
+        raise ConfigError("ensemble", problem, fix="tune that shard again") from None
+    if about["vocabulary"] != vocabulary:
+        problem = f"{directory} has a vocabulary of {about['vocabulary']}, the base one of {vocabulary}"
+        raise ConfigError("ensemble", problem, fix="tune all shards on one base")
+    if about["base"] != base:
+        raise ConfigError("ensemble", f"{directory} was tuned on another base", fix="tune that shard again")
+    return adapter, config["lora_alpha"] / config["r"]

@@ -1,0 +1,41 @@
+"""Plain training, without privacy: of public models, and of models that only answer through a protocol."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptune.progress import progress
+from dptune.training.data import Tokens
+from dptune.training.losses import sequence_losses
+
+
+def fit(
+    model: Any, tokens: Tokens, *, epochs: int, batch_size: int, learning_rate: float, seed: int, description: str
+) -> None:
+    """Train what requires a gradient by AdamW, with warm-up and cosine decay; the model is in its training mode.
+
+    Args:
+        tokens: at least one record.
+        seed: of the order of records.
+        description: what the progress bar says.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)
+    steps = epochs * batches_an_epoch
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    order = np.random.default_rng(seed)
+    for step in progress(range(steps), description, total=steps):
+        if step % batches_an_epoch == 0:
+            batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
+        ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
+        loss = sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()

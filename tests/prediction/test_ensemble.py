@@ -1,0 +1,201 @@
+"""Shards share nothing, and all adapters in one pass say what PEFT says of each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from tiny_ensemble import LORA, WIDTH, base, build, texts
+from tiny_models import CPU, FAMILIES, adapted, gpt2, trainable
+
+from dptune.errors import ConfigError
+from dptune.prediction.ensemble import Tuning, load_adapters, read_manifest, shard_directory, tune_shard
+from dptune.prediction.partition import partition, shard_of
+from dptune.prediction.predictor import next_log_probabilities
+from dptune.prediction.stacked import PUBLIC, StackedAdapters
+from dptune.training.data import tokenize
+from dptune.training.model import load_base, load_tokenizer, save_adapter
+
+RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
+
+
+@given(RECORDS, st.sampled_from(["record", "patient"]), st.integers(1, 9), st.data())
+def test_a_record_more_or_less_changes_one_shard_only(
+    records: list[tuple[str, int]], key: str, models: int, data: st.DataObject
+) -> None:
+    removed = data.draw(st.integers(0, len(records) - 1))
+    without = records[:removed] + records[removed + 1 :]
+
+    def shards(chosen: list[tuple[str, int]]) -> list[list[str]]:
+        patients = np.array([patient for _, patient in chosen], dtype=np.int64)
+        dealt = partition([text for text, _ in chosen], patients, key, models, b"secret")
+        return [[chosen[index][0] for index in shard] for shard in dealt]
+
+    before, after = shards(records), shards(without)
+    assert sum(map(len, before)) == len(records)
+    changed = [number for number in range(models) if before[number] != after[number]]
+    assert changed == [shard_of(*records[removed], key, models, b"secret")]
+
+
+@given(RECORDS, st.integers(1, 9))
+def test_a_patient_is_in_one_shard_and_equal_texts_too(records: list[tuple[str, int]], models: int) -> None:
+    patients = np.array([patient for _, patient in records])
+    written = [text for text, _ in records]
+    for key, names in (("patient", patients.tolist()), ("record", written)):
+        homes: dict[Any, set[int]] = {}
+        for number, shard in enumerate(partition(written, patients, key, models, b"secret")):
+            for index in shard:
+                homes.setdefault(names[index], set()).add(number)
+        assert all(len(home) == 1 for home in homes.values())
+
+
+def test_the_partition_is_keyed_and_even() -> None:
+    """Chi-square over 8 shards of 4,000 texts; false alarm below 1e-6."""
+    written, patients = [str(index) for index in range(4000)], np.arange(4000)
+    sizes = np.array([len(shard) for shard in partition(written, patients, "record", 8, b"one")])
+    assert ((sizes - 500) ** 2 / 500).sum() < 45
+    other = partition(written, patients, "record", 8, b"two")
+    assert any(set(a) != set(b) for a, b in zip(partition(written, patients, "record", 8, b"one"), other, strict=True))
+    absent = partition(["a", "", "b"], np.arange(3), "record", 2, b"one")
+    assert sorted(np.concatenate(absent)) == [0, 2]
+
+
+@pytest.mark.parametrize(("key", "models", "field"), [("house", 2, "partition"), ("record", 0, "models")])
+def test_a_partition_that_cannot_be_is_refused(key: str, models: int, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        partition(["a"], np.zeros(1), key, models, b"")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_adapters_in_one_pass_say_what_peft_says_of_each(tmp_path: Path, family: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    folders = []
+    for number in range(3):
+        model = adapted(family)
+        with torch.no_grad():
+            for parameter in trainable(model).values():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        save_adapter(model, tmp_path / str(number))
+        folders.append(tmp_path / str(number))
+    stacked = StackedAdapters.of([load_file(folder / "adapter_model.safetensors") for folder in folders], 8 / 4, CPU)
+    assert len(stacked) == 3
+    plain, context = FAMILIES[family]().eval(), [3, 1, 4, 1, 5, 9, 2, 6]
+    together = next_log_probabilities(plain, stacked, context, [2, PUBLIC, 0, 1, 2])
+    ids = torch.tensor([context])
+    expected = [torch.log_softmax(FAMILIES[family]().eval()(input_ids=ids).logits[:, -1].double(), -1)]
+    for folder in folders:
+        one = PeftModel.from_pretrained(FAMILIES[family](), str(folder)).eval()
+        expected.append(torch.log_softmax(one(input_ids=ids).logits[:, -1].double(), -1))
+    torch.testing.assert_close(together, torch.cat([expected[i] for i in (3, 0, 1, 2, 3)]), atol=1e-5, rtol=0)
+    assert not torch.allclose(together[0], together[1], atol=1e-3)
+    # Nothing stays behind on the model.
+    after = torch.log_softmax(plain(input_ids=ids).logits[:, -1].double(), -1)
+    torch.testing.assert_close(after, expected[0], atol=1e-6, rtol=0)
+
+
+def test_a_shard_does_not_see_the_others(tmp_path: Path) -> None:
+    """Shard 0 is bit for bit the same whatever shard 1 holds, and whichever comes first."""
+    first = texts(8, 5)
+    one = build(tmp_path / "one", [first, texts(8, 6)], models=2)
+    other = build(tmp_path / "other", [first, texts(20, 7)], models=2)
+    for name, tensor in load_file(shard_directory(one, 0) / "adapter_model.safetensors").items():
+        assert torch.equal(tensor, load_file(shard_directory(other, 0) / "adapter_model.safetensors")[name])
+    changed = load_file(shard_directory(one, 1) / "adapter_model.safetensors")
+    against = load_file(shard_directory(other, 1) / "adapter_model.safetensors")
+    assert any(not torch.equal(tensor, against[name]) for name, tensor in changed.items())
+
+
+def test_an_empty_shard_is_the_public_model(tmp_path: Path) -> None:
+    folder = build(tmp_path / "ensemble")
+    model = load_base(base(), CPU)
+    adapters = load_adapters(folder, read_manifest(folder), model, CPU)
+    context = load_tokenizer(base())("the old cat")["input_ids"]
+    public, tuned, empty = next_log_probabilities(model.eval(), adapters, context, [PUBLIC, 0, 2])
+    assert torch.equal(public, empty)
+    assert not torch.allclose(public, tuned, atol=1e-3)
+
+
+def test_tuning_teaches(tmp_path: Path) -> None:
+    """A sentence that the public model never saw becomes likelier, by a factor of e^2 at least."""
+    folder = build(tmp_path / "ensemble", [["zebra zebra zebra."] * 40, []], models=2)
+    model, tokenizer = load_base(base(), CPU).eval(), load_tokenizer(base())
+    adapters = load_adapters(folder, read_manifest(folder), model, CPU)
+    ids = tokenizer("zebra zebra zebra.")["input_ids"]
+    each = [next_log_probabilities(model, adapters, ids[:end], [PUBLIC, 0])[:, ids[end]] for end in range(1, len(ids))]
+    public, tuned = torch.stack(each).sum(0)
+    assert tuned > public + 2
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("ensembles") / "whole")
+
+
+def _loaded(folder: Path, model: Any = None) -> StackedAdapters:
+    return load_adapters(folder, read_manifest(folder), model or load_base(base(), CPU), CPU)
+
+
+def test_a_shard_without_adapter_is_refused(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    (shard_directory(folder, 1) / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"shard-001 has no adapter.*Fix"):
+        _loaded(folder)
+    shutil.rmtree(shard_directory(folder, 1))
+    with pytest.raises(ConfigError, match="shard-001 has no adapter"):
+        _loaded(folder)
+
+
+def test_adapters_of_another_base_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the base that the ensemble was tuned on"):
+        _loaded(whole, gpt2())
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    about = shard_directory(folder, 0) / "shard.json"
+    about.write_text(about.read_text().replace('"base": "', '"base": "f'))
+    with pytest.raises(ConfigError, match="tuned on another base"):
+        _loaded(folder)
+
+
+def test_vocabularies_that_differ_are_refused(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    about = shard_directory(folder, 0) / "shard.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"vocabulary": 7}))
+    with pytest.raises(ConfigError, match="vocabulary of 7"):
+        _loaded(folder)
+
+
+def test_shards_of_different_shape_or_scaling_are_refused(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+    file = shard_directory(folder, 1) / "adapter_model.safetensors"
+    adapter = load_file(file)
+    save_file(
+        {key: value[:1] if "lora_A" in key else value[:, :1].contiguous() for key, value in adapter.items()}, file
+    )
+    with pytest.raises(ConfigError, match="other layers, rank or sizes"):
+        _loaded(folder)
+    save_file(adapter, file)
+    config = shard_directory(folder, 1) / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 64}))
+    with pytest.raises(ConfigError, match="different LoRA scalings"):
+        _loaded(folder)
+
+
+def test_an_ensemble_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    tokens = tokenize(texts(4, 0), load_tokenizer(base()), WIDTH)
+    tune_shard(base(), LORA, Tuning(epochs=1), tokens, 0, tmp_path / "half", CPU)
+    with pytest.raises(ConfigError, match="holds no whole ensemble"):
+        read_manifest(tmp_path / "half")
+    with pytest.raises(ConfigError, match="holds no adapter"):
+        StackedAdapters.of([], 1.0, CPU)
+
+
+def test_files_are_closed_to_others(whole: Path) -> None:
+    assert shard_directory(whole, 0).stat().st_mode & 0o077 == 0

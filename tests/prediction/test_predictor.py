@@ -1,0 +1,328 @@
+"""The protocol with memory: T tokens and no more, whatever dies in between, and the law that is promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from scipy import stats
+from tiny_ensemble import PROTOCOL, base, build
+from tiny_models import CPU
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import ConfigError
+from dptune.prediction.deployment import LEDGER, Deployment, deploy
+from dptune.prediction.ensemble import load_adapters, read_manifest
+from dptune.prediction.mixture import drawn_token, law
+from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
+from dptune.prediction.protocols import FixedMixture
+from dptune.prediction.service import create_app
+from dptune.prediction.stacked import PUBLIC
+from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
+from dptune.training.model import load_base
+
+TOKENS = int(PROTOCOL["tokens"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("ensembles") / "whole")
+
+
+@pytest.fixture
+def ensemble(whole: Path, tmp_path: Path) -> Path:
+    """A copy that has not answered yet."""
+    return Path(shutil.copytree(whole, tmp_path / "an ensemble"))
+
+
+def _spend(deployment: Deployment, tokens: int) -> list[int]:
+    given = [deployment.predictor.answer([5]).token for _ in range(tokens)]
+    deployment.predictor.close()
+    return given
+
+
+def test_answers_end_with_the_budget(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    for count in range(1, TOKENS + 1):
+        answer = deployment.predictor.answer([5, 6])
+        assert answer.tokens_left == TOKENS - count
+        assert (answer.unit, answer.delta) == ("shard", 1e-5)
+        assert 0 < answer.epsilon_spent <= 8
+    assert answer.epsilon_spent == pytest.approx(8, abs=1e-9)
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=f"all {TOKENS} tokens are spent"):
+            deployment.predictor.answer([5])
+    contents = read_ledger(ensemble / LEDGER)
+    assert (contents.releases, contents.complete) == (TOKENS, True)
+    assert contents.epsilons.certified == pytest.approx(8, abs=1e-9)
+    assert contents.epsilons.certified <= 8
+    again = deploy(ensemble, CPU)
+    with pytest.raises(BudgetError):
+        again.predictor.answer([5])
+
+
+def test_a_restart_continues_where_the_ledger_is(ensemble: Path) -> None:
+    _spend(deploy(ensemble, CPU), 5)
+    deployment = deploy(ensemble, CPU)
+    assert deployment.budget["tokens_left"] == TOKENS - 5
+    _spend(deployment, TOKENS - 5)
+    with pytest.raises(BudgetError):
+        deploy(ensemble, CPU).predictor.answer([5])
+
+
+def test_a_process_that_died_before_its_last_line_is_spent_too(ensemble: Path) -> None:
+    _spend(deploy(ensemble, CPU), TOKENS)
+    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
+    (ensemble / LEDGER).write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(BudgetError):
+        deploy(ensemble, CPU).predictor.answer([5])
+    assert read_ledger(ensemble / LEDGER).complete
+
+
+def test_a_lost_or_swapped_ledger_is_no_fresh_budget(ensemble: Path, whole: Path, tmp_path: Path) -> None:
+    _spend(deploy(ensemble, CPU), 3)
+    (ensemble / LEDGER).rename(tmp_path / "kept")
+    with pytest.raises(LedgerError, match="is gone, but this ensemble has answered"):
+        deploy(ensemble, CPU)
+    other = Path(shutil.copytree(whole, tmp_path / "other"))
+    _spend(deploy(other, CPU), 1)
+    shutil.copy(other / LEDGER, ensemble / LEDGER)
+    with pytest.raises(LedgerError, match="is not the ledger that this ensemble answered from"):
+        deploy(ensemble, CPU)
+    shutil.copy(tmp_path / "kept", ensemble / LEDGER)
+    assert deploy(ensemble, CPU).budget["tokens_left"] == TOKENS - 3
+
+
+def test_two_processes_cannot_answer_from_one_ledger(ensemble: Path) -> None:
+    first = deploy(ensemble, CPU)
+    with pytest.raises(LedgerError, match="another process"):
+        deploy(ensemble, CPU)
+    first.predictor.close()
+    deploy(ensemble, CPU).predictor.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"epsilon": 9.0}, {"tokens": 13}, {"alpha": 4}, {"delta": 1e-6}, {"unit": "record"}]
+)
+def test_another_protocol_is_refused_once_one_has_answered(ensemble: Path, change: dict[str, Any]) -> None:
+    _spend(deploy(ensemble, CPU), 1)
+    manifest = json.loads((ensemble / "ensemble.json").read_text())
+    manifest["protocol"] |= change
+    (ensemble / "ensemble.json").write_text(json.dumps(manifest))
+    with pytest.raises(LedgerError, match="other settings"):
+        deploy(ensemble, CPU)
+
+
+def test_a_patient_is_protected_only_where_shards_go_by_patient(ensemble: Path) -> None:
+    manifest = json.loads((ensemble / "ensemble.json").read_text())
+    manifest["protocol"]["unit"] = "patient"
+    (ensemble / "ensemble.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="a patient is in many of them"):
+        deploy(ensemble, CPU)
+    (ensemble / "ensemble.json").write_text(json.dumps(manifest | {"key": "patient"}))
+    assert deploy(ensemble, CPU).predictor.answer([5]).unit == "patient"
+
+
+def test_a_fixed_seed_is_refused(ensemble: Path) -> None:
+    with pytest.raises(ConfigError, match="fixed seed"):
+        deploy(ensemble, CPU, FixedSeed(0))
+    assert not (ensemble / LEDGER).exists()
+
+
+def test_slots_and_protocol_must_agree(ensemble: Path) -> None:
+    manifest = read_manifest(ensemble)
+    model = load_base(base(), CPU)
+    adapters = load_adapters(ensemble, manifest, model, CPU)
+    with pytest.raises(ConfigError, match="3 slots, the protocol 5"):
+        PrivatePredictor(model, adapters, FixedMixture(models=5), None, OsEntropy())
+
+
+def test_an_empty_prompt_costs_nothing(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    with pytest.raises(ConfigError, match="prompt"):
+        deployment.predictor.answer([])
+    assert deployment.predictor.spent == 0
+
+
+@pytest.mark.parametrize("unit", ["shard", "record"])
+def test_tokens_follow_the_whole_law(ensemble: Path, unit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chi-square of 20,000 two-stage draws against the law that is scored; false alarm 1e-6."""
+    protocol = FixedMixture(tokens=20, models=3, public_weight=0.3, unit=unit)
+    model = load_base(base(), CPU)
+    adapters = load_adapters(ensemble, read_manifest(ensemble), model, CPU)
+    predictor = PrivatePredictor(model, adapters, protocol, None, OsEntropy())
+    generator = torch.Generator().manual_seed(0)
+    laws = torch.log_softmax(1.5 * torch.randn(4, 12, generator=generator, dtype=torch.float64), -1)
+    weights = weights_of(protocol, laws[:1], laws[1:, None])
+    assert 0 < float(weights.min()) < 1
+    expected = law(laws[:1], laws[1:, None], weights, protocol.slots)[0].numpy()
+    public = laws[0].exp().numpy()
+    assert 20_000 * ((expected - public) ** 2 / public).sum() > 100  # what the private models add would be seen
+
+    def rows_of(_model: Any, _adapters: Any, _context: Any, rows: list[int]) -> torch.Tensor:
+        return laws[[row + 1 for row in rows]]  # PUBLIC is -1
+
+    def known(_protocol: Any, _public: Any, private: torch.Tensor, *, steady: bool) -> torch.Tensor:
+        assert steady
+        return weights[[int((laws[1:] == private[0, 0]).all(-1).nonzero())]]
+
+    monkeypatch.setattr("dptune.prediction.predictor.next_log_probabilities", rows_of)
+    monkeypatch.setattr("dptune.prediction.predictor.weights_of", known)
+    counts = np.bincount([predictor._draw([5, 6]) for _ in range(20_000)], minlength=len(expected))
+    assert stats.chisquare(counts, expected * 20_000 / expected.sum()).pvalue > 1e-6
+
+
+def test_the_draw_inverts_the_cumulative_sum() -> None:
+    law_of_four = torch.tensor([0.0, 0.25, 0.0, 0.75], dtype=torch.float64)
+    assert [drawn_token(law_of_four, place) for place in (1e-16, 0.2499, 0.2501, 1 - 1e-16)] == [1, 1, 3, 3]
+
+
+def test_every_pass_costs_the_same_rows(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slot or branch: one pass of two rows, the public one first."""
+    import dptune.prediction.predictor as predictor
+
+    seen = []
+    real = next_log_probabilities
+
+    def spy(model: Any, adapters: Any, context: Any, rows: list[int]) -> torch.Tensor:
+        seen.append(rows)
+        return real(model, adapters, context, rows)
+
+    monkeypatch.setattr(predictor, "next_log_probabilities", spy)
+    _spend(deploy(ensemble, CPU), TOKENS)
+    assert len(seen) == TOKENS
+    assert all(len(rows) == 2 and rows[0] == PUBLIC and rows[1] in range(3) for rows in seen)
+
+
+def test_a_long_context_is_cut_to_what_the_model_sees(ensemble: Path) -> None:
+    assert deploy(ensemble, CPU).predictor.answer(list(range(200))).tokens_left == TOKENS - 1
+
+
+def test_many_threads_never_overspend(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    given, refused = [], []
+
+    def client() -> None:
+        for _ in range(4):
+            try:
+                given.append(deployment.predictor.answer([7]).tokens_left)
+            except BudgetError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(given) == list(range(TOKENS))
+    assert len(refused) == 32 - TOKENS
+    assert read_ledger(ensemble / LEDGER).releases == TOKENS
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import torch
+from dptune.prediction.deployment import deploy
+deployment = deploy(Path(sys.argv[1]), torch.device("cpu"))
+while True:
+    print(deployment.predictor.answer([5]).tokens_left, flush=True)
+"""
+
+
+def test_a_killed_process_gives_no_token_twice(ensemble: Path) -> None:
+    """kill -9 after a few answers; what was charged stays charged."""
+    manifest = json.loads((ensemble / "ensemble.json").read_text())
+    manifest["protocol"]["tokens"] = 10_000
+    (ensemble / "ensemble.json").write_text(json.dumps(manifest))
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(ensemble)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        received = [int(process.stdout.readline()) for _ in range(7)]
+        os.kill(process.pid, signal.SIGKILL)
+        received += [int(line) for line in process.stdout.read().split()]
+    assert received == list(range(9_999, 9_999 - len(received), -1))
+    deployment = deploy(ensemble, CPU)
+    assert deployment.predictor.spent >= len(received)
+    assert deployment.predictor.answer([5]).tokens_left < min(received)
+
+
+def test_generate_stops_at_the_end_of_text_and_at_what_was_asked(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    assert len(list(deployment.predictor.generate([5], 4))) == 4
+    given: list[int] = []
+    end = deployment.predictor.answer([5]).token  # likely enough to come again
+    with suppress(BudgetError):
+        given += [answer.token for answer in deployment.predictor.generate([5], 50, end)]
+    assert end not in given[:-1]
+
+
+def test_the_command_answers_and_then_refuses(ensemble: Path) -> None:
+    arguments = ["generate", "the old", "--ensemble", str(ensemble), "--tokens", "5"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["tokens_left"] == TOKENS - len(found["answered"])
+    assert found["unit"] == "shard"
+    assert "SYNTHETIC" in found["data"]
+    told = CliRunner().invoke(app, arguments)
+    assert f"of {TOKENS} tokens left" in told.stderr
+    assert "for one shard" in told.stderr
+    for _ in range(TOKENS):
+        last = CliRunner().invoke(app, arguments)
+    assert last.exit_code == 2
+    assert "tokens are spent" in last.stderr
+    verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / LEDGER), "--json"]).stdout)
+    assert (verified["steps"], verified["unit"], verified["complete"]) == (TOKENS, "shard", True)
+    assert verified["epsilon_certified"] == pytest.approx(8, abs=1e-9)
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_commands_name_what_is_missing(tmp_path: Path, command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--ensemble", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "holds no whole ensemble" in result.stderr
+    bad = CliRunner().invoke(app, [command, "--device", "toaster"])
+    assert bad.exit_code == 2
+    assert "toaster" in bad.stderr
+
+
+def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
+    client = TestClient(create_app(deploy(ensemble, CPU)))
+    assert client.get("/budget").json()["tokens_left"] == TOKENS
+    reply = client.post("/generate", json={"prompt": "the old", "tokens": 2}).json()
+    assert reply["tokens_left"] == TOKENS - len(reply["answered"])
+    assert (reply["unit"], reply["stopped"]) == ("shard", None)
+    answered = len(reply["answered"])
+    while answered < TOKENS:
+        reply = client.post("/generate", json={"prompt": "the", "tokens": 1000}).json()
+        answered += len(reply["answered"])
+    assert answered == TOKENS
+    refused = client.post("/generate", json={"prompt": "the"})
+    assert refused.status_code == 403
+    assert "tokens are spent" in refused.json()["detail"]
+    budget = client.get("/budget").json()
+    assert budget["tokens_left"] == 0
+    assert budget["epsilon_spent"] == pytest.approx(8, abs=1e-9)
+    assert "/generate" in client.get("/openapi.json").json()["paths"]
+    assert client.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}])
+def test_the_service_refuses_bad_questions(ensemble: Path, body: dict[str, Any]) -> None:
+    client = TestClient(create_app(deploy(ensemble, CPU)))
+    assert client.post("/generate", json=body).status_code == 422
+    assert client.get("/budget").json()["tokens_left"] == TOKENS
