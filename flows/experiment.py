@@ -71,9 +71,9 @@ def fine_tune(cell: Cell, device: str, parent: str, terminal: bool = False) -> s
     write_text(specification, cell.model_dump_json(indent=2))
     command = [sys.executable, "-m", "tasks.finetune", str(specification), "--device", device]
     command += ["--parent", parent, "--flow-run", str(flow_run.id or "none")]
-    with concurrency(_limit_name(device), occupy=1, strict=True):
+    with concurrency(limit_name(device), occupy=1, strict=True):
         # A lone cell at a terminal draws its own progress bar; otherwise its output becomes log lines.
-        run = _run_attached if terminal else _run
+        run = _run_attached if terminal else run_process
         run(cell.label, command)
     return str(directory)
 
@@ -102,9 +102,9 @@ def experiment(
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, logger = grid(settings), get_run_logger()
     devices = available_devices(settings.experiment)
-    parent = tracking.parent_run(settings.experiment.name, _tags(settings.experiment))
+    parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment))
     for device in devices:
-        _set_limit(device, settings.experiment.cells_per_device)
+        set_limit(device, settings.experiment.cells_per_device)
     terminal = sys.stderr.isatty() and len(devices) * settings.experiment.cells_per_device == 1
     configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
     futures = [
@@ -131,7 +131,8 @@ def available_devices(settings: Experiment) -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
-def _tags(settings: Experiment) -> dict[str, str]:
+def tags_of(settings: Experiment) -> dict[str, str]:
+    """Where a run in MLflow came from."""
     return {
         "telemetry": settings.telemetry,
         "accounting": settings.accounting,
@@ -141,19 +142,20 @@ def _tags(settings: Experiment) -> dict[str, str]:
     }
 
 
-def _limit_name(device: str) -> str:
+def limit_name(device: str) -> str:
     """An accelerator belongs to its machine, also where machines share a Prefect server."""
     return f"dptune-{gethostname()}-{device.replace(':', '-')}"
 
 
-def _set_limit(device: str, cells: int) -> None:
+def set_limit(device: str, cells: int) -> None:
+    """Let so many processes share a device."""
     with get_client(sync_client=True) as client:
-        client.upsert_global_concurrency_limit_by_name(_limit_name(device), cells)
+        client.upsert_global_concurrency_limit_by_name(limit_name(device), cells)
         if get_current_settings().api.url is None:
             # A temporary server forgets its leases when it dies, but not the slots they held: a killed flow's
             # would block the next one for ever. Nobody else uses this server, so no slot can be in use.
             freed = GlobalConcurrencyLimitUpdate(active_slots=0)
-            client.update_global_concurrency_limit(_limit_name(device), freed)
+            client.update_global_concurrency_limit(limit_name(device), freed)
 
 
 def _run_attached(label: str, command: list[str]) -> None:
@@ -162,8 +164,11 @@ def _run_attached(label: str, command: list[str]) -> None:
         raise CellError(label, status, "see its output above")
 
 
-def _run(label: str, command: list[str]) -> None:
-    """Run a cell's process and pass its output on line by line."""
+def run_process(label: str, command: list[str]) -> None:
+    """Run a process and pass its output on line by line.
+
+    Raises: CellError with the last lines, if it ends with an error.
+    """
     logger, last = get_run_logger(), deque[str](maxlen=_LAST_LINES)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
     try:

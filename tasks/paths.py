@@ -20,3 +20,7 @@ RUNS = DATA / "runs"
 EXPERIMENT = RUNS / "experiment.json"
 AUDITS = DATA / "audits"
 REPORT = DATA / "report"
+PREDICTION = DATA / "prediction"
+ANSWERS = PREDICTION / "results.json"
+#: Not DVC's: an ensemble holds a budget, and a restored ledger would be a fresh one.
+ENSEMBLES = DATA / "ensembles"

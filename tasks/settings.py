@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -160,6 +161,56 @@ class Audit(_Section):
         return count
 
 
+class Tuning(_Section):
+    """How every shard's adapter is trained."""
+
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    seed: int
+
+
+class Serve(_Section):
+    """The protocol that `dptune generate` and `dptune serve` answer by."""
+
+    epsilon: Epsilon
+    tokens: Count
+    models: Count
+    public_weight: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["shard", "record", "patient"]
+
+
+class Prediction(_Section):
+    """Private prediction: ensembles, and the protocols that are compared."""
+
+    models: Annotated[tuple[Count, ...], Field(min_length=1)]
+    partition: Literal["record", "patient"]
+    tuning: Tuning
+    alpha: Annotated[float, Field(gt=1)] | Literal["auto"]
+    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
+    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+    public_weights: tuple[Annotated[float, Field(gt=0, lt=1)], ...]
+    units: tuple[Literal["shard", "record", "patient"], ...]
+    subsamples: tuple[Annotated[float, Field(gt=0, le=1)], ...]
+    with_replacement: bool
+    records: Count
+    serve: Serve
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Prediction:
+        if self.serve.models not in self.models:
+            raise ValueError(f"serve.models: {self.serve.models} is none of the numbers under models")
+        if self.partition != "patient" and "patient" in (*self.units, self.serve.unit):
+            raise ValueError("units: patient needs partition: patient; by record, a patient is in many shards")
+        return self
+
+    def alpha_at(self, epsilon: float, delta: float) -> float:
+        """The Renyi order: as given, or ceil(4 log(1/delta) / (3 epsilon) + 1), the rule of PMixED's ablation."""
+        if self.alpha == "auto":
+            return float(math.ceil(4 * math.log(1 / delta) / (3 * epsilon) + 1))
+        return self.alpha
+
+
 class Settings(_Section):
     """All of params.yaml."""
 
@@ -171,6 +222,7 @@ class Settings(_Section):
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
     audit: Audit
+    prediction: Prediction
 
     @model_validator(mode="before")
     @classmethod

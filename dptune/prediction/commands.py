@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,22 +14,22 @@ from dptune.console import show
 from dptune.errors import ConfigError
 from dptune.privacy.ledger import BudgetError
 
-Ensemble = Annotated[Path, typer.Option(help="Folder of the ensemble.")]
+Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble [the pipeline's own].")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-_ENSEMBLE = Path("data/prediction/ensemble")
+_PIPELINE = Path("data/prediction/results.json")
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; empty begins a new one.")] = "",
     tokens: Annotated[int, typer.Option(help="At most so many.", min=1)] = 32,
-    ensemble: Ensemble = _ENSEMBLE,
+    ensemble: Ensemble = None,
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
     from dptune.prediction.deployment import deploy
 
-    deployment, answers = deploy(ensemble, _device(device)), []
+    deployment, answers = deploy(ensemble or _served(), _device(device)), []
     try:
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
@@ -50,7 +51,7 @@ def generate(
 
 
 def serve(
-    ensemble: Ensemble = _ENSEMBLE,
+    ensemble: Ensemble = None,
     host: Annotated[str, typer.Option(help="This machine only, unless you say so.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Of the service.")] = 8000,
     device: Device = "cpu",
@@ -64,11 +65,19 @@ def serve(
         raise ConfigError("serve", f"needs {error.name}", fix="pip install 'dptune[serve]'") from None
     from dptune.prediction.deployment import deploy
 
-    deployment = deploy(ensemble, _device(device))
+    deployment = deploy(ensemble or _served(), _device(device))
     try:
         uvicorn.run(create_app(deployment), host=host, port=port, log_level="warning")
     finally:
         deployment.predictor.close()
+
+
+def _served() -> Path:
+    try:
+        return Path(json.loads(_PIPELINE.read_text(encoding="utf-8"))["served"])
+    except (OSError, ValueError, KeyError):
+        fix = "run `dvc repro` or `python -m flows.prediction`, or give --ensemble"
+        raise ConfigError("--ensemble", "is not given, and the pipeline has made none here", fix=fix) from None
 
 
 def _device(name: str) -> Any:

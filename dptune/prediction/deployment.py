@@ -78,6 +78,11 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
     return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy), load_tokenizer(base), manifest)
 
 
+def answered(ensemble: Path) -> bool:
+    """Whether the ensemble was ever opened for answers, so that its protocol is fixed for good."""
+    return (ensemble / _SERVED).exists() or (ensemble / LEDGER).exists()
+
+
 def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
     """The ensemble's one ledger, started or continued; None when all its tokens are spent.
 

@@ -117,6 +117,11 @@ def tune_shard(
     write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary})
 
 
+def is_tuned(ensemble: Path, shard: int) -> bool:
+    """Whether the shard is whole: its note is written last."""
+    return (shard_directory(ensemble, shard) / _SHARD).exists()
+
+
 def write_manifest(ensemble: Path, manifest: Manifest) -> None:
     """Say that the ensemble is whole: written after the last shard."""
     write_json(ensemble / _MANIFEST, asdict(manifest))

@@ -18,11 +18,16 @@ def law(log_public: torch.Tensor, log_private: torch.Tensor, weights: torch.Tens
 
     Returns: (..., vocabulary) probabilities in float64.
     """
-    parts = weights * (1 - slots.public_weight) / slots.models
+    parts = parts_of(weights, slots)
     public, total = log_public.double().exp(), torch.zeros_like(log_public, dtype=torch.float64)
     for part, private in zip(parts, log_private, strict=True):  # one model at a time: a vocabulary is large
         total += part[..., None] * private.double().exp()
     return total + (1 - parts.sum(0))[..., None] * public
+
+
+def parts_of(weights: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """The share of the law that each private model gets, of the shape of ``weights``."""
+    return weights * (1 - slots.public_weight) / slots.models
 
 
 def drawn_token(probabilities: torch.Tensor, uniform: float) -> int:

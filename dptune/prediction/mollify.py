@@ -23,6 +23,8 @@ _MOST_ROUNDS = 100
 _STEADY_ROUNDS = 24
 _MOST_VALUES = 1 << 24  # float64 values that one pass keeps
 
+Rows = slice | torch.Tensor
+
 
 def renyi_weights(
     log_public: torch.Tensor,
@@ -49,10 +51,10 @@ def renyi_weights(
     """
 
     def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-        def excess_at(weight: torch.Tensor) -> torch.Tensor:
-            step = torch.log1p(share * weight[:, None] * gain)
-            forward = (public * torch.expm1(order * step)).sum(-1)
-            backward = (public * torch.expm1((1 - order) * step)).sum(-1)
+        def excess_at(weight: torch.Tensor, rows: Rows) -> torch.Tensor:
+            step = torch.log1p(share * weight[:, None] * gain[rows])
+            forward = (public[rows] * torch.expm1(order * step)).sum(-1)
+            backward = (public[rows] * torch.expm1((1 - order) * step)).sum(-1)
             return torch.maximum(forward, backward)
 
         return _largest(excess_at, limit, steady)
@@ -82,8 +84,8 @@ def moment_weights(
         size = gain.abs().log()
         terms = torch.stack([torch.logsumexp(public.log() + k * size, -1) for k in powers], -1) + scale
 
-        def excess_at(weight: torch.Tensor) -> torch.Tensor:
-            return (terms + powers * weight.log()[:, None]).exp().sum(-1)
+        def excess_at(weight: torch.Tensor, rows: Rows) -> torch.Tensor:
+            return (terms[rows] + powers * weight.log()[:, None]).exp().sum(-1)
 
         return _largest(excess_at, limit, steady)
 
@@ -127,24 +129,31 @@ def _safely(
     return torch.where(only_private | unknown, 0.0, found)
 
 
-def _largest(excess_at: Callable[[torch.Tensor], torch.Tensor], limit: torch.Tensor, steady: bool) -> torch.Tensor:
-    """The largest weight in [0, 1] found with ``excess_at(weight) <= limit``, for an excess that grows from 0 at 0.
+def _largest(
+    excess_at: Callable[[torch.Tensor, Rows], torch.Tensor], limit: torch.Tensor, steady: bool
+) -> torch.Tensor:
+    """The largest weights in [0, 1] found with ``excess_at(weights, rows) <= limit``, for excesses that grow from 0.
 
     Brackets, with a guess by the power law through both ends; every third round halves the bracket whatever happens.
+    Rows that are near enough are left alone, or, if ``steady``, computed with the others.
     """
+    rows: Rows = slice(None)
     low, at_low = torch.zeros_like(limit), torch.zeros_like(limit)
     high = torch.ones_like(limit)
-    at_high = excess_at(high)
-    low = torch.where(at_high <= limit, high, low)
+    at_high = excess_at(high, rows)
+    low[at_high <= limit] = 1.0
     for turn in range(_STEADY_ROUNDS if steady else _MOST_ROUNDS):
-        near = (at_low >= limit * (1 - _CLOSE)) | (high - low <= _NARROW * high)
-        if not steady and bool(near.all()):
-            break
-        guess = _halfway(low, high) if turn % 3 == 2 else _power_law(low, at_low, high, at_high, limit)
-        found = excess_at(guess)
-        inside = found <= limit  # not so for NaN
-        low, at_low = torch.where(inside, guess, low), torch.where(inside, found, at_low)
-        high, at_high = torch.where(inside, high, guess), torch.where(inside, at_high, found)
+        if not steady:
+            near = (at_low >= limit * (1 - _CLOSE)) | (high - low <= _NARROW * high)
+            rows = (~near).nonzero()[:, 0]
+            if not len(rows):
+                break
+        bracket = low[rows], at_low[rows], high[rows], at_high[rows]
+        guess = _halfway(bracket[0], bracket[2]) if turn % 3 == 2 else _power_law(*bracket, limit[rows])
+        found = excess_at(guess, rows)
+        inside = found <= limit[rows]  # not so for NaN
+        low[rows], at_low[rows] = torch.where(inside, guess, bracket[0]), torch.where(inside, found, bracket[1])
+        high[rows], at_high[rows] = torch.where(inside, bracket[2], guess), torch.where(inside, bracket[3], found)
     return low
 
 

@@ -1,0 +1,172 @@
+"""Perplexity of a protocol by teacher forcing: the law of every next token, at what really came.
+
+Two averages, never mixed up: ``perplexity_per_block`` is the mean over records of exp(mean loss of the record), as
+PMixED's paper reports (its blocks are 512 tokens, ours are records); ``perplexity_pooled`` is exp of the mean loss over
+all tokens. Nothing is charged: scoring reads held-out records and tells an aggregate of private models, which the
+guarantee of the answers does not cover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from dptune.prediction.mixture import parts_of
+from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.predictor import weights_of
+from dptune.prediction.protocols import FixedMixture, Protocol, Published
+from dptune.prediction.stacked import PUBLIC, StackedAdapters
+from dptune.progress import progress
+from dptune.training.data import Tokens
+
+_NEVER = 1e-6  # what such samples could change of a perplexity is nothing
+
+
+@dataclass
+class Losses:
+    """Losses of one law, record by record, in nats."""
+
+    total: list[float] = field(default_factory=list)
+    count: list[int] = field(default_factory=list)
+
+    def add(self, losses: torch.Tensor) -> None:
+        """The (tokens,) losses of one record."""
+        self.total.append(float(losses.sum()))
+        self.count.append(len(losses))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Both perplexities, by name."""
+        means = [total / count for total, count in zip(self.total, self.count, strict=True)]
+        return {
+            "perplexity_per_block": float(np.mean(np.exp(means))),
+            "perplexity_pooled": math.exp(math.fsum(self.total) / sum(self.count)),
+        }
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Log-probabilities of one record's positions, and which tokens came.
+
+    Attributes:
+        public: (positions, vocabulary).
+        private: (models, positions, vocabulary).
+        targets: (positions,).
+    """
+
+    public: torch.Tensor
+    private: torch.Tensor
+    targets: torch.Tensor
+
+    def at_targets(self, log_law: torch.Tensor) -> torch.Tensor:
+        """(..., positions) probabilities of what came."""
+        index = self.targets.expand(log_law.shape[:-1])[..., None]
+        return log_law.gather(-1, index)[..., 0].exp()
+
+    def mixed(self, parts: torch.Tensor) -> torch.Tensor:
+        """(positions,) probability of what came, with ``parts`` (models, positions) of the law on private models."""
+        return (parts * self.at_targets(self.private)).sum(0) + (1 - parts.sum(0)) * self.at_targets(self.public)
+
+
+@torch.no_grad()
+def score_model(model: Any, tokens: Tokens) -> dict[str, float]:
+    """Both perplexities of one model, in evaluation mode."""
+    losses, model = Losses(), model.eval()
+    for row in tokens.rows:
+        ids = torch.from_numpy(row.astype(np.int64))[None].to(next(model.parameters()).device)
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        law = torch.log_softmax(logits[0, :-1].double(), -1)
+        losses.add(-law.gather(-1, ids[0, 1:, None])[:, 0])
+    return losses.figures
+
+
+def score_protocols(
+    model: Any, adapters: StackedAdapters, tokens: Tokens, protocols: Mapping[str, Protocol], seed: int
+) -> dict[str, dict[str, float]]:
+    """For each protocol its perplexities and the mean weight of private models, by the names of ``protocols``.
+
+    A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
+    authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
+
+    Args:
+        tokens: held-out records, with two tokens or more each.
+        seed: of those samples; public.
+    """
+    losses = {name: Losses() for name in protocols}
+    sampled = {name: Losses() for name, protocol in protocols.items() if isinstance(protocol, Published)}
+    private: dict[str, list[torch.Tensor]] = {name: [] for name in protocols}
+    draws = np.random.default_rng(seed)
+    for record in _records(model, adapters, tokens):
+        for name, protocol in protocols.items():
+            if isinstance(protocol, FixedMixture):
+                parts = parts_of(weights_of(protocol, record.public, record.private), protocol.slots)
+            else:
+                by_size = _published_weights(protocol, record)
+                parts = _average_parts(protocol, by_size)
+                sampled[name].add(-record.mixed(_sampled_parts(protocol, by_size, draws)).log())
+            losses[name].add(-record.mixed(parts).log())
+            private[name].append(parts.sum(0))
+    found = {name: each.figures for name, each in losses.items()}
+    for name, weights in private.items():
+        found[name]["private_weight"] = float(torch.cat(weights).mean())
+    for name, each in sampled.items():
+        found[name] |= {f"sampled_{key}": value for key, value in each.figures.items()}
+    return found
+
+
+def score_average(model: Any, adapters: StackedAdapters, tokens: Tokens) -> dict[str, float]:
+    """Both perplexities of the plain average of all private models: NOT private, what a protocol could reach."""
+    losses = Losses()
+    for record in _records(model, adapters, tokens):
+        losses.add(-record.at_targets(record.private).mean(0).log())
+    return losses.figures
+
+
+@torch.no_grad()
+def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[_Record]:
+    """One forward pass a record, over the public model and all private ones."""
+    model.eval()
+    device = next(model.parameters()).device
+    rows = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
+    with adapters.applied(model, rows):
+        for row in progress(tokens.rows, "scoring answers", total=len(tokens.rows)):
+            ids = torch.from_numpy(row.astype(np.int64)).to(device).expand(len(rows), -1)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            laws = torch.log_softmax(logits[:, :-1].double(), -1)
+            yield _Record(laws[0], laws[1:], ids[0, 1:])
+
+
+def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.Tensor]:
+    """By the size of the sample, the (models, positions) weights at its radius; sizes that never come are left out."""
+    sizes = [protocol.models] if protocol.subsample == 1 else range(1, protocol.models + 1)
+    likely = [size for size in sizes if binom.pmf(size, protocol.models, protocol.subsample) > _NEVER]
+    radii = {size: protocol.radii[size - 1] for size in likely}
+    excess = {size: math.expm1((protocol.alpha - 1) * radius) for size, radius in radii.items()}
+    return {size: renyi_weights(record.public, record.private, protocol.alpha, limit) for size, limit in excess.items()}
+
+
+def _average_parts(protocol: Published, by_size: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """The exact output law, for a secret sample: the mean over its sizes (spec pmixed.md, section 5.2)."""
+    likely = {size: binom.pmf(size, protocol.models, protocol.subsample) for size in by_size}
+    return torch.stack([likely[size] * weights for size, weights in by_size.items()]).sum(0) / protocol.models
+
+
+def _sampled_parts(
+    protocol: Published, by_size: Mapping[int, torch.Tensor], draws: np.random.Generator
+) -> torch.Tensor:
+    """One sample for every position."""
+    models, positions = next(iter(by_size.values())).shape
+    parts = torch.zeros(models, positions, dtype=torch.float64)
+    for place in range(positions):
+        chosen = np.flatnonzero(draws.random(models) < protocol.subsample)
+        if protocol.with_replacement:
+            chosen = draws.choice(models, len(chosen))
+        for model in chosen if len(chosen) in by_size else ():
+            parts[model, place] += float(by_size[len(chosen)][model, place]) / len(chosen)
+    return parts.to(next(iter(by_size.values())).device)

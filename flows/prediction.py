@@ -1,0 +1,91 @@
+"""The prediction flow: partition, one tuned adapter for every shard as a Prefect map, and scores of the protocols.
+
+python -m flows.prediction        # what the DVC stage runs
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.concurrency.sync import concurrency
+
+from dptune.files import private_directory
+from dptune.prediction.ensemble import is_tuned
+from flows.experiment import available_devices, limit_name, run_process, set_limit, tags_of
+from tasks import tracking
+from tasks.answers import publish_answers, score
+from tasks.ensembles import PLAN, Plan, close_plan, compared, open_plan, plans, served
+from tasks.paths import ENSEMBLES, PREDICTION
+from tasks.prediction_report import write_page
+from tasks.settings import Settings, load_settings
+from tasks.stage import run_stage
+
+
+@task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
+def tune_one(plan: Plan, shard: int, device: str) -> int:
+    """Tune one shard's adapter in a process of its own; a finished one is kept."""
+    if not is_tuned(plan.directory, shard):
+        command = [sys.executable, "-m", "tasks.tune", str(plan.directory / PLAN), str(shard), "--device", device]
+        with concurrency(limit_name(device), occupy=1, strict=True):
+            run_process(f"shard {shard}", command)
+    return shard
+
+
+@task(name="score")
+def score_all(settings: Settings, chosen: list[Plan], serving: Path, device: str) -> dict[str, Any]:
+    """Perplexities of every protocol and of what it is compared with."""
+    return score(settings, chosen, serving, device)
+
+
+@flow(name="prediction", log_prints=True)
+def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
+    """Tune the ensembles, score the protocols, and say which ensemble answers prompts.
+
+    Raises: RuntimeError naming the shards that failed, after all others.
+    """
+    settings, logger = load_settings(Path(params), overrides), get_run_logger()
+    delta, chosen = settings.experiment.delta, plans(settings)
+    protocol = served(settings.prediction.serve, settings.prediction, delta)
+    for plan in chosen:
+        compared(settings.prediction, plan.models, delta)  # refuses what cannot be, before anything is tuned
+    devices = available_devices(settings.experiment)
+    for device in devices:
+        set_limit(device, settings.experiment.cells_per_device)
+    private_directory(ENSEMBLES)
+    for plan in chosen:
+        open_plan(plan)
+        places = [devices[shard % len(devices)] for shard in range(plan.models)]
+        futures = tune_one.map([plan] * plan.models, list(range(plan.models)), places)
+        failed = []
+        for shard, future in enumerate(futures):
+            future.wait()
+            logger.info("%d of %d shards: %s", shard + 1, plan.models, future.state.name)
+            if not future.state.is_completed():
+                failed.append(str(shard))
+        if failed:
+            raise RuntimeError(f"shards {', '.join(failed)} of {plan.directory} failed")
+        close_plan(plan, protocol if plan.models == protocol.models else None)
+    serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
+    result = score_all(settings, chosen, serving, devices[0])
+    parent = tracking.parent_run(settings.experiment.name, {})
+    publish_answers(result, parent, serving, tags_of(settings.experiment))
+    write_page(result, PREDICTION)
+    tracking.client().log_artifacts(parent, str(PREDICTION), artifact_path="prediction")
+    logger.info("dptune generate answers from %s", serving)
+    return str(serving)
+
+
+def main() -> None:
+    """Run the flow on params.yaml; failed shards end it with a message and status 1."""
+    try:
+        prediction()
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_stage(main)

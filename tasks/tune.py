@@ -1,0 +1,30 @@
+"""One shard of an ensemble, tuned in a process of its own: shards share neither weights nor random numbers.
+
+python -m tasks.tune data/ensembles/<ensemble>/plan.json SHARD [--device cuda:0]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.errors import ConfigError
+from tasks.ensembles import Plan, tune
+from tasks.stage import run_stage
+
+
+def _main(plan: Path, shard: int, device: Annotated[str, typer.Option()] = "cpu") -> None:
+    def work() -> None:
+        try:
+            read = Plan.model_validate_json(plan.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
+        tune(read, shard, device)
+
+    run_stage(work)
+
+
+if __name__ == "__main__":
+    typer.run(_main)

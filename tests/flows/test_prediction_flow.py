@@ -1,0 +1,120 @@
+"""The prediction flow: shards once, scores beside the grid's cells, answers, and a budget that stays spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import mode, nonprivate, read_json, static, write_params
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import ConfigError
+from dptune.files import write_json, write_text
+from flows import prediction as module
+from flows.prediction import prediction
+from tasks import tracking
+from tasks.finetune import run_cell
+from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
+from tasks.prediction_report import METRIC
+
+QUICK: dict[str, Any] = {
+    "training": {"max_length": 64},
+    "experiment": {"epsilons": [8], "cells_per_device": 2},
+    "prediction": {
+        "models": [2],
+        "tuning": {"epochs": 1, "batch_size": 32},
+        "epsilons": [8],
+        "tokens": [16],
+        "subsamples": [0.5],
+        "records": 2,
+        "serve": {"tokens": 16, "models": 2},
+    },
+}
+
+
+def _cells() -> None:
+    """Two finished cells: one without privacy, one at the protocols' epsilon."""
+    chosen = [nonprivate(QUICK), static(QUICK)]
+    for cell in chosen:
+        write_text(cell.directory / "cell.json", cell.model_dump_json())
+        run_cell(cell, "cpu", None)
+    write_json(EXPERIMENT, {"name": "tiny", "cells": [cell.directory.name for cell in chosen]})
+
+
+def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path) -> None:
+    _cells()
+    folder = Path(prediction())
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("adapter_model.safetensors")}
+    assert len(made) == 2
+    assert mode(folder / "salt") == 0o600
+    result = read_json(ANSWERS)
+    rows = {row["label"]: row for row in result["rows"]}
+    kinds = {label: row["kind"] for label, row in rows.items()}
+    assert {"public", "nonprivate", "training", "answers", "published"} == set(kinds.values())
+    assert all(row[METRIC] > 1 and row["perplexity_per_block"] > 1 for row in result["rows"])
+    assert rows["pmixed.record.eps8.T16.N2.w0.2"]["epsilon_certified"] == pytest.approx(8, abs=1e-9)
+    assert rows["pmixed_published.eps8.T16.N2.q0.5"]["epsilon_certified"] == "inf"
+    assert rows["pmixed_published.eps8.T16.N2.q0.5"]["leaks"]
+    page = (PREDICTION / "prediction.html").read_text()
+    assert "NOT the figures on this page" in page
+    assert "SYNTHETIC" in page
+    assert "small.static.eps8.seed0" in page
+    _is_in_mlflow(rows)
+
+    told = CliRunner().invoke(app, ["generate", "The patient", "--tokens", "3"])
+    assert told.exit_code == 0, told.output
+    assert "of 16 tokens left" in told.stderr
+    assert "for one record" in told.stderr
+    # Again: nothing is tuned a second time, and what was spent stays spent.
+    assert Path(prediction()) == folder
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert (folder / "ledger.jsonl").exists()
+    write_params(QUICK, {"prediction": {"serve": {"tokens": 17}}})
+    with pytest.raises(ConfigError, match=r"has answered with other settings \(tokens\)"):
+        prediction()
+
+
+def _is_in_mlflow(rows: dict[str, Any]) -> None:
+    client = tracking.client()
+    experiment = client.get_experiment_by_name("tiny")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    run = runs["pmixed.record.eps8.T16.N2.w0.2"]
+    assert run.data.metrics["perplexity_pooled"] == rows["pmixed.record.eps8.T16.N2.w0.2"][METRIC]
+    assert run.data.params["unit"] == "record"
+    # MLflow keeps infinity as the largest double.
+    assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon_certified"] > 1e300
+
+
+def test_private_telemetry_tells_prices_alone(server: str, pipeline: Path) -> None:
+    write_params(QUICK, {"experiment": {"telemetry": "private"}})
+    prediction()
+    rows = read_json(ANSWERS)["rows"]
+    assert rows
+    assert not any(key.startswith(("perplexity", "sampled", "private_weight")) for row in rows for key in row)
+    assert "nothing is scored" in (PREDICTION / "prediction.html").read_text()
+
+
+def test_what_cannot_be_is_refused_before_anything_is_tuned(server: str, pipeline: Path) -> None:
+    write_params(QUICK, {"prediction": {"alpha": 3, "epsilons": [2]}})
+    with pytest.raises(ConfigError, match="too small for one token"):
+        prediction()
+    assert not ENSEMBLES.exists()
+
+
+def test_a_shard_that_fails_is_named(
+    server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params(QUICK)
+
+    def broken(label: str, _command: list[str]) -> None:
+        if label == "shard 1":
+            raise OSError("no")
+
+    monkeypatch.setattr(module, "run_process", broken)
+    monkeypatch.setattr(module, "tune_one", module.tune_one.with_options(retries=0))
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 1
+    assert "shards 1 of" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""Perplexities of a protocol: by hand, by enumeration of all samples, and both averages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_ensemble import WIDTH, base, build, texts
+from tiny_models import CPU
+
+from dptune.prediction.ensemble import load_adapters, read_manifest
+from dptune.prediction.mixture import law
+from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.predictor import next_log_probabilities, weights_of
+from dptune.prediction.protocols import FixedMixture, Published
+from dptune.prediction.scoring import Losses, score_average, score_model, score_protocols
+from dptune.prediction.stacked import PUBLIC
+from dptune.training.data import tokenize
+from dptune.training.model import load_base, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    folder: Path = build(tmp_path_factory.mktemp("ensembles") / "whole")
+    model = load_base(base(), CPU).eval()
+    tokens = tokenize(texts(3, 9, ("zebra", "cat", "old")), load_tokenizer(base()), WIDTH)
+    return model, load_adapters(folder, read_manifest(folder), model, CPU), tokens
+
+
+def test_both_averages_are_what_they_say() -> None:
+    losses = Losses()
+    losses.add(torch.tensor([1.0, 3.0]))
+    losses.add(torch.tensor([0.5]))
+    assert losses.figures["perplexity_per_block"] == pytest.approx((math.exp(2) + math.exp(0.5)) / 2)
+    assert losses.figures["perplexity_pooled"] == pytest.approx(math.exp(4.5 / 3))
+
+
+def test_a_fixed_mixture_is_scored_by_its_law(scored: tuple) -> None:
+    """Position by position, with the function that serving uses."""
+    model, adapters, tokens = scored
+    protocol = FixedMixture(tokens=8, models=3, unit="record")
+    total = []
+    for row in tokens.rows:
+        for end in range(1, len(row)):
+            laws = next_log_probabilities(model, adapters, row[:end].tolist(), [PUBLIC, 0, 1, 2])
+            public, private = laws[:1], laws[1:, None]
+            whole = law(public, private, weights_of(protocol, public, private), protocol.slots)
+            total.append(-math.log(whole[0, row[end]]))
+    found = score_protocols(model, adapters, tokens, {"mine": protocol}, seed=0)["mine"]
+    assert found["perplexity_pooled"] == pytest.approx(math.exp(np.mean(total)), rel=1e-5)
+    assert 0 < found["private_weight"] <= 0.8
+
+
+@pytest.mark.parametrize("subsample", [0.3, 1.0])
+def test_the_published_law_is_the_mean_over_all_samples(scored: tuple, subsample: float) -> None:
+    """Spec, section 5.2, by enumeration."""
+    model, adapters, tokens = scored
+    protocol = Published(tokens=8, models=3, subsample=subsample)
+    total = []
+    for row in tokens.rows:
+        for end in range(1, len(row)):
+            laws = next_log_probabilities(model, adapters, row[:end].tolist(), [PUBLIC, 0, 1, 2])
+            mean = 0.0
+            for sample in itertools.product([False, True], repeat=3):
+                chosen = np.flatnonzero(sample)
+                chance = subsample ** len(chosen) * (1 - subsample) ** (3 - len(chosen))
+                if not chance:
+                    continue
+                mixed = laws[0].exp()
+                if len(chosen):
+                    private = laws[1:][chosen, None]
+                    excess = math.expm1(2 * protocol.radii[len(chosen) - 1])
+                    weights = renyi_weights(laws[:1], private, 3.0, excess)[:, 0, None]
+                    mixed = (laws[0].exp() + weights * (private[:, 0].exp() - laws[0].exp())).mean(0)
+                mean += chance * float(mixed[row[end]])
+            total.append(-math.log(mean))
+    found = score_protocols(model, adapters, tokens, {"published": protocol}, seed=0)["published"]
+    assert found["perplexity_pooled"] == pytest.approx(math.exp(np.mean(total)), rel=1e-5)
+    if subsample == 1:
+        assert found["sampled_perplexity_pooled"] == pytest.approx(found["perplexity_pooled"], rel=1e-9)
+
+
+def test_one_sample_at_a_time_scores_above_the_law(scored: tuple) -> None:
+    """Jensen: in expectation; here over 60 seeds' mean, whose standard error is far below the gap."""
+    model, adapters, tokens = scored
+    protocols = {
+        str(seed): Published(tokens=2, models=3, subsample=0.4, with_replacement=seed % 2 == 0) for seed in range(60)
+    }
+    found = score_protocols(model, adapters, tokens, protocols, seed=1)
+    sampled = np.mean([math.log(each["sampled_perplexity_pooled"]) for each in found.values()])
+    assert sampled > math.log(found["0"]["perplexity_pooled"])
+
+
+def test_what_private_models_know_shows(scored: tuple) -> None:
+    """The more budget, the nearer to the average of the private models."""
+    model, adapters, tokens = scored
+    protocols = {f"{eps}": FixedMixture(epsilon=eps, tokens=64, models=3, public_weight=0.01) for eps in (5.0, 50.0)}
+    found = score_protocols(model, adapters, tokens, protocols, seed=0)
+    public, average = score_model(model, tokens), score_average(model, adapters, tokens)
+    order = [average, found["50.0"], found["5.0"], public]
+    values = [each["perplexity_pooled"] for each in order]
+    assert values == sorted(values)
+    assert values[0] < values[-1]

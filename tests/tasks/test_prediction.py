@@ -1,0 +1,130 @@
+"""What is compared, by which names, and what the page says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_pipeline import write_params
+
+from dptune.errors import ConfigError
+from tasks.ensembles import Plan, compared, open_plan, plans, served, shard_tokens
+from tasks.prediction_report import PAGE, PICTURE, comparisons, write_page
+from tasks.settings import load_settings
+
+DELTA = 1e-5
+
+
+def test_the_repositorys_protocols_can_be() -> None:
+    from tiny_pipeline import ROOT
+
+    chosen = load_settings(ROOT / "params.yaml").prediction
+    for models in chosen.models:
+        protocols = compared(chosen, models, DELTA)
+        assert len(protocols) == len(chosen.epsilons) * len(chosen.tokens) * (
+            len(chosen.units) * len(chosen.public_weights) + len(chosen.subsamples)
+        )
+    assert served(chosen.serve, chosen, DELTA).unit == "record"
+
+
+@pytest.mark.parametrize(("epsilon", "alpha"), [(2, 9), (4, 5), (6, 4), (8, 3), (10, 3)])
+def test_alpha_follows_the_papers_rule(empty: Path, epsilon: float, alpha: float) -> None:
+    write_params()
+    assert load_settings().prediction.alpha_at(epsilon, DELTA) == alpha
+    write_params({"prediction": {"alpha": 2.5}})
+    assert load_settings().prediction.alpha_at(epsilon, DELTA) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"models": [0]}, "models"),
+        ({"models": [4]}, r"serve\.models: 8 is none of the numbers"),
+        ({"units": ["patient"]}, "patient needs partition: patient"),
+        ({"serve": {"unit": "patient"}}, "patient needs partition: patient"),
+        ({"alpha": 1}, "alpha"),
+        ({"tokens": []}, "tokens"),
+        ({"public_weights": [1.0]}, "public_weights"),
+        ({"subsamples": [0]}, "subsamples"),
+        ({"partition": "house"}, "partition"),
+        ({"colour": 1}, "colour"),
+    ],
+    ids=str,
+)
+def test_bad_entries_are_named(empty: Path, change: dict[str, Any], message: str) -> None:
+    write_params({"prediction": change})
+    with pytest.raises(ConfigError, match=message):
+        load_settings()
+
+
+def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeline: Path) -> None:
+    write_params({"prediction": {"models": [3, 8]}})
+    first, second = plans(load_settings())
+    for plan in (first, second):
+        open_plan(plan)
+    assert first.directory != second.directory
+    assert (first.directory / "salt").read_text() != (second.directory / "salt").read_text()
+    from dptune.corpus.records import read_records
+    from tasks.paths import TRAIN
+
+    records = read_records(TRAIN)
+    present = sum(text != "" for text in records.text.to_pylist())
+    assert sum(len(shard_tokens(first, records, shard).rows) for shard in range(3)) == present
+    salt = (first.directory / "salt").read_text()
+    open_plan(first)
+    assert (first.directory / "salt").read_text() == salt
+    read = Plan.model_validate_json((first.directory / "plan.json").read_text())
+    assert read == first
+
+
+def _row(label: str, kind: str, perplexity: float, **others: Any) -> dict[str, Any]:
+    row = {"label": label, "kind": kind, "unit": "record", "delta": DELTA, "perplexity_pooled": perplexity}
+    row |= {"perplexity_per_block": perplexity, "epsilon_published": 1.0, "epsilon_noise_only": 2.0}
+    if kind in ("answers", "published"):
+        row |= {"tokens": 64, "models": 4, "budget_epsilon": 2.0, "private_weight": 0.5, "leaks": []}
+        row |= {"public_weight": 0.2} if kind == "answers" else {"subsample": 0.1}
+    return {**row, "epsilon_certified": 2.0, **others}
+
+
+ROWS = [
+    _row("public model", "public", 3.0, epsilon_certified=0.0),
+    _row("plain", "nonprivate", 1.5, epsilon_certified="inf"),
+    _row("good", "training", 2.0, epsilon_certified=1.9999),
+    _row("elsewhere", "training", 1.9, epsilon_certified=8.0),
+    _row("leaky", "training", 1.8, epsilon_certified="inf"),
+    _row("by patient", "training", 1.7, unit="patient"),
+    _row("mine", "answers", 2.5),
+    _row("mine too", "answers", 1.75, tokens=16),
+    _row("by shard", "answers", 1.6, unit="shard"),
+    _row("claimed", "published", 2.4, epsilon_certified="inf"),
+]
+
+
+def test_only_what_is_equally_private_is_compared() -> None:
+    found = [(each.answers["label"], each.training["label"], each.better) for each in comparisons(ROWS)]
+    assert found == [("mine", "good", "training"), ("mine too", "good", "prediction")]
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+def test_the_page_names_its_limits(tmp_path: Path, synthetic: bool) -> None:
+    result = {
+        "name": "tiny",
+        "data": "some <records>",
+        "synthetic": synthetic,
+        "telemetry": "research",
+        "delta": DELTA,
+        "records": 4,
+        "served": "data/ensembles/x",
+        "rows": json.loads(json.dumps(ROWS)),
+    }
+    write_page(result, tmp_path)
+    page = (tmp_path / PAGE).read_text()
+    assert "some &lt;records&gt;" in page
+    assert ("SYNTHETIC" in page) == synthetic
+    assert "<strong>prediction</strong>" in page
+    assert "∞" in page
+    assert (tmp_path / PICTURE).stat().st_size > 10_000
+    assert np.frombuffer((tmp_path / PICTURE).read_bytes()[:4], np.uint8).tolist() == [137, 80, 78, 71]
