@@ -1,4 +1,4 @@
-"""DVC stage: put the table into data/raw, generated or real."""
+"""DVC stage: put the table into data/raw, generated or real, or a text file of the user's own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import logging
 from pathlib import Path
 
 from dptune.corpus.sources import acquire_synthetic, acquire_uci
+from dptune.corpus.text import acquire_text
 from tasks.paths import RAW
 from tasks.settings import load_settings
 from tasks.stage import run_stage
 
 
 def acquire() -> None:
-    """Generate or fetch the table that params.yaml names."""
+    """Generate, fetch or copy what params.yaml names."""
     data = load_settings().data
     if data.source == "synthetic":
-        acquired = acquire_synthetic(RAW, data.synthetic.encounters, data.synthetic.seed)
+        file = acquire_synthetic(RAW, data.synthetic.encounters, data.synthetic.seed).table
+    elif data.source == "uci":
+        file = acquire_uci(RAW, data.uci_path, cached=_dvc_cache()).table
     else:
-        acquired = acquire_uci(RAW, data.uci_path, cached=_dvc_cache())
-    logging.getLogger(__name__).info("%s: %s", acquired.table, data.source)
+        assert data.path is not None
+        file = acquire_text(RAW, data.path)
+    logging.getLogger(__name__).info("%s: %s", file, data.source)
 
 
 def _dvc_cache() -> Path | None:

@@ -35,11 +35,19 @@ class Synthetic(_Section):
 class Data(_Section):
     """Which table, and whose privacy."""
 
-    source: Literal["synthetic", "uci"]
+    source: Literal["synthetic", "uci", "text"]
     path: Path | None = None
     unit: Literal["encounter", "patient"]
     split_seed: int
     synthetic: Synthetic
+
+    @model_validator(mode="after")
+    def _text(self) -> Data:
+        if self.source == "text" and self.path is None:
+            raise ValueError("path: source text needs the path of a text file")
+        if self.source == "text" and self.unit == "patient":
+            raise ValueError("unit: a text file has no patients; use encounter, which is one paragraph")
+        return self
 
     @property
     def uci_path(self) -> Path | None:

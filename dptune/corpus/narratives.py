@@ -70,7 +70,7 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
 
     Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
     """
-    about = _read_source(source_json)
+    about = read_source(source_json)
     table = read_table(table_csv, ids_mapping)
     patient, _ = pd.factorize(table.frame["patient_nbr"])
     record = np.arange(len(table.frame), dtype=np.int64)
@@ -78,7 +78,11 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
     write_records(out, Records(record, patient.astype(np.int64), text, about))
 
 
-def _read_source(path: Path) -> dict[str, Any]:
+def read_source(path: Path) -> dict[str, Any]:
+    """What every record keeps of the description of its source: source, synthetic and label.
+
+    Raises: DataError if it is none.
+    """
     try:
         source = json.loads(path.read_text(encoding="utf-8"))
         return {name: source[name] for name in ("source", "synthetic", "label")}

@@ -87,9 +87,8 @@ def test_the_published_law_is_the_mean_over_all_samples(scored: tuple, subsample
 def test_one_sample_at_a_time_scores_above_the_law(scored: tuple) -> None:
     """Jensen: in expectation; here over 60 seeds' mean, whose standard error is far below the gap."""
     model, adapters, tokens = scored
-    protocols = {
-        str(seed): Published(tokens=2, models=3, subsample=0.4, with_replacement=seed % 2 == 0) for seed in range(60)
-    }
+    options = {"tokens": 2, "models": 3, "subsample": 0.4}
+    protocols = {str(seed): Published(with_replacement=seed % 2 == 0, **options) for seed in range(60)}
     found = score_protocols(model, adapters, tokens, protocols, seed=1)
     sampled = np.mean([math.log(each["sampled_perplexity_pooled"]) for each in found.values()])
     assert sampled > math.log(found["0"]["perplexity_pooled"])

@@ -1,0 +1,62 @@
+"""Records from any text file: one paragraph each, or one line each where no line is empty. For corpora of one's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dptune.corpus.narratives import read_source
+from dptune.corpus.records import Records, write_records
+from dptune.errors import DataError
+from dptune.files import replacing, write_json
+
+TEXT_NAME, MANIFEST_NAME = "corpus.txt", "source.json"
+_FEWEST = 10
+
+
+def acquire_text(directory: Path, path: Path) -> Path:
+    """Copy a text file into ``directory`` with a description beside it; whole or not at all. Returns the copy.
+
+    Raises: DataError as ``read_paragraphs``.
+    """
+    read_paragraphs(path)
+    about = {"source": "text", "synthetic": False, "label": f"text file {path.name}, the user's own"}
+    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
+        text.write_bytes(path.read_bytes())
+        write_json(manifest, about)
+    return directory / TEXT_NAME
+
+
+def write_paragraphs(directory: Path, out: Path) -> None:
+    """Write the paragraphs of what ``acquire_text`` left in ``directory`` as records, each of a person of its own."""
+    texts = read_paragraphs(directory / TEXT_NAME)
+    numbers = np.arange(len(texts))
+    about = read_source(directory / MANIFEST_NAME)
+    write_records(out, Records(numbers, numbers, pa.array(texts, pa.string()), about))
+
+
+def read_paragraphs(path: Path) -> list[str]:
+    """The file's paragraphs, each on one line.
+
+    Raises: DataError if it is absent, not UTF-8, or has fewer than ten.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror})", fix="give data.path a text file", file=path) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = 1 + content[: error.start].count(b"\n")
+        raise DataError("is not UTF-8", fix="convert the file to UTF-8", file=path, row=row) from None
+    blocks = re.split(r"\n\s*\n", text.strip())
+    if len(blocks) == 1:
+        blocks = text.strip().splitlines()
+    found = [" ".join(block.split()) for block in blocks if block.strip()]
+    if len(found) < _FEWEST:
+        problem = f"has {len(found)} paragraphs (or lines), of {_FEWEST} at least"
+        raise DataError(problem, fix="put an empty line between records, or one record on every line", file=path)
+    return found

@@ -1,0 +1,56 @@
+"""Any text file becomes records, or an error that names the file and the row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptune.corpus.records import read_records
+from dptune.corpus.text import acquire_text, read_paragraphs, write_paragraphs
+from dptune.errors import DataError
+
+PARAGRAPHS = [f"Paragraph {number},\nover two lines." for number in range(12)]
+
+
+def test_paragraphs_become_records(tmp_path: Path) -> None:
+    file = tmp_path / "my text.txt"
+    file.write_text("\n\n".join(PARAGRAPHS) + "\n", encoding="utf-8")
+    acquire_text(tmp_path / "raw", file)
+    write_paragraphs(tmp_path / "raw", tmp_path / "out.parquet")
+    records = read_records(tmp_path / "out.parquet")
+    assert records.text.to_pylist() == [f"Paragraph {number}, over two lines." for number in range(12)]
+    assert records.record.tolist() == records.patient.tolist() == list(range(12))
+    assert records.about == {"source": "text", "synthetic": False, "label": "text file my text.txt, the user's own"}
+
+
+def test_lines_are_records_where_none_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join(f"line {number}" for number in range(11)), encoding="utf-8-sig")
+    assert read_paragraphs(file) == [f"line {number}" for number in range(11)]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1), min_size=10, max_size=20))
+def test_no_word_is_lost(words: list[str]) -> None:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "t"
+        file.write_text("\n \n".join(words), encoding="utf-8")
+        assert read_paragraphs(file) == [" ".join(word.split()) for word in words if word.split()]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "0 paragraphs"), (b"one\n\ntwo", "2 paragraphs"), (b"fine\nbad \xff\xfe\n" * 10, "row 2: is not UTF-8")],
+)
+def test_what_is_no_corpus_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "bad.txt"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        acquire_text(tmp_path / "raw", file)
+    assert not (tmp_path / "raw").exists()
+    with pytest.raises(DataError, match="cannot be read"):
+        acquire_text(tmp_path / "raw", tmp_path / "none.txt")

@@ -1,0 +1,130 @@
+"""Fifty clients on loopback for a minute, a budget that ends in the middle, and a server that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tiny_ensemble import build
+
+from dptune.prediction.deployment import LEDGER
+from dptune.privacy.ledger import read_ledger
+
+CLIENTS = 50
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """``dptune serve`` in a process of its own."""
+
+    def __init__(self, ensemble: Path) -> None:
+        self.url = f"http://127.0.0.1:{(port := _free_port())}"
+        command = [sys.executable, "-m", "dptune.cli", "serve", "--ensemble", str(ensemble), "--port", str(port)]
+        self.process = subprocess.Popen(command)
+        for _ in range(600):
+            try:
+                httpx.get(f"{self.url}/budget", timeout=5)
+                return
+            except httpx.HTTPError:
+                assert self.process.poll() is None, "the server ended at once"
+                time.sleep(0.2)
+        raise AssertionError("the server does not answer")
+
+    def end(self, how: signal.Signals) -> None:
+        os.kill(self.process.pid, how)
+        self.process.wait(timeout=60)
+
+
+def _clients(url: str, seconds: float, tokens: int) -> tuple[list[dict[str, Any]], list[str], int]:
+    """What fifty clients got within that time: replies, the details of refusals, and lost connections."""
+    replies: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    lost = [0] * CLIENTS
+    until = time.monotonic() + seconds
+
+    def client(number: int) -> None:
+        with httpx.Client(timeout=60) as session:
+            while time.monotonic() < until:
+                try:
+                    found = session.post(f"{url}/generate", json={"prompt": f"the {number}", "tokens": tokens})
+                except httpx.HTTPError:
+                    lost[number] += 1
+                    time.sleep(0.1)
+                    continue
+                if found.status_code == 200:
+                    replies.append(found.json())
+                else:
+                    assert found.status_code == 403
+                    refusals.append(found.json()["detail"])
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return replies, refusals, sum(lost)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "budget"), [(6.0, 60), pytest.param(60.0, 2500, marks=pytest.mark.slow)], ids=["short", "a minute"]
+)
+def test_exactly_the_budget_is_answered(tmp_path: Path, seconds: float, budget: int) -> None:
+    ensemble = build(tmp_path / "ensemble", tokens=budget)
+    server = Server(ensemble)
+    replies, refusals, lost = _clients(server.url, seconds, 3)
+    assert httpx.get(f"{server.url}/budget").json()["tokens_left"] == 0
+    server.end(signal.SIGTERM)
+    assert lost == 0
+    assert sum(len(reply["answered"]) for reply in replies) == budget
+    assert refusals
+    assert all(f"all {budget} tokens are spent" in refusal for refusal in refusals)
+    contents = read_ledger(ensemble / LEDGER)
+    assert (contents.releases, contents.complete) == (budget, True)
+    assert contents.epsilons.certified <= 8
+
+
+def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
+    """kill -9 under load, then a new server on the same ensemble."""
+    budget = 80
+    ensemble = build(tmp_path / "ensemble", tokens=budget)
+    server = Server(ensemble)
+    killer = threading.Timer(1.5, server.end, args=[signal.SIGKILL])
+    killer.start()
+    before, _, lost = _clients(server.url, 2.5, 2)
+    killer.join()
+    assert lost > 0
+    charged = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "dptune.cli", "verify", str(ensemble / LEDGER), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+        or "{}"
+    ).get("steps")
+    again = Server(ensemble)
+    left = httpx.get(f"{again.url}/budget").json()["tokens_left"]
+    if charged is not None:  # a line that the kill tore is cut off at the restart, and was never acknowledged
+        assert left == budget - charged
+    after, refusals, _ = _clients(again.url, 8.0, 2)
+    again.end(signal.SIGTERM)
+    received = sum(len(reply["answered"]) for reply in before)
+    assert sum(len(reply["answered"]) for reply in after) == left
+    assert 0 < received <= budget - left  # what was charged and not received is lost, never given again
+    assert refusals
+    assert read_ledger(ensemble / LEDGER).releases == budget
