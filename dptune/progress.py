@@ -66,14 +66,20 @@ class Meter:
             self._say("done, ")
 
 
-def progress(items: Iterable[T], description: str, *, total: int | None = None, initial: int = 0) -> Iterator[T]:
+def progress(
+    items: Iterable[T], description: str, *, total: int | None = None, initial: int = 0, percent: bool = False
+) -> Iterator[T]:
     """Pass the items through and show how far along they are.
 
     Args:
         total: how many items there are in all, if known.
         initial: how many were done before (a resumed run).
+        percent: show the share of ``total`` that is done, and no numbers.
     """
-    with Meter(description, total=total, done=initial) as meter:
+    whole = total if percent else None
+    with Meter(
+        description, total=100 if whole else total, done=0 if whole else initial, unit="%" if whole else ""
+    ) as meter:
         for done, item in enumerate(items, start=initial + 1):
             yield item
-            meter.update(done)
+            meter.update(100 * done // whole if whole else done)

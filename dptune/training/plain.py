@@ -29,7 +29,8 @@ def fit(
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = np.random.default_rng(seed)
-    for step in progress(range(steps), description, total=steps):
+    # In percent: the number of steps would tell how many records there are.
+    for step in progress(range(steps), description, total=steps, percent=True):
         if step % batches_an_epoch == 0:
             batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
         ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
