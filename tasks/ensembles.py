@@ -122,7 +122,9 @@ def tune(plan: Plan, shard: int, device: str) -> None:
         tokens = shard_tokens(plan, records, shard)
         lora = LoraShape(**plan.lora.model_dump())
         tuning = ensemble.Tuning(**plan.tuning.model_dump())
-        ensemble.tune_shard(plan.base, lora, tuning, tokens, shard, plan.directory, torch.device(device))
+        ensemble.tune_shard(
+            plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, torch.device(device)
+        )
 
 
 def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:

@@ -29,7 +29,8 @@ def generate(
     """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
     from dptune.prediction.deployment import deploy
 
-    deployment, answers = deploy(ensemble or _served(), _device(device)), []
+    where = _device(device)
+    deployment, answers = deploy(ensemble or _served(), where), []
     try:
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
@@ -65,7 +66,8 @@ def serve(
         raise ConfigError("serve", f"needs {error.name}", fix="pip install 'dptune[serve]'") from None
     from dptune.prediction.deployment import deploy
 
-    deployment = deploy(ensemble or _served(), _device(device))
+    where = _device(device)
+    deployment = deploy(ensemble or _served(), where)
     try:
         uvicorn.run(create_app(deployment), host=host, port=port, log_level="warning")
     finally:

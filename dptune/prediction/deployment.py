@@ -16,7 +16,7 @@ from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, RunHeader, chain_after, read_ledger
 from dptune.privacy.release import Composition
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 
@@ -74,8 +74,13 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
     base = BaseModel(manifest.source, manifest.revision, manifest.dtype)
     model = load_base(base, device)
     adapters = load_adapters(ensemble, manifest, model, device)
+    tokenizer = load_tokenizer(base)
     ledger = open_ledger(ensemble, manifest, protocol, entropy)
-    return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy), load_tokenizer(base), manifest)
+
+    def remember(charged: Ledger) -> None:
+        _note(ensemble / _SERVED, charged, charged.chain)
+
+    return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy, remember), tokenizer, manifest)
 
 
 def answered(ensemble: Path) -> bool:
@@ -86,8 +91,9 @@ def answered(ensemble: Path) -> bool:
 def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
     """The ensemble's one ledger, started or continued; None when all its tokens are spent.
 
-    An ensemble that has answered once keeps a note of its ledger's number beside it, so that a ledger that was lost
-    does not come back as a fresh budget.
+    An ensemble that has answered keeps a note beside its ledger: the run's number, how many tokens were charged and
+    the chain up to them. A ledger that was lost, cut or put back to an older copy is found out by it. Whoever puts
+    both back, or copies the whole folder, is not.
 
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
         ledger was lost or damaged, or was started with other settings.
@@ -116,7 +122,7 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     ledger = _resumed(path, planned) if path.exists() else Ledger.create(path, header, planned)
     try:
         _check_same(path, ledger, protocol, header, note)
-    except LedgerError:
+    except BaseException:
         if ledger:
             ledger.close()
         raise
@@ -145,8 +151,23 @@ def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wante
     if changed:
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: give the settings it was started with.")
-    run_id = contents.header.run_id
-    if not note.exists():
-        write_json(note, {"run_id": run_id})
-    elif json.loads(note.read_text(encoding="utf-8"))["run_id"] != run_id:
+    if note.exists():
+        _check_note(path, note, contents)
+    _note(note, contents, chain_after(path, contents.releases))
+
+
+def _check_note(path: Path, note: Path, contents: Ledger | LedgerContents) -> None:
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        run_id, releases, chain = known["run_id"], int(known["releases"]), known["chain"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.") from None
+    if run_id != contents.header.run_id:
         raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
+    if contents.releases < releases or chain_after(path, releases) != chain:
+        problem = f"is an older or another copy: it holds {contents.releases} tokens, and {releases} were answered"
+        raise LedgerError(f"{path}: {problem}. Fix: restore the newest.")
+
+
+def _note(note: Path, contents: Ledger | LedgerContents, chain: str | None) -> None:
+    write_json(note, {"run_id": contents.header.run_id, "releases": contents.releases, "chain": chain})

@@ -24,7 +24,6 @@ from dptune.training.data import Tokens
 from dptune.training.model import (
     BaseModel,
     Lora,
-    assert_trained,
     attach_lora,
     frozen_fingerprint,
     load_base,
@@ -86,35 +85,66 @@ def shard_directory(ensemble: Path, shard: int) -> Path:
 
 
 def tune_shard(
-    base: BaseModel, lora: Lora, tuning: Tuning, tokens: Tokens, shard: int, ensemble: Path, device: torch.device
+    base: BaseModel,
+    lora: Lora,
+    tuning: Tuning,
+    tokens: Tokens,
+    shard: int,
+    key: str,
+    ensemble: Path,
+    device: torch.device,
 ) -> None:
     """Tune one shard's adapter on a fresh copy of the base, and write it. Not private by itself.
 
-    Nothing of another shard is seen: the base is loaded anew and checked, and an adapter starts at B = 0.
+    Nothing of another shard is seen: the base is loaded anew, an adapter starts at B = 0, and random numbers have a
+    seed of their own.
+
+    Args:
+        key: what shares a shard; see ``dptune.prediction.partition``.
     """
     model = load_base(base, device)
-    vocabulary = model.config.vocab_size
+    fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
     peft = attach_lora(model, lora, tuning.seed)
     for name, parameter in peft.named_parameters():
         if "lora_B" in name and bool(parameter.any()):
             raise RuntimeError(f"{name} does not start at 0: it holds something of an earlier training")
-    initial, fingerprint = trainable_state(peft), frozen_fingerprint(peft)
     if tokens.rows:
+        initial = trainable_state(peft)
         train_adapters(peft)
-        fit(
-            peft,
-            tokens,
-            epochs=tuning.epochs,
-            batch_size=tuning.batch_size,
-            learning_rate=tuning.learning_rate,
-            seed=tuning.seed + shard,
-            description=f"tuning shard {shard}",
-        )
-        if tuning.epochs * len(tokens.rows) > tuning.batch_size:  # at B = 0 the first step cannot move A
-            assert_trained(peft, initial, fingerprint)
+        # Dropout draws from torch's own generator, whose state would follow what was tuned before.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(tuning.seed + shard)
+            _fit(peft, tokens, tuning, shard)
+        _check_tuned(peft, initial, fingerprint)
     directory = private_directory(shard_directory(ensemble, shard))
     save_adapter(peft, directory)
-    write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary})
+    write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary, "key": key})
+
+
+def _fit(peft: Any, tokens: Tokens, tuning: Tuning, shard: int) -> None:
+    fit(
+        peft,
+        tokens,
+        epochs=tuning.epochs,
+        batch_size=tuning.batch_size,
+        learning_rate=tuning.learning_rate,
+        seed=tuning.seed + shard,
+        description=f"tuning shard {shard}",
+    )
+
+
+def _check_tuned(peft: Any, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
+    """The frozen weights are what they were; an adapter that is not finite goes back to where it began.
+
+    Nothing else is refused: whether an ensemble can be built must not depend on any record.
+    """
+    if frozen_fingerprint(peft) != fingerprint:
+        raise RuntimeError("a frozen weight changed during training")
+    adapter = {name: parameter for name, parameter in peft.named_parameters() if parameter.requires_grad}
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in adapter.values()):
+        with torch.no_grad():
+            for name, parameter in adapter.items():
+                parameter.copy_(initial[name])
 
 
 def is_tuned(ensemble: Path, shard: int) -> bool:
@@ -149,7 +179,7 @@ def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.
         raise ConfigError("model", "is not the base that the ensemble was tuned on", fix="give it the same checkpoint")
     found, scalings = [], set()
     for shard in range(manifest.models):
-        adapter, scaling = _read_shard(shard_directory(ensemble, shard), fingerprint, model.config.vocab_size)
+        adapter, scaling = _read_shard(shard_directory(ensemble, shard), fingerprint, model.config.vocab_size, manifest)
         found.append(adapter)
         scalings.add(scaling)
     if len(scalings) != 1:
@@ -157,7 +187,9 @@ def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.
     return StackedAdapters.of(found, scalings.pop(), device)
 
 
-def _read_shard(directory: Path, base: str, vocabulary: int) -> tuple[dict[str, torch.Tensor], float]:
+def _read_shard(
+    directory: Path, base: str, vocabulary: int, manifest: Manifest
+) -> tuple[dict[str, torch.Tensor], float]:
     try:
         about = json.loads((directory / _SHARD).read_text(encoding="utf-8"))
         config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
@@ -170,4 +202,7 @@ def _read_shard(directory: Path, base: str, vocabulary: int) -> tuple[dict[str, 
         raise ConfigError("ensemble", problem, fix="tune all shards on one base")
     if about["base"] != base:
         raise ConfigError("ensemble", f"{directory} was tuned on another base", fix="tune that shard again")
+    if about["key"] != manifest.key:
+        problem = f"{directory} holds records by {about['key']}, the ensemble says by {manifest.key}"
+        raise ConfigError("ensemble", problem, fix="tune the ensemble again")
     return adapter, config["lora_alpha"] / config["r"]

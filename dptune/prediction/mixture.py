@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from dptune.prediction.fixed_mixture import Slots
+
+#: A draw has 52 bits: each of these tokens gets its probability to a few parts in 10,000 or better.
+_RAREST = -40 * math.log(2)
+#: Keeps denormal numbers out, which take longer; a law below the other on what is kept has nothing there.
+_LEAST, _EMPTY = -600.0, -500.0
+
+
+def truncated(log_public: torch.Tensor, log_private: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both laws in float64 on the tokens to which the public one gives 2^-40 or more, renormalised.
+
+    The set is public, so that this costs nothing. Without it a rare token could be proof of a private model: the public
+    one covers it on paper, but no draw with 52 bits ever gives it. A private law with nothing on that set becomes the
+    public one.
+    """
+    kept = log_public >= _RAREST
+    public = torch.log_softmax(log_public.double().masked_fill(~kept, -math.inf), -1)
+    private = log_private.double().clamp(min=_LEAST).masked_fill(~kept, -math.inf)
+    total = private.logsumexp(-1, keepdim=True)
+    return public, torch.where(total > _EMPTY, private - total, public)
 
 
 def law(log_public: torch.Tensor, log_private: torch.Tensor, weights: torch.Tensor, slots: Slots) -> torch.Tensor:

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-#: Below it (1e-300) a token counts as impossible: no sampler with 53 bits could draw it.
+#: Below it (1e-300) a token counts as impossible; ``dptune.prediction.mixture.truncated`` drops far likelier ones.
 _IMPOSSIBLE = -690.0
-#: Of the limit, for the rounding of sums over a vocabulary.
-_MARGIN = 1e-9
+#: Kept from the limit for the rounding of sums over a vocabulary: relative to it, and at least.
+_MARGIN, _LEAST_MARGIN = 1e-9, 1e-14
+_NOTHING = 1e-300
 _CLOSE = 1e-6
 _NARROW = 1e-12
 _MOST_ROUNDS = 100
@@ -81,7 +82,7 @@ def moment_weights(
     scale = torch.tensor(factors, dtype=torch.float64, device=log_private.device) + powers * math.log(2 * share)
 
     def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-        size = gain.abs().log()
+        size = gain.abs().clamp(min=_NOTHING).log()  # log(0) takes longer, which would tell of an empty slot
         terms = torch.stack([torch.logsumexp(public.log() + k * size, -1) for k in powers], -1) + scale
 
         def excess_at(weight: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -120,12 +121,13 @@ def _safely(
     limits: torch.Tensor,
     weights: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
+    log_public, log_private = log_public.log_softmax(-1), log_private.log_softmax(-1)  # as float32 they sum to 1 + 1e-7
     possible = log_public > _IMPOSSIBLE
     only_private = (~possible & (log_private > _IMPOSSIBLE)).any(-1)
     unknown = (log_public.isnan() | log_private.isnan()).any(-1)
     public = torch.where(possible, log_public.exp(), 0.0)
     gain = torch.where(possible, torch.expm1(log_private - log_public), 0.0)
-    found = weights(public, gain, limits * (1 - _MARGIN))
+    found = weights(public, gain, limits - (limits * _MARGIN).clamp(min=_LEAST_MARGIN))
     return torch.where(only_private | unknown, 0.0, found)
 
 

@@ -9,14 +9,14 @@ system's; the draw is exact up to the rounding of float64 sums.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dptune.errors import ConfigError
-from dptune.prediction.mixture import drawn_token
+from dptune.prediction.mixture import drawn_token, truncated
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers
 from dptune.prediction.stacked import PUBLIC, StackedAdapters
@@ -48,20 +48,30 @@ class PrivatePredictor:
     """Answers until its tokens are spent, refuses afterwards. Safe to call from many threads."""
 
     def __init__(
-        self, model: Any, adapters: StackedAdapters, protocol: FixedMixture, ledger: Ledger | None, entropy: Entropy
+        self,
+        model: Any,
+        adapters: StackedAdapters,
+        protocol: FixedMixture,
+        ledger: Ledger | None,
+        entropy: Entropy,
+        remember: Callable[[Ledger], None] = lambda ledger: None,
     ) -> None:
-        """``ledger`` None means that all tokens are spent; see ``dptune.prediction.deployment.open_ledger``."""
+        """``ledger`` None means that all tokens are spent; see ``dptune.prediction.deployment.open_ledger``.
+
+        ``remember`` is told of every charge, so that an older copy of the ledger is found out.
+        """
         if len(adapters) != protocol.models:
             problem = f"the ensemble has {len(adapters)} slots, the protocol {protocol.models}"
             raise ConfigError("prediction.models", problem, fix="give the protocol the ensemble's number")
         self.protocol = protocol
         self._model, self._adapters, self._ledger, self._entropy = model.eval(), adapters, ledger, entropy
-        self._lock = threading.Lock()
+        self._remember, self._lock = remember, threading.Lock()
 
     @property
     def spent(self) -> int:
         """Tokens charged so far."""
-        return self.protocol.tokens if self._ledger is None else self._ledger.releases
+        ledger = self._ledger
+        return self.protocol.tokens if ledger is None else ledger.releases
 
     @property
     def epsilon_spent(self) -> float:
@@ -86,6 +96,7 @@ class PrivatePredictor:
                     "Fix: none; a new budget needs the consent of those in the data."
                 )
             self._ledger.charge(self.protocol.release)
+            self._remember(self._ledger)
             left = self.protocol.tokens - self._ledger.releases
             if left == 0:
                 self._ledger.finish()
@@ -113,7 +124,7 @@ class PrivatePredictor:
     def _draw(self, context: Sequence[int]) -> int:
         pick, coin, *places = (float(value) for value in uniform(self._entropy, 4))
         slot = min(int(pick * self.protocol.models), self.protocol.models - 1)
-        public, private = next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot])
+        public, private = truncated(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))
         weight = float(weights_of(self.protocol, public[None], private[None, None], steady=True))
         tokens = [drawn_token(law.exp(), place) for law, place in zip((public, private), places, strict=True)]
         return tokens[coin < (1 - self.protocol.public_weight) * weight]

@@ -23,6 +23,8 @@ from dptune.privacy.release import Composition, Release
 Unit = Literal["shard", "record", "patient"]
 #: Rounds the cost of a token down, so that all of them together stay within the budget.
 _ROUNDING = 1e-12
+_LEAST_WEIGHT = 1e-6
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class _Protocol:
             least = -budget_at(self.alpha, 0.0, self.delta)
             problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
             raise ConfigError("epsilon", problem, fix=f"raise it above {least:.4g}, or raise alpha")
+        if (self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
+            raise ConfigError("epsilon", f"{self.epsilon:g} is beyond what one token can need", fix="lower it")
 
     @property
     def rdp_budget(self) -> float:
@@ -79,8 +83,8 @@ class FixedMixture(_Protocol):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.public_weight < 1:
-            problem = f"{self.public_weight} is not in (0, 1): without a public floor nothing bounds a rare token"
+        if not _LEAST_WEIGHT <= self.public_weight < 1:
+            problem = f"{self.public_weight} is not in [1e-6, 1): without a public floor nothing bounds a rare token"
             raise ConfigError("public_weight", problem, fix="use 0.2, say")
         if self.unit != "shard" and not (float(self.alpha).is_integer() and self.alpha >= 2):
             problem = f"{self.alpha:g} is no whole number from 2, which the bound for unit {self.unit} needs"

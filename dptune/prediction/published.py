@@ -19,6 +19,8 @@ from dptune.errors import ConfigError
 _ROUNDING = 1e-12
 _LARGEST_BETA = 1e4
 _GRID = 4001
+#: What the dual may lack between the points of the finer grid, with a factor to spare.
+_BETWEEN = 1e-6
 
 Array = NDArray[np.float64]
 
@@ -73,10 +75,20 @@ def one_model_epsilon(radius: float, order: float, subsample: float) -> float:
     """The largest Renyi epsilon at ``order`` of one token of one model: there alone the published radius has a proof.
 
     The output law is (1-q) p0 + q p with D(p, p0) and D(p0, p) at most ``radius``. Any moment of the likelihood ratio
-    rho is linear in the law of p / p0 under p0, so that its largest value is a linear program.
+    rho is linear in the law of p / p0 under p0, so that its largest value is a linear program. Where that cannot be
+    solved, and where it is no better, convexity alone: 1 - q + q e^((a-1) radius).
     """
-    moments = (_largest_moment(radius, order, subsample, power) for power in (order, 1 - order))
-    return max(math.log(moment) for moment in moments) / (order - 1)
+    convex = float(np.logaddexp(_log1m(subsample), math.log(subsample) + (order - 1) * radius)) / (order - 1)
+    if subsample == 1.0:
+        return radius
+    try:
+        with np.errstate(all="ignore"):
+            moments = [_largest_moment(radius, order, subsample, power) for power in (order, 1 - order)]
+    except ValueError:  # the solver takes no infinities
+        return convex
+    if not all(moment > 1 and math.isfinite(moment) for moment in moments):
+        return convex
+    return min(convex, math.log(max(moments)) / (order - 1) * (1 + _BETWEEN))
 
 
 def _largest_moment(radius: float, order: float, subsample: float, power: float) -> float:
@@ -96,7 +108,7 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
     fixed = np.stack([np.ones_like(ratio), ratio])  # E 1 = E rho = 1
     solved = linprog(-aim(ratio), A_ub=limited(ratio), b_ub=[1, 1], A_eq=fixed, b_eq=[1, 1])
     if not solved.success:
-        raise ConfigError("epsilon", f"no bound was found at radius {radius:.4g} ({solved.message})", fix="change it")
+        return math.inf
     prices, (one, mean) = -solved.ineqlin.marginals, -solved.eqlin.marginals
 
     def lacks(rho: Array) -> Array:
@@ -109,6 +121,10 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
 def _span(radius: float, order: float, count: int, beyond: float) -> Array:
     """log rho from where its limits exceed what they bound by e^beyond, at ``count`` points."""
     return np.linspace(-radius - beyond / (order - 1), (order - 1) / order * radius + beyond / order, count)
+
+
+def _log1m(value: float) -> float:
+    return math.log1p(-value) if value < 1 else -math.inf
 
 
 def _log_mean(exponent: float, models: int) -> float:

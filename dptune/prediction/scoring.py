@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from dptune.prediction.mixture import parts_of
+from dptune.prediction.mixture import parts_of, truncated
 from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
@@ -44,10 +44,9 @@ class Losses:
     def figures(self) -> dict[str, float]:
         """Both perplexities, by name."""
         means = [total / count for total, count in zip(self.total, self.count, strict=True)]
-        return {
-            "perplexity_per_block": float(np.mean(np.exp(means))),
-            "perplexity_pooled": math.exp(math.fsum(self.total) / sum(self.count)),
-        }
+        with np.errstate(over="ignore"):  # a token that the law never says makes it infinite
+            per_block, pooled = np.exp(means).mean(), np.exp(sum(self.total) / sum(self.count))
+        return {"perplexity_per_block": float(per_block), "perplexity_pooled": float(pooled)}
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[
             ids = torch.from_numpy(row.astype(np.int64)).to(device).expand(len(rows), -1)
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
             laws = torch.log_softmax(logits[:, :-1].double(), -1)
-            yield _Record(laws[0], laws[1:], ids[0, 1:])
+            yield _Record(*truncated(laws[0], laws[1:]), ids[0, 1:])
 
 
 def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.Tensor]:

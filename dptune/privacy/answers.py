@@ -33,8 +33,10 @@ def approximate_epsilon(order: float, renyi: float, delta: float) -> float:
 def published_answers_epsilon(composition: Composition, delta: float) -> float:
     """What PMixED's theorem 5.1 claims: the Renyi epsilon that its radius was solved for, added up. NOT a bound."""
     claims = [(dict(release.claims), count) for release, count in composition.items()]
-    if not all({"order", "renyi"} <= claim.keys() for claim, _ in claims) or not claims:
-        return math.inf if claims else 0.0
+    if not claims:
+        return 0.0
+    if not all(claim.get("order", 0) > 1 and claim.get("renyi", 0) > 0 for claim, _ in claims):
+        return math.inf
     order = min(claim["order"] for claim, _ in claims)
     return approximate_epsilon(order, math.fsum(count * claim["renyi"] for claim, count in claims), delta)
 

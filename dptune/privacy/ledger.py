@@ -197,6 +197,7 @@ class Ledger:
         self.composition: Composition = Counter(contents.composition)
         self.chain = contents.chain
         self._descriptor = descriptor
+        self._length, self._process = os.fstat(descriptor).st_size, os.getpid()
         # Any prefix of a composition that is within the budget is within it too, so the planned run is
         # priced once and not at every step.
         self._cleared = cleared
@@ -329,6 +330,9 @@ class Ledger:
         chain = _extend(self.chain, body)
         line = f'{body[:-1]},"chain":"{chain}"}}\n'.encode()
         length = os.fstat(self._descriptor).st_size
+        if os.getpid() != self._process or length != self._length:
+            # A lock is shared with forked processes, and holds off only those who ask for it.
+            raise LedgerError(f"{self.path}: was forked, or changed by another process. Fix: open it again.")
         try:
             if os.write(self._descriptor, line) != len(line):
                 raise OSError("short write: is the disk full?")
@@ -342,6 +346,7 @@ class Ledger:
                 f"{self.path}: cannot be written ({error.strerror or error}); nothing was released. Fix: free space."
             ) from error
         self.chain = chain
+        self._length = length + len(line)
 
 
 def read_ledger(path: Path) -> LedgerContents:

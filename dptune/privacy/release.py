@@ -83,6 +83,8 @@ class Release:
     @classmethod
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
         """One token with a Renyi divergence of at most ``epsilon`` at ``order``; infinite where no bound is proven."""
+        if not epsilon > 0:
+            raise ConfigError("renyi", f"{epsilon} is not positive: such a token says nothing", fix="charge nothing")
         if math.isinf(epsilon):
             return cls(1.0, 0.0, noise="unbounded_token", statistics=("token",), claims=claims)
         multiplier = _renyi_multiplier(order, epsilon)

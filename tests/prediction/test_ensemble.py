@@ -23,7 +23,8 @@ from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.prediction.stacked import PUBLIC, StackedAdapters
 from dptune.training.data import tokenize
-from dptune.training.model import load_base, load_tokenizer, save_adapter
+from dptune.training.model import Lora, load_base, load_tokenizer, save_adapter
+from dptune.training.plain import one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 
@@ -190,7 +191,7 @@ def test_shards_of_different_shape_or_scaling_are_refused(whole: Path, tmp_path:
 
 def test_an_ensemble_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     tokens = tokenize(texts(4, 0), load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, Tuning(epochs=1), tokens, 0, tmp_path / "half", CPU)
+    tune_shard(base(), LORA, Tuning(epochs=1), tokens, 0, "record", tmp_path / "half", CPU)
     with pytest.raises(ConfigError, match="holds no whole ensemble"):
         read_manifest(tmp_path / "half")
     with pytest.raises(ConfigError, match="holds no adapter"):
@@ -199,3 +200,43 @@ def test_an_ensemble_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 
 def test_files_are_closed_to_others(whole: Path) -> None:
     assert shard_directory(whole, 0).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 16, 17])
+@pytest.mark.parametrize("epochs", [1, 5, 10])
+def test_a_shard_of_any_size_can_be_tuned(tmp_path: Path, count: int, epochs: int) -> None:
+    """Whether there is an ensemble must not depend on how many records a shard has, or on what they say."""
+    tokens = tokenize(["x"] * count, load_tokenizer(base()), WIDTH)
+    tune_shard(base(), LORA, Tuning(epochs=epochs), tokens, 0, "record", tmp_path, CPU)
+    assert shard_directory(tmp_path, 0).exists()
+
+
+def test_an_adapter_that_diverges_is_the_public_model(tmp_path: Path) -> None:
+    tokens = tokenize(texts(8, 0), load_tokenizer(base()), WIDTH)
+    tune_shard(base(), LORA, Tuning(epochs=20, learning_rate=1e30), tokens, 0, "record", tmp_path, CPU)
+    adapter = load_file(shard_directory(tmp_path, 0) / "adapter_model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
+
+
+def test_dropout_does_not_couple_shards(tmp_path: Path) -> None:
+    """Shard 1 is the same after a shard 0 of another size, whatever the generator's state was."""
+    adapters = []
+    for count in (8, 9):
+        torch.manual_seed(0)
+        folder, lora = tmp_path / str(count), Lora(rank=2, alpha=4, dropout=0.3)
+        for shard, held in enumerate((texts(count, 1), texts(6, 2))):
+            tokens = tokenize(held, load_tokenizer(base()), WIDTH)
+            tune_shard(base(), lora, Tuning(epochs=3), tokens, shard, "record", folder, CPU)
+        adapters.append(load_file(shard_directory(folder, 1) / "adapter_model.safetensors"))
+    assert all(torch.equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
+
+
+def test_the_schedule_is_torchs_where_torch_has_one() -> None:
+    for steps in (11, 37, 375):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=steps, pct_start=0.1)
+        for step in range(steps):
+            assert one_cycle(step, steps) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+            optimizer.step()
+            theirs.step() if step < steps - 1 else None
+    assert [one_cycle(0, steps) for steps in (1, 5, 10)] == [1.0, 1.0, 1.0]

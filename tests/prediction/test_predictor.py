@@ -26,7 +26,7 @@ from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.prediction.deployment import LEDGER, Deployment, deploy
 from dptune.prediction.ensemble import load_adapters, read_manifest
-from dptune.prediction.mixture import drawn_token, law
+from dptune.prediction.mixture import drawn_token, law, truncated
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.service import create_app
@@ -107,6 +107,51 @@ def test_a_lost_or_swapped_ledger_is_no_fresh_budget(ensemble: Path, whole: Path
     assert deploy(ensemble, CPU).budget["tokens_left"] == TOKENS - 3
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+def test_an_older_copy_of_the_ledger_is_no_fresh_budget(ensemble: Path, kept: int) -> None:
+    """The chain cannot see that its last lines are missing; the note beside it does."""
+    _spend(deploy(ensemble, CPU), 5)
+    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
+    (ensemble / LEDGER).write_bytes(b"".join(lines[:kept]))
+    with pytest.raises(LedgerError, match=f"it holds {kept - 1} tokens, and 5 were answered"):
+        deploy(ensemble, CPU)
+    (ensemble / LEDGER).write_bytes(b"".join(lines))
+    (ensemble / "served.json").write_text("{")
+    with pytest.raises(LedgerError, match="is damaged"):
+        deploy(ensemble, CPU)
+    with pytest.raises(LedgerError, match="is damaged"):  # and no lock was left behind
+        deploy(ensemble, CPU)
+
+
+def test_a_forked_process_cannot_answer(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    deployment.predictor.answer([5])
+    child = os.fork()
+    if child == 0:
+        try:
+            deployment.predictor.answer([5])
+        except LedgerError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert deployment.predictor.answer([5]).tokens_left == TOKENS - 2
+    with (ensemble / LEDGER).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(LedgerError, match="changed by another process"):
+        deployment.predictor.answer([5])
+
+
+def test_a_token_that_no_draw_gives_is_no_proof() -> None:
+    """A private model cannot say what the public one says less often than 2^-40: the token would betray it."""
+    public = torch.tensor([[0.5, 0.5, 1e-14]], dtype=torch.float64).log()
+    private = torch.tensor([[[0.25, 0.25, 0.5]], [[1e-13, 1e-13, 1.0]], [[0.0, 0.0, 1.0]]], dtype=torch.float64).log()
+    whole, kept = truncated(public, private)
+    assert whole[0].exp().tolist() == [0.5, 0.5, 0.0]
+    assert kept[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert kept[1, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
+    assert torch.equal(kept[2], whole)  # nothing is left of it
+
+
 def test_two_processes_cannot_answer_from_one_ledger(ensemble: Path) -> None:
     first = deploy(ensemble, CPU)
     with pytest.raises(LedgerError, match="another process"):
@@ -134,6 +179,10 @@ def test_a_patient_is_protected_only_where_shards_go_by_patient(ensemble: Path) 
     with pytest.raises(ConfigError, match="a patient is in many of them"):
         deploy(ensemble, CPU)
     (ensemble / "ensemble.json").write_text(json.dumps(manifest | {"key": "patient"}))
+    with pytest.raises(ConfigError, match="holds records by record, the ensemble says by patient"):
+        deploy(ensemble, CPU)
+    for shard in ensemble.glob("shard-*/shard.json"):
+        shard.write_text(json.dumps(json.loads(shard.read_text()) | {"key": "patient"}))
     assert deploy(ensemble, CPU).predictor.answer([5]).unit == "patient"
 
 

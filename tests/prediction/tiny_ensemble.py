@@ -49,7 +49,7 @@ def build(folder: Path, shards: list[list[str]] | None = None, **protocol: Any) 
         tokens = tokenize(shard, tokenizer, WIDTH) if shard else tokenize(["x"], tokenizer, WIDTH)
         if not shard:
             tokens.rows.clear()
-        tune_shard(base(), LORA, Tuning(epochs=3, learning_rate=0.05), tokens, number, folder, CPU)
+        tune_shard(base(), LORA, Tuning(epochs=3, learning_rate=0.05), tokens, number, "record", folder, CPU)
     write_manifest(folder, manifest(**(chosen | {"models": len(shards)})))
     return folder
 
