@@ -20,6 +20,7 @@ from dptune.training.data import Tokens, tokenize
 from dptune.training.model import load_base, load_tokenizer
 from tasks.ensembles import Plan, compared
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
+from tasks.plots import EPSILONS
 from tasks.report import listed_cells, read_results
 from tasks.results import named
 from tasks.settings import Settings
@@ -28,7 +29,6 @@ from tasks.tracking import ChildRun
 Row = dict[str, Any]
 #: Of a run's unit, the unit of answers that means the same.
 SAME_UNIT = {"encounter": "record", "patient": "patient"}
-_EPSILONS = ("epsilon_published", "epsilon_noise_only", "epsilon_certified")
 _OWN = ("public_weight", "subsample")
 _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 
@@ -74,7 +74,7 @@ def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:
         if cell["model"] != plan.model.model_dump() or result["unit"] not in SAME_UNIT:
             continue
         model = PeftModel.from_pretrained(load_base(plan.base, where), str(RUNS / name / "adapter")).eval()
-        kept = {key: result[key] for key in (*_EPSILONS, "delta")}
+        kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         unit = SAME_UNIT[result["unit"]]
         rows.append({"label": result["label"], "kind": kind, "unit": unit, **kept, **_scores(model, tokens)})
@@ -82,7 +82,7 @@ def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:
 
 
 def _every_epsilon(value: float) -> dict[str, float]:
-    return dict.fromkeys(_EPSILONS, value)
+    return dict.fromkeys(EPSILONS, value)
 
 
 def _scores(model: Any, tokens: Tokens) -> dict[str, float | str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 
 from dptune.files import write_text
 from tasks.plots import colour, legend_below, save
+from tasks.report import encoded, epsilon_text
 
 Row = dict[str, Any]
 PAGE, PICTURE = "prediction.html", "prediction.png"
@@ -41,9 +41,9 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
     told = result["telemetry"] == "research"
     if told:
         draw(rows, directory / PICTURE, synthetic=result["synthetic"])
-    picture = base64.b64encode((directory / PICTURE).read_bytes()).decode() if told else None
+    picture = encoded(directory / PICTURE) if told else None
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters["epsilon"] = _epsilon
+    environment.filters["epsilon"] = epsilon_text
     page = environment.get_template("prediction.html.j2").render(
         result=result,
         told=told,
@@ -118,8 +118,3 @@ def _kind(row: Row) -> str:
     own = f"w0 {row['public_weight']:g}" if row["kind"] == "answers" else f"q {row['subsample']:g}"
     name = "pmixed" if row["kind"] == "answers" else "published"
     return f"{name}, {row['unit']}, N {row['models']}, {own}"
-
-
-def _epsilon(value: float | str) -> str:
-    number = float(value)
-    return f"{number:.3g}" if math.isfinite(number) else "∞"

@@ -115,9 +115,9 @@ def _page(
     results: list[Result], directory: Path, name: str, audits: Sequence[Audit], limits: Mapping[str, float | None]
 ) -> str:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters["epsilon"] = _epsilon
+    environment.filters["epsilon"] = epsilon_text
     drawn = [*_PICTURES, *(_AUDIT_PICTURES if audits else [])]
-    pictures = {file: _encoded(directory / file) for file in drawn}
+    pictures = {file: encoded(directory / file) for file in drawn}
     metric = perplexity_metric(results)
     groups = over_seeds(results, metric)
     return environment.get_template("report.html.j2").render(
@@ -156,11 +156,12 @@ def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
     for result in list(first.values())[:_MOST_CONTROLLERS]:
         path = directory / f"{result['label']}.png"
         draw_controller(result, path)
-        pictures[result["label"]] = _encoded(path)
+        pictures[result["label"]] = encoded(path)
     return pictures
 
 
-def _encoded(path: Path) -> str:
+def encoded(path: Path) -> str:
+    """A picture as text, for a page that is one file."""
     return base64.b64encode(path.read_bytes()).decode()
 
 
@@ -179,7 +180,8 @@ def _totals(results: list[Result]) -> list[tuple[str, int, float, float]]:
     ]
 
 
-def _epsilon(value: float | str) -> str:
+def epsilon_text(value: float | str) -> str:
+    """Three digits, or the sign for infinity."""
     number = float(value)
     return f"{number:.3g}" if math.isfinite(number) else "∞"
 
