@@ -29,19 +29,15 @@ _START_SECONDS = 180
 
 def serve_deployments() -> None:
     """Register the deployments and run what the UI, a schedule or the API asks for, until stopped."""
-    from prefect import serve
-
     from flows.experiment import experiment
-    from flows.prediction import prediction
 
-    grid = "The grid of params.yaml: models x mechanisms x epsilons x seeds. Finished cells are kept."
-    answers = "Private prediction: tunes the ensembles of params.yaml and scores their protocols."
-    deployments = [
-        experiment.to_deployment("experiment", description=grid, tags=["dptune"]),
-        prediction.to_deployment("prediction", description=answers, tags=["dptune"]),
-    ]
-    # Coroutines where a loop runs already, which is not so here.
-    serve(*deployments, limit=1, print_starting_message=False)  # type: ignore[arg-type]
+    experiment.serve(
+        name="experiment",
+        description="The grid of params.yaml: models x mechanisms x epsilons x seeds. Finished cells are kept.",
+        tags=["dptune"],
+        limit=1,
+        print_starting_message=False,
+    )
 
 
 def run_ui() -> None:

@@ -122,7 +122,6 @@ def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: 
         return ask(f"{interface.api}/deployments/name/experiment/experiment")
 
     found = wait_for("the deployment", deployment, 240)
-    wait_for("the other one", lambda: ask(f"{interface.api}/deployments/name/prediction/prediction"), 60)
     assert {"epsilons", "mechanisms", "seeds", "overrides"} <= set(found["parameter_openapi_schema"]["properties"])
     at = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
     state = {"type": "SCHEDULED", "state_details": {"scheduled_time": at}}
