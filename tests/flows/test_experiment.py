@@ -310,7 +310,7 @@ def test_an_interrupted_flow_leaves_no_process(stand_in: Callable[..., None], mo
     monkeypatch.setattr(module, "_lines", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        module._run("x", [sys.executable, "-c", "import time; time.sleep(60)"])
+        module.run_process("x", [sys.executable, "-c", "import time; time.sleep(60)"])
     assert time.monotonic() - begun < 30
     assert started[0].poll() is not None
     with pytest.raises(ProcessLookupError):

@@ -103,9 +103,16 @@ def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
     budget = 80
     ensemble = build(tmp_path / "ensemble", tokens=budget)
     server = Server(ensemble)
-    killer = threading.Timer(1.5, server.end, args=[signal.SIGKILL])
+
+    def kill_in_the_middle() -> None:
+        until = time.monotonic() + 7
+        while (ensemble / LEDGER).read_bytes().count(b"\n") < budget // 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        server.end(signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
-    before, _, lost = _clients(server.url, 2.5, 2)
+    before, _, lost = _clients(server.url, 8.0, 2)
     killer.join()
     assert lost > 0
     charged = json.loads(
