@@ -78,9 +78,9 @@ def one_model_epsilon(radius: float, order: float, subsample: float) -> float:
     rho is linear in the law of p / p0 under p0, so that its largest value is a linear program. Where that cannot be
     solved, and where it is no better, convexity alone: 1 - q + q e^((a-1) radius).
     """
-    convex = float(np.logaddexp(_log1m(subsample), math.log(subsample) + (order - 1) * radius)) / (order - 1)
     if subsample == 1.0:
         return radius
+    convex = float(np.logaddexp(math.log1p(-subsample), math.log(subsample) + (order - 1) * radius)) / (order - 1)
     try:
         with np.errstate(all="ignore"):
             moments = [_largest_moment(radius, order, subsample, power) for power in (order, 1 - order)]
@@ -121,10 +121,6 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
 def _span(radius: float, order: float, count: int, beyond: float) -> Array:
     """log rho from where its limits exceed what they bound by e^beyond, at ``count`` points."""
     return np.linspace(-radius - beyond / (order - 1), (order - 1) / order * radius + beyond / order, count)
-
-
-def _log1m(value: float) -> float:
-    return math.log1p(-value) if value < 1 else -math.inf
 
 
 def _log_mean(exponent: float, models: int) -> float:
