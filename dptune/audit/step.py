@@ -8,7 +8,6 @@ attack reads a mechanism's releases only, not its inside: noises need not be Gau
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -272,9 +271,8 @@ def _choose(
     scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
     cuts = (scores[1:] + scores[:-1]) / 2 if len(scores) > 1 else scores  # between scores, so that none ties with one
     promises = []
-    for cut in cuts:
-        missed, alarms = counted * _share_above(-inside, -cut), counted * _share_above(outside, cut)
-        expected = missed, counted, alarms, counted
+    for cut, missed, alarms in zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True):
+        expected = counted * float(missed), counted, counted * float(alarms), counted
         promises.append(
             (mu_from_errors(*expected, confidence), epsilon_from_errors(*expected, stage.delta, confidence), float(cut))
         )
@@ -304,16 +302,16 @@ def _composed(
     return _subsampled(members, stage.sample_rate).sum(axis=1), _subsampled(others, stage.sample_rate).sum(axis=1)
 
 
-def _share_above(values: NDArray[np.float64], cut: float) -> float:
-    """The share of scores to expect above a cut; where few were seen, as if their tail were exponential.
+def _shares_above(values: NDArray[np.float64], cuts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(cuts,) the share of scores to expect above each; where few were seen, as if their tail were exponential.
 
     The pilot sees too few of the rarest scores, and these decide a bound on epsilon.
     """
-    start = float(np.quantile(values, _TAIL))
-    if cut <= start:
-        return float((values > cut).mean())
-    excess = float((values[values > start] - start).mean()) if (values > start).any() else 0.0
-    return (1 - _TAIL) * math.exp(-(cut - start) / excess) if excess > 0 else 0.0
+    start = np.quantile(values, _TAIL)
+    excess = (values[values > start] - start).mean() if (values > start).any() else 0.0
+    above = 1 - np.searchsorted(np.sort(values), cuts, side="right") / len(values)
+    tail = (1 - _TAIL) * np.exp(-np.maximum(cuts - start, 0) / excess) if excess > 0 else 0.0
+    return np.where(cuts <= start, above, tail)
 
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
