@@ -57,7 +57,9 @@ def run_ui() -> None:
         if "MLFLOW_TRACKING_URI" not in environment:
             _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
             store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
-            processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store]))
+            # Its job runners judge language models' traces, which nothing here writes: processes that only cost.
+            plain = {**environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", processes[-1])
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)
         while all(process.poll() is None for process in processes):
