@@ -15,7 +15,7 @@ from dptune.corpus.records import read_records
 from dptune.files import jsonable, private_directory, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.protocols import priced_answers
-from dptune.prediction.scoring import score_average, score_model, score_protocols
+from dptune.prediction.scoring import score_ensemble, score_model
 from dptune.training.data import Tokens, tokenize
 from dptune.training.model import load_base, load_tokenizer
 from tasks.ensembles import Plan, compared
@@ -97,8 +97,8 @@ def _ensemble(settings: Settings, plan: Plan, tokens: Tokens | None, device: str
     if tokens is not None:
         model = load_base(plan.base, torch.device(device))
         adapters = load_adapters(plan.directory, read_manifest(plan.directory), model, torch.device(device))
-        scores = score_protocols(model, adapters, tokens, protocols, seed=0)
-        average = {**_every_epsilon(math.inf), **score_average(model, adapters, tokens)}
+        scores, average = score_ensemble(model, adapters, tokens, protocols, seed=0)
+        average |= _every_epsilon(math.inf)
         rows.append({"label": f"average of {plan.models}", "kind": "nonprivate", "unit": "record", **jsonable(average)})
     for name, protocol in protocols.items():
         prices = priced_answers(protocol)

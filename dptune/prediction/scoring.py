@@ -85,11 +85,12 @@ def score_model(model: Any, tokens: Tokens) -> dict[str, float]:
     return losses.figures
 
 
-def score_protocols(
+def score_ensemble(
     model: Any, adapters: StackedAdapters, tokens: Tokens, protocols: Mapping[str, Protocol], seed: int
-) -> dict[str, dict[str, float]]:
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """For each protocol its perplexities and the mean weight of private models, by the names of ``protocols``.
 
+    Beside them the perplexities of the plain average of all private models: NOT private, what a protocol could reach.
     A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
     authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
 
@@ -100,7 +101,7 @@ def score_protocols(
     losses = {name: Losses() for name in protocols}
     sampled = {name: Losses() for name, protocol in protocols.items() if isinstance(protocol, Published)}
     private: dict[str, list[torch.Tensor]] = {name: [] for name in protocols}
-    draws = np.random.default_rng(seed)
+    draws, average = np.random.default_rng(seed), Losses()
     for record in _records(model, adapters, tokens):
         for name, protocol in protocols.items():
             if isinstance(protocol, FixedMixture):
@@ -111,20 +112,13 @@ def score_protocols(
                 sampled[name].add(-record.mixed(_sampled_parts(protocol, by_size, draws)).log())
             losses[name].add(-record.mixed(parts).log())
             private[name].append(parts.sum(0))
+        average.add(-record.at_targets(record.private).mean(0).log())
     found = {name: each.figures for name, each in losses.items()}
     for name, weights in private.items():
         found[name]["private_weight"] = float(torch.cat(weights).mean())
     for name, each in sampled.items():
         found[name] |= {f"sampled_{key}": value for key, value in each.figures.items()}
-    return found
-
-
-def score_average(model: Any, adapters: StackedAdapters, tokens: Tokens) -> dict[str, float]:
-    """Both perplexities of the plain average of all private models: NOT private, what a protocol could reach."""
-    losses = Losses()
-    for record in _records(model, adapters, tokens):
-        losses.add(-record.at_targets(record.private).mean(0).log())
-    return losses.figures
+    return found, average.figures
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from dptune.prediction.mixture import law
 from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.prediction.scoring import Losses, score_average, score_model, score_protocols
+from dptune.prediction.scoring import Losses, score_ensemble, score_model
 from dptune.prediction.stacked import PUBLIC
 from dptune.training.data import tokenize
 from dptune.training.model import load_base, load_tokenizer
@@ -50,7 +50,7 @@ def test_a_fixed_mixture_is_scored_by_its_law(scored: tuple) -> None:
             public, private = laws[:1], laws[1:, None]
             whole = law(public, private, weights_of(protocol, public, private), protocol.slots)
             total.append(-math.log(whole[0, row[end]]))
-    found = score_protocols(model, adapters, tokens, {"mine": protocol}, seed=0)["mine"]
+    found = score_ensemble(model, adapters, tokens, {"mine": protocol}, seed=0)[0]["mine"]
     assert found["perplexity_pooled"] == pytest.approx(math.exp(np.mean(total)), rel=1e-5)
     assert 0 < found["private_weight"] <= 0.8
 
@@ -78,7 +78,7 @@ def test_the_published_law_is_the_mean_over_all_samples(scored: tuple, subsample
                     mixed = (laws[0].exp() + weights * (private[:, 0].exp() - laws[0].exp())).mean(0)
                 mean += chance * float(mixed[row[end]])
             total.append(-math.log(mean))
-    found = score_protocols(model, adapters, tokens, {"published": protocol}, seed=0)["published"]
+    found = score_ensemble(model, adapters, tokens, {"published": protocol}, seed=0)[0]["published"]
     assert found["perplexity_pooled"] == pytest.approx(math.exp(np.mean(total)), rel=1e-5)
     if subsample == 1:
         assert found["sampled_perplexity_pooled"] == pytest.approx(found["perplexity_pooled"], rel=1e-9)
@@ -89,7 +89,7 @@ def test_one_sample_at_a_time_scores_above_the_law(scored: tuple) -> None:
     model, adapters, tokens = scored
     options = {"tokens": 2, "models": 3, "subsample": 0.4}
     protocols = {str(seed): Published(with_replacement=seed % 2 == 0, **options) for seed in range(60)}
-    found = score_protocols(model, adapters, tokens, protocols, seed=1)
+    found, _ = score_ensemble(model, adapters, tokens, protocols, seed=1)
     sampled = np.mean([math.log(each["sampled_perplexity_pooled"]) for each in found.values()])
     assert sampled > math.log(found["0"]["perplexity_pooled"])
 
@@ -98,9 +98,8 @@ def test_what_private_models_know_shows(scored: tuple) -> None:
     """The more budget, the nearer to the average of the private models."""
     model, adapters, tokens = scored
     protocols = {f"{eps}": FixedMixture(epsilon=eps, tokens=64, models=3, public_weight=0.01) for eps in (5.0, 50.0)}
-    found = score_protocols(model, adapters, tokens, protocols, seed=0)
-    public, average = score_model(model, tokens), score_average(model, adapters, tokens)
-    order = [average, found["50.0"], found["5.0"], public]
+    found, average = score_ensemble(model, adapters, tokens, protocols, seed=0)
+    order = [average, found["50.0"], found["5.0"], score_model(model, tokens)]
     values = [each["perplexity_pooled"] for each in order]
     assert values == sorted(values)
     assert values[0] < values[-1]
