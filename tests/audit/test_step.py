@@ -121,7 +121,7 @@ def test_every_sound_mechanism_keeps_its_word(name: str) -> None:
     assert found.epsilon_audited <= certified(true)
 
 
-@pytest.mark.parametrize("pairs", [12, 24])
+@pytest.mark.parametrize("pairs", [12, pytest.param(24, marks=pytest.mark.slow)])
 def test_published_rldp_is_caught(pairs: int) -> None:
     """Its accountant takes sigma where sigma / sqrt(pairs) is true: at sigma 4, mu 0.25 is claimed."""
     claimed = mechanism("rldp_published", pairs, noise_multiplier=4.0)

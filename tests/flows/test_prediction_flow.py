@@ -87,15 +87,6 @@ def _is_in_mlflow(rows: dict[str, Any]) -> None:
     assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon_certified"] > 1e300
 
 
-def test_private_telemetry_tells_prices_alone(server: str, pipeline: Path) -> None:
-    write_params(QUICK, {"experiment": {"telemetry": "private"}})
-    prediction()
-    rows = read_json(ANSWERS)["rows"]
-    assert rows
-    assert not any(key.startswith(("perplexity", "sampled", "private_weight")) for row in rows for key in row)
-    assert "nothing is scored" in (PREDICTION / "prediction.html").read_text()
-
-
 def test_what_cannot_be_is_refused_before_anything_is_tuned(server: str, pipeline: Path) -> None:
     write_params(QUICK, {"prediction": {"alpha": 3, "epsilons": [2]}})
     with pytest.raises(ConfigError, match="too small for one token"):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -280,33 +277,6 @@ def test_many_threads_never_overspend(ensemble: Path) -> None:
     assert sorted(given) == list(range(TOKENS))
     assert len(refused) == 32 - TOKENS
     assert read_ledger(ensemble / LEDGER).releases == TOKENS
-
-
-CHILD = """
-import sys
-from pathlib import Path
-import torch
-from dptune.prediction.deployment import deploy
-deployment = deploy(Path(sys.argv[1]), torch.device("cpu"))
-while True:
-    print(deployment.predictor.answer([5]).tokens_left, flush=True)
-"""
-
-
-def test_a_killed_process_gives_no_token_twice(ensemble: Path) -> None:
-    """kill -9 after a few answers; what was charged stays charged."""
-    manifest = json.loads((ensemble / "ensemble.json").read_text())
-    manifest["protocol"]["tokens"] = 10_000
-    (ensemble / "ensemble.json").write_text(json.dumps(manifest))
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(ensemble)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        received = [int(process.stdout.readline()) for _ in range(7)]
-        os.kill(process.pid, signal.SIGKILL)
-        received += [int(line) for line in process.stdout.read().split()]
-    assert received == list(range(9_999, 9_999 - len(received), -1))
-    deployment = deploy(ensemble, CPU)
-    assert deployment.predictor.spent >= len(received)
-    assert deployment.predictor.answer([5]).tokens_left < min(received)
 
 
 def test_generate_stops_at_the_end_of_text_and_at_what_was_asked(ensemble: Path) -> None:

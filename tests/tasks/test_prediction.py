@@ -11,7 +11,9 @@ import pytest
 from tiny_pipeline import write_params
 
 from dptune.errors import ConfigError
+from tasks.answers import score
 from tasks.ensembles import Plan, compared, open_plan, plans, served, shard_tokens
+from tasks.paths import PREDICTION
 from tasks.prediction_report import PAGE, PICTURE, comparisons, write_page
 from tasks.settings import load_settings
 
@@ -78,6 +80,18 @@ def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeli
     assert (first.directory / "salt").read_text() == salt
     read = Plan.model_validate_json((first.directory / "plan.json").read_text())
     assert read == first
+
+
+def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:
+    """Nothing is read of the ensembles: none is tuned here."""
+    write_params({"experiment": {"telemetry": "private"}})
+    settings = load_settings()
+    result = score(settings, plans(settings), Path("an ensemble"), "cpu")
+    protocols = compared(settings.prediction, 8, DELTA)
+    assert [row["label"] for row in result["rows"]] == list(protocols)
+    assert not any(key.startswith(("perplexity", "sampled", "private_weight")) for row in result["rows"] for key in row)
+    write_page(result, PREDICTION)
+    assert "nothing is scored" in (PREDICTION / PAGE).read_text()
 
 
 def _row(label: str, kind: str, perplexity: float, **others: Any) -> dict[str, Any]:
