@@ -116,7 +116,7 @@ class _Batch:
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
         weights = (factors.double() * self.multiples[:, None]).sum(dim=0)
-        return [weight * part for weight, part in zip(weights, self.direction, strict=True)]
+        return list(torch._foreach_mul(self.direction, list(weights.unbind())))
 
     def matrix(self) -> torch.Tensor:
         return self.multiples[:, None] * torch.cat(self.direction)
@@ -221,8 +221,8 @@ def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.
     scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(released.blocks)
     unit = knobs.noise_multiplier or 1.0
     parts = [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
-    scaled = [part.double() / (unit * scale) for part, scale in zip(parts, scales, strict=True)]
-    return torch.cat([part.flatten() for part in scaled]).numpy()
+    units = np.repeat([unit * scale for scale in scales], [part.numel() for part in parts])
+    return torch.cat([part.flatten() for part in parts]).double().numpy() / units
 
 
 @dataclass(frozen=True)

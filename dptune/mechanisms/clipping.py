@@ -29,7 +29,9 @@ class PairBlocks:
         self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
     ) -> list[torch.Tensor]:
         """Each block over the expected batch size."""
-        return [block / expected_batch_size for block in blocks]
+        import torch
+
+        return list(torch._foreach_div(blocks, expected_batch_size))
 
 
 @dataclass(frozen=True)

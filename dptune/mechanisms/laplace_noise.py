@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import drawn, rounded_sum
+from dptune.mechanisms.noise import drawn, rounded_sums
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 from dptune.privacy.laplace_mixtures import InverseScale
 
@@ -63,10 +63,7 @@ class _LaplaceMixture:
         law = self.law(noise_multiplier)
         sizes = [total.numel() for total in sums]
         noise = self._draw(law, entropy, sum(sizes), sums[0].device).split(sizes)
-        return [
-            rounded_sum(total, scale * part, scale * law.mean_absolute)
-            for total, scale, part in zip(sums, scales, noise, strict=True)
-        ]
+        return rounded_sums(sums, noise, list(scales), [scale * law.mean_absolute for scale in scales])
 
     def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
         return laplace_mixture(law, entropy, count, device)

@@ -437,6 +437,8 @@ class Mechanism:
         Guarantee: one unit more or less moves them, divided by ``scales(knobs)`` block by block, by at most
         the sensitivity of ``release(knobs, q)`` in l2, whatever it is, if ``knobs`` are public.
         """
+        import torch
+
         statistics = self._statistics(knobs)
         sums = [block.clone() for block in self.clipper.empty(zeros, knobs)]
         if statistics:
@@ -445,8 +447,7 @@ class Mechanism:
             parts = self.clipper.clipped_sum(gradients, knobs)
             if statistics:
                 parts = [*parts, statistics.sum_of(gradients)]
-            for total, part in zip(sums, parts, strict=True):
-                total += part
+            torch._foreach_add_(sums, parts)
         return sums
 
     def privatise(

@@ -62,11 +62,8 @@ class Gaussian:
         """Added in float64, rounded to a public grid, then cast: see ``_GRID``."""
         sizes = [total.numel() for total in sums]
         normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)  # one draw: calls cost more
-        noisy = []
-        for total, scale, normal in zip(sums, scales, normals, strict=True):
-            deviation = noise_multiplier * scale
-            noisy.append(rounded_sum(total, deviation * normal, deviation))
-        return noisy
+        deviations = [noise_multiplier * scale for scale in scales]
+        return rounded_sums(sums, normals, deviations, deviations)
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,21 @@ class NoNoise:
         return [total.float() for total in sums]
 
 
-def rounded_sum(total: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """``total + noise`` in float64, rounded to the public grid of noise with that spread, as float32: see ``_GRID``."""
-    step = spread * _GRID
-    return (total.double() + noise).div_(step).round_().mul_(step).float()
+def rounded_sums(
+    sums: list[torch.Tensor], noise: tuple[torch.Tensor, ...], scales: list[float], spreads: list[float]
+) -> list[torch.Tensor]:
+    """``sum + scale * noise`` of every block in float64, rounded to the public grid of noise with that spread, as
+    float32: see ``_GRID``.
+    """
+    import torch
+
+    steps = [spread * _GRID for spread in spreads]
+    values = torch._foreach_mul(noise, scales)  # a call for all blocks: there are dozens
+    torch._foreach_add_(values, [total.double() for total in sums])
+    torch._foreach_div_(values, steps)
+    torch._foreach_round_(values)
+    torch._foreach_mul_(values, steps)
+    return [value.float() for value in values]
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
