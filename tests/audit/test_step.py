@@ -182,14 +182,14 @@ def test_a_broken_step_whose_releases_are_sometimes_no_numbers_is_caught() -> No
 
 def test_autoclips_leak_is_caught() -> None:
     """Its radius follows the batch, and so does its noise: an empty batch shows that it is empty."""
-    found = audit(mechanism("autoclip_published", 4), trials=3000)
-    assert found.epsilon_audited > price(mechanism("autoclip_published", 4), Schedule(1.0, 1, DELTA)).published
+    leaky = mechanism("autoclip_published", 4, noise_multiplier=2.0)
+    assert audit(leaky, trials=1000).epsilon_audited > 2 * price(leaky, Schedule(1.0, 1, DELTA)).published
 
 
 @pytest.mark.parametrize("kind", [DividesByRealisedBatch, ClipsAfterSumming])
 def test_a_broken_step_is_caught(kind: type[Mechanism]) -> None:
     broken = as_broken(kind)
-    assert audit(broken, trials=3000).mu_audited > 1.2  # 1 is what one sample may show
+    assert audit(broken, trials=1000).mu_audited > 1.2  # 1 is what one sample may show
 
 
 def test_a_statistic_without_a_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
