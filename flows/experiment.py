@@ -13,7 +13,6 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-import torch
 from prefect import flow, get_run_logger, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
@@ -128,6 +127,8 @@ def available_devices(settings: Experiment) -> list[str]:
     """The devices that params.yaml names, or every CUDA device, or the CPU."""
     if settings.devices != "auto":
         return list(settings.devices)
+    import torch  # seconds, which a flow with named devices need not wait for
+
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
