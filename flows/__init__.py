@@ -4,3 +4,6 @@ import os
 
 # Prefect waits 20 s for its temporary server, which a busy machine exceeds; read when prefect is first imported.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+# Progress of work inside a flow's own process belongs to the run's logs too.
+os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "dptune")
+os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")

@@ -21,6 +21,7 @@ def run_stage(work: Callable[[], None]) -> None:
     """Run a stage's work; a problem that the user can fix ends it with a message and status 2."""
     os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("dptune").setLevel(logging.INFO)  # Prefect, if it was first, lets only warnings through
     logging.getLogger("httpx").setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

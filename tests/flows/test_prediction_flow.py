@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tasks import tracking
 from tasks.finetune import run_cell
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
 from tasks.prediction_report import METRIC
+from tasks.stage import run_stage
 
 QUICK: dict[str, Any] = {
     "training": {"max_length": 64},
@@ -85,6 +87,19 @@ def _is_in_mlflow(rows: dict[str, Any]) -> None:
     assert run.data.params["unit"] == "record"
     # MLflow keeps infinity as the largest double.
     assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon_certified"] > 1e300
+
+
+def test_progress_of_work_in_a_flows_own_process_reaches_its_log(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect would let only warnings through, and no logger but its own."""
+    from prefect.logging.handlers import APILogHandler  # ``flows`` has to be imported before prefect
+
+    monkeypatch.chdir(tmp_path)
+    run_stage(lambda: None)
+    log = logging.getLogger("dptune")
+    assert logging.getLogger("dptune.progress").isEnabledFor(logging.INFO)
+    assert any(isinstance(handler, APILogHandler) for handler in log.handlers)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_tuned(server: str, pipeline: Path) -> None:
