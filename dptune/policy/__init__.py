@@ -1,0 +1,1 @@
+"""Differentially private policy gradient with trust regions (Rio, Barlier and Colin 2025)."""

@@ -1,0 +1,118 @@
+"""Closed forms against the spec's numbers and against simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptune.errors import ConfigError
+from dptune.policy.trust_region import Update, gap, gap_radius, kl_radius, l2_radius, l2_radius_by_markov, moments
+
+positive = st.floats(0.01, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "trust", "miss", "exact", "markov"),
+    [
+        ((1.0, 0.5, 10), 0.5, 0.05, 0.399467, 0.119523),
+        ((1.0, 1.0, 100), 0.01, 0.1, 0.0129271, 0.00444994),
+        ((1.0, 1.0, 4610), 0.01, 0.1, 0.00205531, 6.58593e-4),
+        ((1.0, 1.0, 4610, 8), 0.01, 0.1, 0.0163313, 0.00523312),
+        ((12.0, 3.730631, 12), 3.5, 0.4, 0.0166105, None),
+        ((12.0, 3.730631, 7), 3.5, 0.4, 0.0217874, None),
+        ((12.0, 3.730631, 8), 3.5, 0.4, 0.0203604, None),
+        ((12.0, 1.0, 12), 3.5, 0.4, 0.0597065, None),
+        ((1.0, 1.0, 18, 8), 0.02, 0.1, 0.1566, None),
+        ((1.0, 1.0, 18, 32), 0.02, 0.1, 0.1908, None),
+    ],
+)
+def test_the_specs_radii(figures: tuple, trust: float, miss: float, exact: float, markov: float | None) -> None:
+    update = Update(*figures)
+    assert l2_radius(update, trust, miss) == pytest.approx(exact, rel=5e-4)
+    if markov is not None:
+        assert l2_radius_by_markov(update, trust, miss) == pytest.approx(markov, rel=1e-5)
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_a_clipped_update_leaves_the_region_as_often_as_allowed(users: int) -> None:
+    """400,000 draws: a share within 5 standard errors of 0.05, missed with chance 6e-7."""
+    update = Update(0.7, 0.5, 10, users)
+    radius = l2_radius(update, 0.5, 0.05)
+    mean = radius * np.eye(10)[0]
+    noise = np.random.default_rng(0).standard_normal((400_000, 10)) * update.noise * radius
+    outside = (update.step_size**2 * ((mean + noise) ** 2).sum(1) / 2 > 0.5).mean()
+    assert outside == pytest.approx(0.05, abs=5 * math.sqrt(0.05 * 0.95 / 400_000))
+
+
+@given(positive, positive, st.integers(1, 5000), st.integers(1, 64), positive, st.floats(0.01, 0.99))
+def test_the_exact_law_allows_more_than_markov(
+    eta: float, z: float, dimension: int, users: int, trust: float, miss: float
+) -> None:
+    update = Update(eta, z, dimension, users)
+    assert l2_radius(update, trust, miss) >= l2_radius_by_markov(update, trust, miss)
+
+
+@given(positive, positive, positive, st.floats(0.01, 0.99), positive, positive, st.floats(0.1, 10))
+def test_how_radii_scale(
+    eta: float, z: float, trust: float, miss: float, largest: float, trace: float, factor: float
+) -> None:
+    update = Update(eta, z, 9)
+    radius = kl_radius(update, trust, miss, largest=largest, trace=trace)
+    scaled = kl_radius(update, trust, miss, largest=factor * largest, trace=factor * trace)
+    assert scaled == pytest.approx(radius / math.sqrt(factor))
+    assert kl_radius(update, factor * trust, miss, largest=largest, trace=trace) == pytest.approx(
+        radius * math.sqrt(factor)
+    )
+    assert kl_radius(Update(factor * eta, z, 9), trust, miss, largest=largest, trace=trace) == pytest.approx(
+        radius / factor
+    )
+    printed = kl_radius(update, trust, miss, largest=largest, trace=trace, as_printed=True)
+    assert printed == pytest.approx(radius / math.sqrt(2))
+    assert kl_radius(update, trust, miss, largest=1.0, trace=9.0) == l2_radius_by_markov(update, trust, miss)
+
+
+def test_moments_are_those_of_simulation_and_the_printed_ones_are_not() -> None:
+    """2 million draws: the standard error of the variance is below 1 %."""
+    generator = np.random.default_rng(1)
+    root = generator.standard_normal((6, 6))
+    fisher, update, radius = root @ root.T, Update(0.9, 0.6, 6), 0.8
+    gradient = generator.standard_normal(6)
+    gradient *= radius / np.linalg.norm(gradient)
+    steps = update.step_size * (gradient + generator.standard_normal((2_000_000, 6)) * update.noise * radius)
+    values = ((steps @ fisher) * steps).sum(1) / 2
+    mean, variance = moments(update, radius, gradient, fisher)
+    assert values.mean() == pytest.approx(mean, rel=0.01)
+    assert values.var() == pytest.approx(variance, rel=0.03)
+    assert moments(update, radius, gradient, fisher, as_printed=True)[1] != pytest.approx(variance, rel=0.2)
+
+
+def test_the_gap_holds_with_the_square_and_less_often_as_printed() -> None:
+    """The spec's instance: radius 0.75, coverage 0.977, and 0.878 as printed (200,000 draws, standard error 0.001)."""
+    update, length, miss = Update(0.1, 1.0, 5), 2.0, 0.2
+    radius = gap_radius(update, length, 0.3, miss)
+    assert radius == pytest.approx(0.75)
+    gradient = length * np.eye(5)[0]
+    clipped = gradient * min(1.0, radius / length)
+    noise = np.random.default_rng(2).standard_normal((200_000, 5)) * update.noise * radius
+    lost = (update.step_size * (gradient - clipped - noise)) @ gradient
+    assert (lost <= gap(update, radius, length, 0.3)).mean() == pytest.approx(0.977, abs=0.005)
+    assert (lost <= gap(update, radius, length, 0.3, as_printed=True)).mean() == pytest.approx(0.878, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("noise_multiplier", lambda: Update(1.0, 0.0, 3)),
+        ("users", lambda: Update(1.0, 1.0, 3, 0)),
+        ("trust", lambda: l2_radius(Update(1.0, 1.0, 3), 0.0, 0.1)),
+        ("miss", lambda: l2_radius(Update(1.0, 1.0, 3), 0.1, 1.0)),
+        ("trace", lambda: kl_radius(Update(1.0, 1.0, 3), 0.1, 0.1, largest=1.0, trace=0.0)),
+    ],
+)
+def test_bad_figures_are_named(field: str, make: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field}: .* Fix: "):
+        make()  # type: ignore[operator]
