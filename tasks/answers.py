@@ -50,6 +50,7 @@ def score(settings: Settings, plans: list[Plan], serving: Path, device: str) -> 
         "delta": settings.experiment.delta,
         "records": settings.prediction.records,
         "served": str(serving),
+        "serve": settings.prediction.serve.model_dump(),
         "rows": rows,
     }
     write_json(ANSWERS, result)

@@ -119,7 +119,17 @@ ROWS = [
 
 def test_only_what_is_equally_private_is_compared() -> None:
     found = [(each.answers["label"], each.training["label"], each.better) for each in comparisons(ROWS)]
-    assert found == [("mine", "good", "training"), ("mine too", "good", "prediction")]
+    assert found == [("mine too", "good", "prediction"), ("mine", "good", "training")]
+
+
+def test_the_best_of_each_is_compared() -> None:
+    rows = [
+        _row("more models", "answers", 2.2, models=16),
+        _row("elsewhere", "answers", 1.0, budget_epsilon=8.0, epsilon_certified=8.0),
+        _row("better", "training", 1.9),
+    ]
+    found = [(each.answers["label"], each.training["label"]) for each in comparisons([*ROWS, *rows])]
+    assert found == [("mine too", "better"), ("more models", "better"), ("elsewhere", "elsewhere")]
 
 
 @pytest.mark.parametrize("synthetic", [True, False])
@@ -132,6 +142,7 @@ def test_the_page_names_its_limits(tmp_path: Path, synthetic: bool) -> None:
         "delta": DELTA,
         "records": 4,
         "served": "data/ensembles/x",
+        "serve": {"epsilon": 2.0, "tokens": 32, "models": 4, "public_weight": 0.2, "unit": "record"},
         "rows": json.loads(json.dumps(ROWS)),
     }
     write_page(result, tmp_path)
