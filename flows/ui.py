@@ -58,7 +58,7 @@ def run_ui() -> None:
             _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
             store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
             # Its job runners judge language models' traces, which nothing here writes: processes that only cost.
-            plain = {**environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+            plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
             processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", processes[-1])
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)

@@ -35,6 +35,7 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
     """Write prediction.html and prediction.png for what ``tasks.answers.score`` returned."""
     rows = result["rows"]
     told = result["telemetry"] == "research"
+    (directory / PICTURE).unlink(missing_ok=True)  # one that was told under other telemetry must not stay
     if told:
         draw(rows, result["serve"], directory / PICTURE, synthetic=result["synthetic"])
     picture = encoded(directory / PICTURE) if told else None

@@ -221,7 +221,7 @@ def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.
     scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(released.blocks)
     unit = knobs.noise_multiplier or 1.0
     parts = [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
-    units = np.repeat([unit * scale for scale in scales], [part.numel() for part in parts])
+    units = np.concatenate([np.full(part.numel(), unit * scale) for part, scale in zip(parts, scales, strict=True)])
     return torch.cat([part.flatten() for part in parts]).double().numpy() / units
 
 
@@ -309,7 +309,7 @@ def _shares_above(values: NDArray[np.float64], cuts: NDArray[np.float64]) -> NDA
     """
     start = np.quantile(values, _TAIL)
     excess = (values[values > start] - start).mean() if (values > start).any() else 0.0
-    above = 1 - np.searchsorted(np.sort(values), cuts, side="right") / len(values)
+    above = (len(values) - np.searchsorted(np.sort(values), cuts, side="right")) / len(values)
     tail = (1 - _TAIL) * np.exp(-np.maximum(cuts - start, 0) / excess) if excess > 0 else 0.0
     return np.where(cuts <= start, above, tail)
 

@@ -11,7 +11,9 @@ import pytest
 from tiny_pipeline import write_params
 
 from dptune.errors import ConfigError
-from tasks.answers import score
+from dptune.files import write_text
+from tasks import tracking
+from tasks.answers import publish_answers, score
 from tasks.ensembles import Plan, compared, open_plan, plans, served, shard_tokens
 from tasks.paths import PREDICTION
 from tasks.prediction_report import PAGE, PICTURE, comparisons, write_page
@@ -90,8 +92,15 @@ def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:
     protocols = compared(settings.prediction, 8, DELTA)
     assert [row["label"] for row in result["rows"]] == list(protocols)
     assert not any(key.startswith(("perplexity", "sampled", "private_weight")) for row in result["rows"] for key in row)
+    write_text(PREDICTION / PICTURE, "of an earlier run under research telemetry")
     write_page(result, PREDICTION)
     assert "nothing is scored" in (PREDICTION / PAGE).read_text()
+    assert not (PREDICTION / PICTURE).exists()
+    parent = tracking.parent_run("tiny", {})
+    publish_answers(result, parent, Path("data"), {})
+    runs = tracking.client().search_runs([tracking.client().get_run(parent).info.experiment_id])
+    told = {name for run in runs for name in run.data.metrics}
+    assert told == {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 
 
 def _row(label: str, kind: str, perplexity: float, **others: Any) -> dict[str, Any]:
