@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from dptune.mechanisms.laplace_noise import LmoDp, Plrvo, at_multiplier
@@ -51,8 +52,9 @@ def certified_search(
     def least(shape_of: Callable[..., InverseScale], bounds: Bounds) -> InverseScale:
         middle = [(low + high) / 2 for low, high in bounds]
 
-        def cost(x: list[float]) -> float:
-            return math.log(OBJECTIVES[objective](at_multiplier(shape_of(*x), multiplier)))
+        def cost(x: NDArray[np.float64]) -> float:
+            shape = shape_of(*x.tolist())  # plain numbers: laws are remembered by their values, and end in files
+            return math.log(OBJECTIVES[objective](at_multiplier(shape, multiplier)))
 
         best = minimize(cost, middle, bounds=bounds, options=_PRECISE).x.tolist()
         return at_multiplier(shape_of(*best), multiplier)

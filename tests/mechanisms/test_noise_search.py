@@ -153,6 +153,7 @@ def test_what_is_searched_under_proof_keeps_the_budget(family: str, objective: s
     noise = certified(family, objective)
     options = {name: value for name, value in vars(noise).items() if name not in ("family", "theta")}
     assert 0.999 < price(build(family, options), SCHEDULE).certified <= 1.0
+    assert not any(isinstance(value, np.generic) for value in options.values())  # which no file of parameters can hold
 
 
 FRACTION = st.floats(0.0, 1.0)
