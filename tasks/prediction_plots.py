@@ -35,17 +35,18 @@ def draw(rows: list[Row], serve: dict[str, Any], path: Path, *, synthetic: bool)
     held = _held(scored, {**serve, "budget_epsilon": serve["epsilon"]})
     columns = [key for key in held if len({row[key] for row in scored if key in row}) > 1] or ["budget_epsilon"]
     size = (max(4.2 * len(columns), 8), 7.5)
-    figure, axes = plt.subplots(2, len(columns), figsize=size, sharey="row", squeeze=False, constrained_layout=True)
+    figure, axes = plt.subplots(
+        2, len(columns), figsize=size, sharex="col", sharey="row", squeeze=False, constrained_layout=True
+    )
     for column, key in enumerate(columns):
         for shade, name in enumerate(sorted({_name(row) for row in scored})):
             mine = [row for row in scored if _name(row) == name and key in row and _is_held(row, held, key)]
-            style = "o-" if mine and mine[0]["kind"] == "answers" else "x--"
+            style = "x--" if name.startswith("published") else "o-"
             for axis, figure_name in zip(axes[:, column], (METRIC, "private_weight"), strict=True):
                 axis.plot(*_points(mine, key, figure_name), style, color=colour(shade), label=name)
         if key == "budget_epsilon":
             _draw_training(axes[0, column], rows)
         axes[1, column].set(xlabel=_SETTINGS[key], xscale="log" if key == "tokens" else "linear")
-        axes[0, column].set(xscale="log" if key == "tokens" else "linear")
     _draw_limits(axes[0], rows)
     axes[0, 0].set(ylabel="pooled perplexity, held out")
     axes[1, 0].set(ylabel="mean weight of private models")
@@ -53,7 +54,7 @@ def draw(rows: list[Row], serve: dict[str, Any], path: Path, *, synthetic: bool)
         axis.grid(alpha=0.3)
     others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
     figure.suptitle(f"Private prediction{', SYNTHETIC data' if synthetic else ''}\nheld, where it is no axis: {others}")
-    legend_below(figure, axes[0, columns.index("budget_epsilon") if "budget_epsilon" in columns else 0])
+    legend_below(figure, axes[0, 0])
     save(figure, path)
 
 

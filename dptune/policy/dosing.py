@@ -63,8 +63,8 @@ class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own)
 
     def __init__(self, random_meals: bool = False, interval: int = 10) -> None:
-        if interval < 1 or DAY % interval:
-            raise ConfigError("interval", f"{interval} does not divide {DAY} minutes", fix="use 10")
+        if not 1 <= interval < DAY or DAY % interval:
+            raise ConfigError("interval", f"{interval} is no part of a day's {DAY} minutes", fix="use 10")
         self.observation_space = Box(0.0, np.inf, (9,), np.float32)
         self.action_space = Box(0.0, LARGEST_DOSE, (1,), np.float32)
         self._random_meals, self._interval = random_meals, interval

@@ -108,6 +108,7 @@ def test_the_reward_is_one_at_the_target_and_minus_one_outside() -> None:
         ("stay", lambda: Riverswim(stay=1.0)),
         ("pays", lambda: Riverswim(pays="never")),  # type: ignore[arg-type]
         ("interval", lambda: Dosing(interval=7)),
+        ("interval", lambda: Dosing(interval=1440)),
     ],
 )
 def test_bad_settings_are_named(field: str, make: Any) -> None:
