@@ -12,7 +12,7 @@ from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.privacy.release import Composition, Release
 
-_FORMAT = 2
+_FORMAT = 3
 _JSON, _TENSORS = "policy.json", "policy.safetensors"
 
 

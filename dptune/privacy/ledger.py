@@ -36,7 +36,7 @@ from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
-_FORMAT = 4
+_FORMAT = 5
 _GENESIS = "0" * 64
 _FEW = 4  # distinct releases that are priced on the finest grid
 

@@ -1,4 +1,4 @@
-"""The accountants that PLRV-O and LMO-DP published. Claims, not guarantees: the docstrings say what is wrong.
+"""The accountants that PLRV-O, LMO-DP and DP policy gradient published. Claims, not guarantees: the docstrings say what is wrong.
 
 Nothing here chooses noise or stops a run unless a user asks for ``accounting: published``.
 """
@@ -78,6 +78,27 @@ def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, 
     for rate, multiplier, count in gaussians:
         total += count * gaussian_renyi(rate, multiplier, orders)
     return float(compute_epsilon(orders, total, delta)[0])
+
+
+def dppg_epsilon(composition: Composition, delta: float) -> float:
+    """DP policy gradient's rule (its appendix B.1): the classical calibration where z > sqrt(2 log(1.25 / delta)), so
+    that epsilon < 1, else theorem 4 of Zhao et al. (2019), for every release.
+
+    A bound for one Gaussian release, and not the tight one. NOT a bound of a run whose critic is trained on raw data.
+    """
+    if any(release.noise != "gaussian" for release in composition):
+        return math.inf
+    return math.fsum(count * _dppg_update_epsilon(r.noise_multiplier, delta) for r, count in composition.items())
+
+
+def _dppg_update_epsilon(noise_multiplier: float, delta: float) -> float:
+    classical = _classical(delta)
+    if noise_multiplier > classical:
+        return classical / noise_multiplier
+    if delta >= 0.5:
+        return math.inf  # the theorem has no answer
+    constant = math.sqrt(math.log(2 / (math.sqrt(16 * delta + 1) - 1)))
+    return (1 + 2 * math.sqrt(2) * constant * noise_multiplier) / (2 * noise_multiplier**2)
 
 
 def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> float:

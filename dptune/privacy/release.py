@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dptune.errors import ConfigError
@@ -47,6 +47,8 @@ class Release:
         claims: what only a published accountant reads, such as the dimension of the gradient.
         renyi: (order, epsilon) of a token: the Renyi divergence at that one order is at most epsilon, whatever the
             prompt, in both directions, when one unit of privacy changes. For tokens only.
+        part: number of the part of the units that it concerns, or None for all of them. Whoever sets it sees to it
+            that no unit is in two parts; releases of different parts then do not add up (parallel composition).
     """
 
     sample_rate: float
@@ -60,6 +62,7 @@ class Release:
     law: InverseScale | None = None
     claims: tuple[tuple[str, float], ...] = ()
     renyi: tuple[float, float] | None = None
+    part: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -77,6 +80,8 @@ class Release:
             )
         if self.norm not in NORMS:
             raise ConfigError("norm", f"unknown {self.norm!r}", fix=f"use {' or '.join(NORMS)}")
+        if self.part is not None and (isinstance(self.part, bool) or not isinstance(self.part, int) or self.part < 0):
+            raise ConfigError("part", f"{self.part!r} is no number of a part", fix="count parts from 0")
         self._check_law()
         self._check_renyi()
 
@@ -189,3 +194,20 @@ def _law(data: Any) -> InverseScale:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def disjoint(composition: Composition) -> list[Composition]:
+    """What one unit of each part can be touched by, without the parts' numbers and each kind once.
+
+    Guarantee (parallel composition): a unit is in one part at most, so the largest epsilon over the list is that of
+    the whole.
+    """
+    everybody: Composition = Counter()
+    parts: dict[int, Composition] = {}
+    for release, count in composition.items():
+        if release.part is None:
+            everybody[release] += count
+        else:
+            parts.setdefault(release.part, Counter())[replace(release, part=None)] += count
+    kinds = {frozenset(part.items()): everybody + part for part in parts.values()}
+    return list(kinds.values()) or [everybody]
