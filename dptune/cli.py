@@ -17,6 +17,7 @@ from dptune.mechanisms.mechanism import Mechanism as BuiltMechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.registry import MECHANISMS, build, describe_options, lacks_noise, option_rows, takes_noise
 from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.policy import method
 from dptune.prediction import commands
 from dptune.prediction.protocols import PROTOCOLS, SUMMARIES, Protocol, priced_answers, protocol_of
 from dptune.privacy.accountants import Epsilons, mixture_figures, repriced_epsilon
@@ -53,6 +54,10 @@ def account(
         _refuse_sampling(mechanism, sample_rate, steps)
         show(_answers(protocol_of(mechanism, _parse(options) | {"delta": delta})), as_json)
         return
+    if mechanism == method.NAME:
+        _refuse_sampling(mechanism, sample_rate, steps)
+        show(_policy_gradient(method.method_of(_parse(options)), delta), as_json)
+        return
     sample_rate, steps = _required(sample_rate, "--sample-rate"), int(_required(steps, "--steps"))
     _check_name(mechanism)
     built = build(mechanism, _parse(options))
@@ -80,13 +85,17 @@ def calibrate(
         _refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
         show(_answers(protocol_of(mechanism, _parse(options) | {"epsilon": epsilon, "delta": delta})), as_json)
         return
+    if mechanism == method.NAME:
+        _refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        found = method.calibrated_method(_without_noise(_parse(options)), epsilon, delta, accounting)
+        show(_policy_gradient(found, delta), as_json)
+        return
     sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
     chosen = _parse(options)
     _check_name(mechanism)
     if not takes_noise(mechanism, chosen):
         raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
-    if "noise_multiplier" in chosen:
-        raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
+    chosen = _without_noise(chosen)
     schedule = Schedule(sample_rate, steps, delta)
     found = calibrated(
         lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
@@ -148,11 +157,14 @@ def audit(
 
     from dptune.audit.step import audit_step
 
+    torch.set_num_threads(1)  # vectors here are short
+    if mechanism == method.NAME:
+        _audit_policy_gradient(_parse(options), trials, confidence, steps, sample_rate, delta, as_json)
+        return
     _check_name(mechanism)
     chosen = _parse(options)
     noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
     built = build(mechanism, noise | chosen)
-    torch.set_num_threads(1)  # vectors here are short
     found = audit_step(
         built,
         trials=trials,
@@ -164,8 +176,33 @@ def audit(
     )
     schedule = Schedule(sample_rate, steps, delta)
     prices = _prices(price(built, schedule))
-    show({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
-    if found.epsilon_audited > float(prices["epsilon_certified"]):
+    _show_audit({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
+
+
+def _audit_policy_gradient(
+    options: dict[str, Any],
+    trials: int,
+    confidence: float,
+    updates: int,
+    sample_rate: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    """``audit`` of the mean of users' updates; steps are updates."""
+    from dptune.audit.updates import audit_updates
+
+    if sample_rate != 1.0:
+        raise ConfigError("--sample-rate", f"{sample_rate}: every user takes part in one update", fix="leave it out")
+    chosen = method.method_of({"noise_multiplier": 1.0} | options)
+    found = audit_updates(
+        chosen, trials=trials, confidence=confidence, delta=delta, entropy=OsEntropy(), updates=updates
+    )
+    _show_audit(_policy_gradient(chosen, delta) | found.to_dict(), as_json)
+
+
+def _show_audit(result: dict[str, Any], as_json: bool) -> None:
+    show(result, as_json)
+    if float(result["epsilon_audited"]) > float(result["epsilon_certified"]):
         problem = "The attack shows more than is certified: the mechanism or its accountant is wrong, or chance is."
         Console(stderr=True).print(f"[red]{problem}[/red]", soft_wrap=True)
 
@@ -219,24 +256,29 @@ def mechanisms(
     if name is None:
         for key, listed in MECHANISMS.items():
             console.print(f"[bold]{key}[/bold]: {escape(listed.summary)}", soft_wrap=True, highlight=False)
-        for key, summary in SUMMARIES.items():
+        for key, summary in _OTHERS.items():
             console.print(f"[bold]{key}[/bold]: {escape(summary)}", soft_wrap=True, highlight=False)
         return
-    if name not in PROTOCOLS:
+    if name not in _OTHERS:
         _check_name(name)
-    summary = SUMMARIES[name] if name in PROTOCOLS else MECHANISMS[name].summary
+    summary = _OTHERS.get(name) or MECHANISMS[name].summary
     console.print(f"[bold]{name}[/bold]: {escape(summary)}", soft_wrap=True, highlight=False)
     table = Table("--set option", "default", "meaning")
-    for row in option_rows(PROTOCOLS[name]) if name in PROTOCOLS else describe_options(name):
+    options = {**PROTOCOLS, method.NAME: method.Dppg}
+    for row in option_rows(options[name]) if name in options else describe_options(name):
         table.add_row(*row)
     console.print(table)
+
+
+#: What is priced and audited here but trains no adapter by the steps of a mechanism.
+_OTHERS = {**SUMMARIES, method.NAME: method.SUMMARY}
 
 
 def _check_name(name: str) -> None:
     if name in PROTOCOLS:
         raise ConfigError("mechanism", f"{name} answers and trains nothing", fix="use account or calibrate with it")
     if name not in MECHANISMS:
-        choices = ", ".join([*MECHANISMS, *PROTOCOLS])
+        choices = ", ".join([*MECHANISMS, *_OTHERS])
         raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {choices}")
 
 
@@ -278,7 +320,7 @@ def _sampling(
 def _refuse_sampling(name: str, *given: float | None) -> None:
     if any(value is not None for value in given):
         problem = f"{name} takes no batches of records"
-        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set tokens=... alone")
+        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set options alone")
 
 
 def _answers(protocol: Protocol) -> dict[str, Any]:
@@ -290,6 +332,16 @@ def _answers(protocol: Protocol) -> dict[str, Any]:
         **protocol.figures,
         **_prices(priced_answers(protocol)),
     }
+
+
+def _policy_gradient(chosen: method.Dppg, delta: float) -> dict[str, Any]:
+    return {"mechanism": method.NAME, **asdict(chosen), "delta": delta, **_prices(chosen.price(delta))}
+
+
+def _without_noise(options: dict[str, Any]) -> dict[str, Any]:
+    if "noise_multiplier" in options:
+        raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
+    return options
 
 
 def _run(mechanism: BuiltMechanism, schedule: Schedule) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.cuts import Cuts, best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Observation, Released, RunFacts
@@ -27,7 +28,6 @@ PAIR_SIZE = 2
 _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
-_TAIL = 0.9
 _FEWEST_TRIALS = 500
 
 
@@ -153,7 +153,7 @@ def audit_step(
     with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
         stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
         looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
-        scene = max(looks, key=lambda attack: attack.promise).scene
+        scene = max(looks, key=lambda attack: attack.cuts.promise).scene
         best = _attack(stage, scene, pilot, counted, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
     return StepAudit(
@@ -163,8 +163,8 @@ def audit_step(
         steps,
         sample_rate,
         delta,
-        mu_errors=_errors(inside, outside, best.cut_for_mu),
-        epsilon_errors=_errors(inside, outside, best.cut_for_epsilon),
+        mu_errors=errors(inside, outside, best.cuts.for_mu),
+        epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
     )
 
 
@@ -231,9 +231,7 @@ class _Attack:
 
     scene: Scene
     fit: Fit
-    cut_for_mu: float
-    cut_for_epsilon: float
-    promise: float
+    cuts: Cuts
 
 
 def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
@@ -244,7 +242,7 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: f
     fits = [Fit.of(inside[:half], outside[:half], power=power, one_spread=same) for power, same in kinds]
     rest = inside[half:], outside[half:]
     attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
-    return max(attacks, key=lambda attack: attack.promise)
+    return max(attacks, key=lambda attack: attack.cuts.promise)
 
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
@@ -267,25 +265,8 @@ def _choose(
 ) -> _Attack:
     """The score's best thresholds: those whose bounds would be highest if ``counted`` trials err like the pilot's."""
     inside, outside = _composed(stage, *(fit.log_ratio(values) for values in steps))
-    inside, outside = _numbers(inside, outside)
-    scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
-    cuts = (scores[1:] + scores[:-1]) / 2 if len(scores) > 1 else scores  # between scores, so that none ties with one
-    promises = []
-    for cut, missed, alarms in zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True):
-        expected = counted * float(missed), counted, counted * float(alarms), counted
-        promises.append(
-            (mu_from_errors(*expected, confidence), epsilon_from_errors(*expected, stage.delta, confidence), float(cut))
-        )
-    for_mu, for_epsilon = max(promises), max(promises, key=lambda promise: promise[1])
-    return _Attack(scene, fit, for_mu[2], for_epsilon[2], promise=for_mu[0])
-
-
-def _numbers(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Scores that are no numbers are called "out" in both worlds: put below all others, so that cuts are numbers."""
-    together = np.concatenate([inside, outside])
-    finite = together[np.isfinite(together)]
-    low, high = (finite.min() - 1, finite.max() + 1) if len(finite) else (0.0, 0.0)
-    return tuple(np.nan_to_num(values, nan=low, neginf=low, posinf=high) for values in (inside, outside))
+    cuts = best_cuts(inside, outside, counted, stage.delta, confidence)
+    return _Attack(scene, fit, cuts)
 
 
 def _composed(
@@ -300,18 +281,6 @@ def _composed(
     drawn = generator.random((len(inside), stage.steps)) < stage.sample_rate
     members, others = np.where(drawn, columns(inside), columns(outside)), columns(outside)
     return _subsampled(members, stage.sample_rate).sum(axis=1), _subsampled(others, stage.sample_rate).sum(axis=1)
-
-
-def _shares_above(values: NDArray[np.float64], cuts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(cuts,) the share of scores to expect above each; where few were seen, as if their tail were exponential.
-
-    The pilot sees too few of the rarest scores, and these decide a bound on epsilon.
-    """
-    start = np.quantile(values, _TAIL)
-    excess = (values[values > start] - start).mean() if (values > start).any() else 0.0
-    above = (len(values) - np.searchsorted(np.sort(values), cuts, side="right")) / len(values)
-    tail = (1 - _TAIL) * np.exp(-np.maximum(cuts - start, 0) / excess) if excess > 0 else 0.0
-    return np.where(cuts <= start, above, tail)
 
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
@@ -342,12 +311,6 @@ def _subsampled(ratios: NDArray[np.float64], sample_rate: float) -> NDArray[np.f
     """Log-ratios when the sample enters a batch only sometimes: log(1 - q + q e^ratio)."""
     with np.errstate(divide="ignore"):
         return np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + ratios) if sample_rate < 1 else ratios
-
-
-def _errors(inside: NDArray[np.float64], outside: NDArray[np.float64], cut: float) -> tuple[int, int, int, int]:
-    """(missed, members, false alarms, others) when every score above ``cut`` is called "in", and nothing else is."""
-    # Not "inside <= cut": a score that is no number must be called the same in both worlds.
-    return int((~(inside > cut)).sum()), len(inside), int((outside > cut).sum()), len(outside)
 
 
 def _check(trials: int, confidence: float, delta: float, steps: int, sample_rate: float) -> None:

@@ -1,4 +1,4 @@
-"""Environments by name, as users of a system: what a policy sees of them, in fixed public scales, and what it may do."""
+"""Environments by name: what a policy sees of them, in fixed public scales, and what it may do."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class Interface:
             actions=int(done.n) if discrete else int(done.shape[0]),
             continuous=not discrete,
             tabular=tabular,
-            centre=np.float32(centre),
-            scale=np.float32(scale),
-            low=np.float32([] if discrete else done.low),
-            high=np.float32([] if discrete else done.high),
+            centre=_floats(centre),
+            scale=_floats(scale),
+            low=_floats([] if discrete else done.low),
+            high=_floats([] if discrete else done.high),
         )
 
     def seen(self, observations: NDArray[Any]) -> torch.Tensor:
@@ -123,6 +123,10 @@ class Interface:
             return np.asarray(actions.numpy())
         middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2
         return np.asarray(np.clip(middle + half * actions.numpy(), self.low, self.high))
+
+
+def _floats(values: Any) -> NDArray[np.float32]:
+    return np.asarray(values, dtype=np.float32)
 
 
 def _gymnasium() -> Any:

@@ -88,8 +88,14 @@ def method_of(options: Mapping[str, Any]) -> Dppg:
     return made
 
 
-def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float) -> Dppg:
-    """With the least noise that certifies ``epsilon``. Raises: ConfigError if none does: the critic is raw."""
-    chosen = dict(options)
-    noise = calibrate(lambda z: method_of(chosen | {"noise_multiplier": z}).price(delta).certified, epsilon)
-    return method_of(chosen | {"noise_multiplier": noise})
+def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float, accounting: str = "certified") -> Dppg:
+    """With the least noise whose epsilon of that name meets ``epsilon``.
+
+    Raises: ConfigError if none does: a raw critic certifies nothing.
+    """
+
+    def epsilon_of(noise_multiplier: float) -> float:
+        made = method_of({**options, "noise_multiplier": noise_multiplier})
+        return float(getattr(made.price(delta), accounting))
+
+    return method_of({**options, "noise_multiplier": calibrate(epsilon_of, epsilon)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class Users:
         self.interface = Interface.of(environment)
         self._environments = environment.vector(count)
         self._count, self._steps, self._seed, self._continuing = count, steps, seed, continuing
-        self._observations = None
+        self._observations: Any = None
         self._resting = torch.zeros(count, dtype=torch.bool)
         self._ids: list[int] = []
 

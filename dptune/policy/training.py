@@ -33,7 +33,7 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, RunHeader
 
 LEDGER, STATE, PROGRESS = "ledger.jsonl", "state.safetensors", "progress.json"
-_STREAMS = {"users": 1, "public": 2, "evaluation": 3}  # of one public seed
+_USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,14 @@ class Training:
         return max(self.step_size / self.step_divisor ** (number * self.users // self.step_every), self.least_step)
 
 
-_COUNTS = ("users", "steps", "updates", "epochs", "minibatches", "step_every", "fisher_episodes", "evaluate_every")
-_COUNTS += ("evaluate_episodes",)
-_POSITIVE = ("learning_rate", "radius", "server_step", "critic_radius", "critic_learning_rate", "value_scale")
-_POSITIVE += ("step_size", "step_divisor", "least_step", "trust", "fisher_regulariser")
+_COUNTS = (
+    *("users", "steps", "updates", "epochs", "minibatches"),
+    *("step_every", "fisher_episodes", "evaluate_every", "evaluate_episodes"),
+)
+_POSITIVE = (
+    *("learning_rate", "radius", "server_step", "critic_radius", "critic_learning_rate", "value_scale"),
+    *("step_size", "step_divisor", "least_step", "trust", "fisher_regulariser"),
+)
 
 
 @dataclass
@@ -145,9 +149,8 @@ class Point:
 class Learner:
     """The parts of a run that do not change from update to update."""
 
-    def __init__(self, environment: Environment, method: Dppg, training: Training) -> None:
-        self.environment, self.method, self.training = environment, method, training
-        interface = Interface.of(environment)
+    def __init__(self, interface: Interface, method: Dppg, training: Training) -> None:
+        self.method, self.training = method, training
         self.policy = policy_for(interface, training)
         inner = (training.critic_hidden,) * 2 if training.critic_hidden else ()
         self.critic = Perceptron((interface.features, *inner, 1))
@@ -156,13 +159,6 @@ class Learner:
         """Public."""
         generator = torch.Generator().manual_seed(self.training.seed + 1)
         return State(self.policy.initial(self.training.seed), self.critic.initial(generator, last_gain=1.0))
-
-    def users(self, stream: str, count: int | None = None) -> Users:
-        """A stream of users of this environment, simulated ones of other seeds included."""
-        training = self.training
-        seed = 10 * training.seed + _STREAMS[stream]
-        continuing = training.continuing and stream == "users"
-        return Users(self.environment, count or training.users, training.steps, seed, continuing)
 
     def values(self, state: State, features: torch.Tensor) -> torch.Tensor:
         """(K, T + 1) by the critic, zero without one."""
@@ -188,6 +184,19 @@ class Learner:
             fitted = (met.features[:, :-1], returns / training.value_scale)
             blocks.append(self._local(value_loss(self.critic), state.critic, fitted, met, "critic", state, number))
         return blocks, returns
+
+    def released(self, state: State, blocks: list[torch.Tensor], radius: float, size: float, entropy: Entropy) -> State:
+        """What goes to the next update: the state moved by the noisy means of ``updates``. Charge the ledger first."""
+        radii = (radius, self.training.critic_radius)[: len(blocks)]
+        means = noisy_means(blocks, radii, self.method.multipliers, entropy)
+        after = State(state.policy + size * means[0], state.critic, {"policy": means[0]})
+        if self.method.critic == "private":
+            after.critic, after.last["critic"] = state.critic + means[1], means[1]
+        return after
+
+    def fitted(self, state: State, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+        """The critic after training on trajectories as they are: simulated ones, or, where it is raw, the users'."""
+        return fit_values(self.critic, state.critic, met, returns, self.training)
 
     def _local(
         self, loss: Any, start: torch.Tensor, data: Any, met: Trajectories, name: str, state: State, number: int
@@ -252,7 +261,7 @@ def train(
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
-    learner = Learner(environment, method, training)
+    learner = Learner(Interface.of(environment), method, training)
     planned = method.planned(training.updates)
     existing = (directory / LEDGER).exists()
     ledger = (
@@ -260,21 +269,27 @@ def train(
     )
     with ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
-        streams = {name: learner.users(name) for name in ("users", "public")}
-        if training.algorithm == "kl":
-            streams["public"] = learner.users("public", training.fisher_episodes)
-        met = Met()
+        met, streams = Met(), streams_of(environment, training)
         # Charged updates that were lost with their process are not made again: their users have been met.
         for number in range(ledger.releases, training.updates):
             state = step(learner, state, number, streams, met, ledger, entropy)
             if (number + 1) % training.evaluate_every == 0 or number + 1 == training.updates:
-                points.append(evaluate(learner, state, number + 1))
+                points.append(evaluate(environment, learner, state, number + 1))
                 on_point(points[-1])
                 _save(directory, state, points)
         ledger.finish()
     for stream in streams.values():
         stream.close()
     return state, points
+
+
+def streams_of(environment: Environment, training: Training) -> dict[str, Users]:
+    """The users, and simulated ones, who are nobody."""
+    seed, count = 10 * training.seed, training.fisher_episodes if training.algorithm == "kl" else training.users
+    return {
+        "users": Users(environment, training.users, training.steps, seed + _USERS, training.continuing),
+        "public": Users(environment, count, training.steps, seed + _PUBLIC),
+    }
 
 
 def step(
@@ -287,24 +302,21 @@ def step(
     radius, size = learner.radius(state, number, streams["public"])
     blocks, returns = learner.updates(state, trajectories, number)
     ledger.charge(method.release(number))
-    released = noisy_means(blocks, (radius, training.critic_radius)[: len(blocks)], method.multipliers, entropy)
-    after = State(state.policy + size * released[0], state.critic, {"policy": released[0]})
-    if method.critic == "private":
-        after.critic, after.last["critic"] = state.critic + released[1], released[1]
-    elif method.critic == "raw":
-        after.critic = fit_values(learner.critic, state.critic, trajectories, returns, training)
+    after = learner.released(state, blocks, radius, size, entropy)
+    if method.critic == "raw":
+        after.critic = learner.fitted(state, trajectories, returns)
     elif method.critic == "public":
         simulated = streams["public"].meet(number, learner.policy, after.policy)
-        _, targets = advantages(simulated, learner.values(state, simulated.features), training.discount, training.decay)
-        after.critic = fit_values(learner.critic, state.critic, simulated, targets, training)
+        _, returns = advantages(simulated, learner.values(state, simulated.features), training.discount, training.decay)
+        after.critic = learner.fitted(state, simulated, returns)
     return after
 
 
-def evaluate(learner: Learner, state: State, updates: int) -> Point:
+def evaluate(environment: Environment, learner: Learner, state: State, updates: int) -> Point:
     """The mean return of simulated episodes that belong to no user."""
     training = learner.training
-    seed = 10 * training.seed + _STREAMS["evaluation"]
-    returns = mean_return(learner.environment, learner.policy, state.policy, training.evaluate_episodes, seed)
+    seed = 10 * training.seed + _EVALUATION
+    returns = mean_return(environment, learner.policy, state.policy, training.evaluate_episodes, seed)
     return Point(updates, updates * training.users, float(returns.mean()), float(returns.std(unbiased=False)))
 
 

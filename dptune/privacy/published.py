@@ -1,4 +1,4 @@
-"""The accountants that PLRV-O, LMO-DP and DP policy gradient published. Claims, not guarantees: the docstrings say what is wrong.
+"""The accountants that PLRV-O, LMO-DP and DP policy gradient published. Claims, not guarantees: docstrings say why.
 
 Nothing here chooses noise or stops a run unless a user asks for ``accounting: published``.
 """

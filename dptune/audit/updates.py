@@ -1,0 +1,211 @@
+"""White-box audit of DP policy gradient: one user's trajectory in or out, and all that the updates release in view.
+
+The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
+any accountant says; the attack reads releases only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.cuts import best_cuts, errors
+from dptune.audit.scores import Fit
+from dptune.errors import ConfigError
+from dptune.policy.environments import Interface
+from dptune.policy.method import Dppg
+from dptune.policy.rollout import Trajectories
+from dptune.policy.training import Learner, Training
+from dptune.privacy.entropy import Entropy
+from dptune.progress import Meter
+
+_FEATURES, _ACTIONS, _STEPS, _USERS = 2, 2, 4, 8
+_PILOT_SHARE, _FEWEST_TRIALS = 0.2, 500
+_TRAINING = Training(
+    algorithm="ppo", users=_USERS, steps=_STEPS, hidden=0, critic_hidden=0, epochs=4, minibatches=1, learning_rate=0.1,
+    radius=0.05, critic_radius=0.3, critic_learning_rate=0.1, entropy_weight=0.0, normalise=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the attacker makes users live through.
+
+    Attributes:
+        reward: of every step of the user who is in or out.
+        others: reward of every step of the other users of that update; None leaves their slots empty.
+    """
+
+    name: str
+    reward: float
+    others: float | None = None
+
+
+SCENES = (
+    Scene("alone", 1.0),
+    Scene("alone, punished", -1.0),
+    Scene("against the others", 1.0, -1.0),
+    Scene("huge rewards", 1e6, -1.0),
+    Scene("rewards that are no numbers", float("nan"), -1.0),
+)
+
+
+@dataclass(frozen=True)
+class UpdateAudit:
+    """The result, each bound at ``confidence`` by itself; see ``dptune.audit.step.StepAudit``."""
+
+    scene: str
+    trials: int
+    confidence: float
+    updates: int
+    delta: float
+    mu_errors: tuple[int, int, int, int]
+    epsilon_errors: tuple[int, int, int, int]
+
+    @property
+    def mu_audited(self) -> float:
+        """Lower bound on mu, if the releases are Gaussian DP."""
+        return mu_from_errors(*self.mu_errors, self.confidence)
+
+    @property
+    def epsilon_audited(self) -> float:
+        """Lower bound on epsilon at ``delta``, for any mechanism; at most about log(trials)."""
+        return epsilon_from_errors(*self.epsilon_errors, self.delta, self.confidence)
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """Plain JSON types."""
+        names = ("scene", "trials", "confidence", "updates", "delta", "mu_audited", "epsilon_audited")
+        return {name: getattr(self, name) for name in names}
+
+
+def audit_updates(
+    method: Dppg,
+    *,
+    trials: int,
+    confidence: float,
+    delta: float,
+    entropy: Entropy,
+    updates: int = 1,
+    scenes: Sequence[Scene] = SCENES,
+) -> UpdateAudit:
+    """Bound mu and epsilon of a run of ``updates`` from below; the attacker's user is in the first one.
+
+    Guarantee: if the run is mu-GDP (or (epsilon, delta)-DP) about one user whose slot may be empty, then ``mu_audited
+    <= mu`` (or ``epsilon_audited <= epsilon``) with probability ``confidence``. Pilot trials choose scene, score and
+    threshold; only the others count. Later updates show nothing more, unless something else than the release carries
+    over, as a raw critic does.
+
+    Args:
+        trials: runs in each world, a fifth of them to choose the attack.
+
+    Raises: ConfigError for too few trials, or numbers out of range.
+    """
+    if trials < _FEWEST_TRIALS:
+        raise ConfigError("trials", f"{trials} is below {_FEWEST_TRIALS}", fix="use thousands")
+    if not (0 < confidence < 1 and updates >= 1):
+        raise ConfigError("confidence", f"{confidence} at {updates} updates is out of range", fix="use 0.95, and 1")
+    pilot = int(trials * _PILOT_SHARE) // len(scenes)
+    counted = trials - pilot * len(scenes)
+    runs = _Runs.of(method, updates, entropy)
+    with Meter(f"audit {method.critic} critic", total=2 * (len(scenes) * pilot + counted), unit="runs") as meter:
+        looks = []
+        for scene in scenes:
+            inside, outside = (runs.seen(scene, world, pilot, meter) for world in (True, False))
+            half = pilot // 2
+            learned = Fit.of(inside[:half], outside[:half], power=2, one_spread=True)
+            for fit in (runs.known(scene), learned):
+                scores = fit.log_ratio(inside[half:]), fit.log_ratio(outside[half:])
+                looks.append((best_cuts(*scores, counted, delta, confidence), fit, scene))
+        cuts, fit, scene = max(looks, key=lambda look: look[0].promise)
+        inside, outside = (fit.log_ratio(runs.seen(scene, world, counted, meter)) for world in (True, False))
+    return UpdateAudit(
+        scene.name,
+        trials,
+        confidence,
+        updates,
+        delta,
+        mu_errors=errors(inside, outside, cuts.for_mu),
+        epsilon_errors=errors(inside, outside, cuts.for_epsilon),
+    )
+
+
+_NOTHING = np.zeros(0, dtype=np.float32)
+_INTERFACE = Interface(_FEATURES, _ACTIONS, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    learner: Learner
+    silent: Learner
+    updates: int
+    entropy: Entropy
+
+    @classmethod
+    def of(cls, method: Dppg, updates: int, entropy: Entropy) -> _Runs:
+        silent = replace(method, noise_multiplier=0.0)
+        return cls(Learner(_INTERFACE, method, _TRAINING), Learner(_INTERFACE, silent, _TRAINING), updates, entropy)
+
+    def known(self, scene: Scene) -> Fit:
+        """The attacker can compute what is released but for the noise, whose law is public."""
+        inside, outside = (self._run(self.silent, *self._begun(scene, world)) for world in (True, False))
+        ones = np.ones_like(inside)
+        return Fit((inside, outside), (ones, ones), power=2)
+
+    def seen(self, scene: Scene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
+        """(count, coordinates) of everything released, in units of its noise."""
+        rows, begun = [], self._begun(scene, world)
+        for _ in range(count):
+            rows.append(self._run(self.learner, *begun))
+            meter.update(meter.done + 1)
+        return np.stack(rows)
+
+    def _begun(self, scene: Scene, world: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The first update's blocks, and the critic after it if it is raw: the same in every run."""
+        start, met = self.learner.start(), _first(scene, world)
+        blocks, returns = self.learner.updates(start, met, 0)
+        raw = self.learner.method.critic == "raw"
+        return blocks, self.learner.fitted(start, met, returns) if raw else start.critic
+
+    def _run(self, learner: Learner, blocks: list[torch.Tensor], critic: torch.Tensor) -> NDArray[np.float64]:
+        training, state, seen = learner.training, learner.start(), []
+        radii = {"policy": training.radius, "critic": training.critic_radius}
+        multipliers = dict(zip(radii, self.learner.method.multipliers, strict=False))
+        for number in range(self.updates):
+            if number:
+                blocks, _ = learner.updates(state, _later(), number)
+            state = learner.released(state, blocks, training.radius, training.server_step, self.entropy)
+            if learner.method.critic == "raw":
+                state.critic = critic
+            for name, released in state.last.items():
+                unit = radii[name] * (multipliers[name] or 1.0) / _USERS
+                seen.append(released.double().numpy() / unit)
+        return np.concatenate(seen)
+
+
+def _first(scene: Scene, world: bool) -> Trajectories:
+    """The attacker's user has the last slot."""
+    rewards = torch.full((_USERS, _STEPS), 0.0 if scene.others is None else scene.others)
+    rewards[-1] = scene.reward
+    taken = torch.full((_USERS, _STEPS), scene.others is not None)
+    taken[-1] = world
+    return _trajectories(rewards, taken)
+
+
+def _later() -> Trajectories:
+    """Users who are paid nothing: whatever moves them is what the state carries over."""
+    return _trajectories(torch.zeros(_USERS, _STEPS), torch.ones(_USERS, _STEPS, dtype=torch.bool))
+
+
+def _trajectories(rewards: torch.Tensor, taken: torch.Tensor) -> Trajectories:
+    """Action 0 in one state, then for ever in another."""
+    features = torch.zeros(_USERS, _STEPS + 1, _FEATURES)
+    features[:, 0, 0], features[:, 1:, 1] = 1.0, 1.0
+    never = torch.zeros(_USERS, _STEPS, dtype=torch.bool)
+    return Trajectories(
+        tuple(range(_USERS)), features, never.long(), torch.where(taken, rewards, 0.0), never, never, taken
+    )
