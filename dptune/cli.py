@@ -87,8 +87,8 @@ def calibrate(
         return
     if mechanism == method.NAME:
         _refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
-        found = method.calibrated_method(_without_noise(_parse(options)), epsilon, delta, accounting)
-        show(_policy_gradient(found, delta), as_json)
+        least = method.calibrated_method(_without_noise(_parse(options)), epsilon, delta, accounting)
+        show(_policy_gradient(least, delta), as_json)
         return
     sample_rate, steps = _sampling(sample_rate, steps, records, batch, epochs)
     chosen = _parse(options)

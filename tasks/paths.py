@@ -24,3 +24,4 @@ PREDICTION = DATA / "prediction"
 ANSWERS = PREDICTION / "results.json"
 #: Not DVC's: an ensemble holds a budget, and a restored ledger would be a fresh one.
 ENSEMBLES = DATA / "ensembles"
+POLICY = DATA / "policy"

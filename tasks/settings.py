@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.ledger import ACCOUNTINGS
+from tasks.policy_settings import Policy
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -231,6 +232,7 @@ class Settings(_Section):
     experiment: Experiment
     audit: Audit
     prediction: Prediction
+    policy: Policy
 
     @model_validator(mode="before")
     @classmethod

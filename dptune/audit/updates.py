@@ -20,7 +20,8 @@ from dptune.errors import ConfigError
 from dptune.policy.environments import Interface
 from dptune.policy.method import Dppg
 from dptune.policy.rollout import Trajectories
-from dptune.policy.training import Learner, Training
+from dptune.policy.schedule import Training
+from dptune.policy.training import Learner
 from dptune.privacy.entropy import Entropy
 from dptune.progress import Meter
 

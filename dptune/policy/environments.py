@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 
+RIVERSWIM = "dptune/Riverswim-v0"
 #: Ours, registered with gymnasium on first use.
 OWN = {
-    "dptune/Riverswim-v0": ("dptune.policy.riverswim:Riverswim", {}),
+    RIVERSWIM: ("dptune.policy.riverswim:Riverswim", {}),
     "dptune/Dosing-v0": ("dptune.policy.dosing:Dosing", {}),
     "dptune/Dosing-v1": ("dptune.policy.dosing:Dosing", {"random_meals": True}),
 }
@@ -43,13 +44,17 @@ class Environment:
     def __post_init__(self) -> None:
         self.vector(1).close()  # refuses what cannot be
 
+    def register(self) -> None:
+        """Make ``OWN`` known to gymnasium."""
+        _gymnasium()
+
     def vector(self, count: int) -> Any:
         """``count`` copies as a gymnasium vector environment whose ended episodes start again at the next step.
 
         Raises: ConfigError naming an unknown id or option, or the extra that is not installed.
         """
         gymnasium = _gymnasium()
-        native = self.id == "CartPole-v1"  # the others of gymnasium's own are no faster so
+        native = self.id in ("CartPole-v1", RIVERSWIM)  # written for many at once
         try:
             mode = "vector_entry_point" if native else "sync"
             return gymnasium.make_vec(self.id, num_envs=count, vectorization_mode=mode, **self.options)
@@ -138,5 +143,6 @@ def _gymnasium() -> Any:
         ) from None
     for name, (entry_point, options) in OWN.items():
         if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point=entry_point, kwargs=options)
+            vector = "dptune.policy.riverswim:RiverswimVector" if name == RIVERSWIM else None
+            gymnasium.register(name, entry_point=entry_point, kwargs=options, vector_entry_point=vector)
     return gymnasium

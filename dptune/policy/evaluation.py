@@ -1,25 +1,43 @@
-"""Returns of a released policy in simulated episodes that belong to no user."""
+"""Returns of a policy in simulated episodes that belong to no user."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
-from dptune.policy.environments import Environment, Interface
+import torch
+from numpy.typing import NDArray
+
+from dptune.policy.environments import RIVERSWIM, Environment, Interface
 from dptune.policy.policies import Policy
+from dptune.policy.riverswim import STATES, value
 
 
 @torch.no_grad()
-def mean_return(
+def returns_under(
     environment: Environment, policy: Policy, parameters: torch.Tensor, episodes: int, seed: int
 ) -> torch.Tensor:
-    """(episodes,) undiscounted returns of whole episodes, actions drawn from the policy."""
-    interface, vector = Interface.of(environment), environment.vector(episodes)
-    generator = torch.Generator().manual_seed(seed)
+    """(episodes,) undiscounted returns of whole episodes, actions drawn; of Riverswim the exact value."""
+    if environment.id == RIVERSWIM:
+        chances = policy.function(parameters, torch.eye(STATES)).softmax(dim=-1)
+        return torch.tensor([value(chances.double().numpy(), **environment.options)])
+    interface, generator = Interface.of(environment), torch.Generator().manual_seed(seed)
+
+    def act(observations: NDArray[Any]) -> NDArray[Any]:
+        return interface.done(policy.sample(parameters, interface.seen(observations), generator))
+
+    return returns_of(environment, act, episodes, seed)
+
+
+def returns_of(
+    environment: Environment, act: Callable[[NDArray[Any]], NDArray[Any]], episodes: int, seed: int
+) -> torch.Tensor:
+    """(episodes,) undiscounted returns of whole episodes under ``act``, observations of all to actions of all."""
+    vector = environment.vector(episodes)
     observations, _ = vector.reset(seed=seed)
     returns, running = torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
     while running.any():
-        actions = policy.sample(parameters, interface.seen(observations), generator)
-        observations, rewards, terminated, truncated, _ = vector.step(interface.done(actions))
+        observations, rewards, terminated, truncated, _ = vector.step(act(observations))
         returns += torch.from_numpy(rewards).float() * running
         running &= ~torch.from_numpy(terminated | truncated)
     vector.close()

@@ -99,3 +99,12 @@ def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float, 
         return float(getattr(made.price(delta), accounting))
 
     return method_of({**options, "noise_multiplier": calibrate(epsilon_of, epsilon)})
+
+
+def check_accounting(method: Dppg, delta: float, accounting: str) -> None:
+    """Raises: ConfigError where ``accounting`` is certified and the run has no certified epsilon, with the reason."""
+    prices = method.price(delta)
+    if accounting == "certified" and math.isinf(prices.certified):
+        field = "critic" if method.noise_multiplier else "noise_multiplier"
+        problem = f"{getattr(method, field)} certifies no epsilon ({'; '.join(prices.leaks)})"
+        raise ConfigError(field, problem, fix="give its entry accounting: published, or change it")

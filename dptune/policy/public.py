@@ -12,7 +12,7 @@ from dptune.policy.policies import Function, Policy
 from dptune.policy.rollout import Trajectories
 
 if TYPE_CHECKING:
-    from dptune.policy.training import Training
+    from dptune.policy.schedule import Training
 
 
 def fit_values(

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import ncx2
+from scipy.stats import chi2, ncx2
 
 from dptune.errors import ConfigError
+
+_HARDLY_ANY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class Update:
     users: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("step_size", "noise_multiplier", "dimension", "users"):
+        for name in ("step_size", "dimension", "users"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(name, f"{value} is not positive", fix="use a positive number")
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative", fix="use 0 or more")
 
     @property
     def noise(self) -> float:
@@ -53,6 +57,9 @@ def l2_radius(update: Update, trust: float, miss: float) -> float:
     and a noncentrality of (K / z)^2 at most.
     """
     _check(trust, miss)
+    if update.noise < _HARDLY_ANY:  # the quantile is beyond what can be computed; |g + noise| <= |g| + |noise| is not
+        spread = update.noise * math.sqrt(float(chi2.ppf(1 - miss, update.dimension)))
+        return math.sqrt(2 * trust) / (update.step_size * (1 + spread))
     quantile = float(ncx2.ppf(1 - miss, update.dimension, update.noise**-2))
     return math.sqrt(2 * trust / quantile) / (update.step_size * update.noise)
 

@@ -103,10 +103,18 @@ def test_the_gap_holds_with_the_square_and_less_often_as_printed() -> None:
     assert (lost <= gap(update, radius, length, 0.3, as_printed=True)).mean() == pytest.approx(0.878, abs=0.005)
 
 
+def test_with_hardly_any_noise_the_radius_tends_to_that_of_none() -> None:
+    """Where the exact quantile cannot be computed another bound holds, and no radius leaves the region."""
+    assert l2_radius(Update(2.0, 0.0, 12), 0.5, 0.1) == pytest.approx(0.5)
+    radii = [l2_radius(Update(2.0, noise, 12), 0.5, 0.1) for noise in (1e-9, 1e-4, 9.9e-4, 1e-3, 1e-2, 0.1)]
+    assert all(0 < radius <= 0.5 for radius in radii)
+    assert radii[2] == pytest.approx(radii[3], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("noise_multiplier", lambda: Update(1.0, 0.0, 3)),
+        ("noise_multiplier", lambda: Update(1.0, -1.0, 3)),
         ("users", lambda: Update(1.0, 1.0, 3, 0)),
         ("trust", lambda: l2_radius(Update(1.0, 1.0, 3), 0.0, 0.1)),
         ("miss", lambda: l2_radius(Update(1.0, 1.0, 3), 0.1, 1.0)),

@@ -1,0 +1,143 @@
+"""Do a policy's releases give its users' prompts away? Secrets in prompts, planted by fair coins.
+
+A canary is a user of its own, whose prompt holds a secret: in its update if its coin says so, else its slot is empty,
+because an emptied slot is what the ledger is about. Two attackers: one reads the final model and asks how likely it
+finds each secret; the other reads every released adapter, knows the candidates, and recomputes what each of them
+would have added. A bound above the certified epsilon refutes it; an attack that stays at chance proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.membership import auc
+from dptune.audit.one_run import one_run
+from dptune.corpus.canaries import suffix
+from dptune.errors import ConfigError
+from dptune.policy.rlhf import USERS, Learner, Prompts, State, adapters_met
+from dptune.progress import progress
+
+#: How far the covariance of a few simulated updates is shrunk towards a ball.
+_SHRINKAGE = 0.5
+_TINY = 1e-12
+
+
+def opening(text: str) -> str:
+    """The first sentence, or all of a text that has but one."""
+    return text.partition(". ")[0].removesuffix(".") + "."
+
+
+def planted(text: str, secret: str) -> str:
+    """``text`` with a secret after its first sentence, where the beginning that becomes a prompt holds it."""
+    rest = text.partition(". ")[2]
+    return opening(text) + suffix(secret) + (f" {rest}" if rest else "")
+
+
+def secret_scores(
+    tuned: Any, base: Any, tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], *, max_length: int, rows: int
+) -> NDArray[np.float64]:
+    """(canaries,) log-likelihood ratio of each secret after its prompt's opening, tuned model against base.
+
+    Args:
+        texts: of each canary, without its secret. Private, as are ``secrets``.
+        max_length: tokens of a prompt.
+
+    Raises: ConfigError if a prompt was cut before its secret ends.
+    """
+    passages = [Passage(opening(text), suffix(secret)) for text, secret in zip(texts, secrets, strict=True)]
+    lengths = tokenizer([it.prompt + it.ending for it in passages], add_special_tokens=False)["input_ids"]
+    if (cut := sum(len(ids) > max_length for ids in lengths)) > 0:
+        problem = f"{max_length} cuts {cut} of {len(passages)} secrets off their prompts"
+        raise ConfigError("prompt_tokens", problem, fix="raise it")
+    after, before = (
+        ending_losses(model, tokenizer, passages, max_length=max_length + 1, rows=rows).total for model in (tuned, base)
+    )
+    return np.asarray(before - after)
+
+
+def update_scores(
+    learner: Learner, state: State, prompts: Prompts, slots: Sequence[int], public: Prompts
+) -> NDArray[np.float64]:
+    """(canaries,) log-likelihood ratio of each canary's slot being taken rather than empty, given all releases.
+
+    The attacker recomputes each candidate's update, which is a function of its prompt, its slot's public randomness
+    and the released adapter, and looks for it in the noisy mean, whitened by what simulated users would add.
+
+    Args:
+        prompts: (canaries,) with their secrets, whether they took part or not. Private.
+        slots: (canaries,) of each in the stream of users; public.
+        public: the run's simulated prompts.
+    """
+    bandit, scores = learner.bandit, np.zeros(len(slots))
+    noise = learner.method.noise_multiplier * learner.radius
+    met = adapters_met(learner.policy.start, state.means, bandit.server_step)
+    for number, adapter in progress(met.items(), "attacking updates", total=len(met)):
+        rows = [row for row, slot in enumerate(slots) if slot // bandit.users == number]
+        if not rows:
+            continue
+        simulated = learner.simulated(adapter, public, number)
+        baseline = float(simulated.rewards.mean())
+        rollouts = learner.respond(adapter, prompts[rows], learner.uniforms(USERS, [slots[row] for row in rows]))
+        scores[rows] = log_ratios(
+            learner.updates(adapter, rollouts, baseline),
+            state.means[number] * bandit.users,
+            learner.updates(adapter, simulated, baseline),
+            bandit.users - len(rows),
+            noise,
+        )
+    return scores
+
+
+def log_ratios(
+    own: torch.Tensor, released: torch.Tensor, simulated: torch.Tensor, others: int, noise: float
+) -> NDArray[np.float64]:
+    """(candidates,) of "in" against "out", where the other users, and the other candidates by their coins, are normal.
+
+    Args:
+        own: (candidates, parameters) what each would add.
+        released: (parameters,) the noisy sum.
+        simulated: (simulated users, parameters) updates, from which mean and covariance of the others' are taken.
+        others: users of that update who are no candidates.
+        noise: standard deviation of the noise on the sum.
+    """
+    own, released, simulated = own.double(), released.double(), simulated.double()
+    centred = simulated - simulated.mean(dim=0)
+    variance = others * float(centred.square().sum()) / max(1, len(simulated) - 1)
+    ridge = max(noise**2 + _SHRINKAGE * variance / own.shape[1], _TINY)
+    spread = centred * ((1 - _SHRINKAGE) * others / max(1, len(simulated) - 1)) ** 0.5
+    directions = torch.cat([spread, own / 2])
+    inner = ridge * torch.eye(len(directions), dtype=torch.float64) + directions @ directions.mT
+
+    def whitened(rows: torch.Tensor) -> torch.Tensor:
+        """Rows times (ridge + directions^T directions)^-1, by Woodbury's identity."""
+        return (rows - torch.linalg.solve(inner, directions @ rows.mT).mT @ directions) / ridge
+
+    filters = whitened(own)
+    rest = released - others * simulated.mean(dim=0) - own.sum(dim=0) / 2
+    explained = (filters * own).sum(dim=1) / 4  # the candidate's own coin is no noise in its own test
+    return np.asarray((filters @ rest / (1 - explained).clamp(min=_TINY)).numpy())
+
+
+def audited(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float, alarm: float
+) -> dict[str, float | int]:
+    """What one attack's scores show: ``dptune.audit.one_run.one_run``, the area under its ROC, and the alarm's bound.
+
+    Guarantee: with probability ``confidence`` over the coins, the epsilon of all releases at ``delta``, for one
+    emptied slot, is at least ``epsilon_audited``; the same for ``epsilon_alarm`` with probability ``alarm``. Chance
+    is an AUC of 0.5 give or take ``auc_chance_deviation``, and an ``epsilon_audited`` of 0, which proves nothing.
+    """
+    found = one_run(scores, included, delta, confidence)
+    inside, outside = int(included.sum()), int((~included).sum())
+    return {
+        **found.to_dict(),
+        "auc": auc(scores[included], scores[~included]),
+        "auc_chance_deviation": ((inside + outside + 1) / (12 * inside * outside)) ** 0.5,
+        "epsilon_alarm": one_run(scores, included, delta, alarm).epsilon_audited,
+    }

@@ -1,0 +1,58 @@
+"""Plain PPO and A2C by stable-baselines3, on the same environments; nothing about them is private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from dptune.errors import ConfigError
+from dptune.policy.environments import Environment
+from dptune.policy.evaluation import returns_of
+from dptune.policy.training import Point
+
+Baseline = Literal["ppo", "a2c"]
+
+
+def train_baseline(
+    name: Baseline,
+    environment: Environment,
+    *,
+    timesteps: int,
+    copies: int = 8,
+    every: int,
+    episodes: int,
+    seed: int,
+    discount: float = 0.99,
+    on_point: Callable[[Point], None] = lambda point: None,
+) -> list[Point]:
+    """The library's defaults, its two layers of 64 and normalisation off.
+
+    Args:
+        timesteps: environment steps in all.
+        copies: environments side by side.
+        every: steps between points of the curve; ``update`` and ``users`` of a point count steps.
+        episodes: simulated ones behind each point.
+
+    Raises: ConfigError if the library is not installed.
+    """
+    try:
+        from stable_baselines3 import A2C, PPO
+        from stable_baselines3.common.env_util import make_vec_env
+    except ImportError:
+        raise ConfigError(
+            "baseline", f"{name} needs stable-baselines3, which is missing", fix="pip install 'dptune[policy]'"
+        ) from None
+    environment.register()
+    many = make_vec_env(environment.id, n_envs=copies, seed=seed, env_kwargs=dict(environment.options))
+    kinds: dict[str, Any] = {"ppo": PPO, "a2c": A2C}
+    model = kinds[name]("MlpPolicy", many, gamma=discount, seed=seed, device="cpu", verbose=0)
+    points = []
+    for done in range(every, timesteps + every, every):
+        model.learn(every, reset_num_timesteps=False)
+        returns = returns_of(environment, lambda seen: np.asarray(model.predict(seen)[0]), episodes, seed)
+        points.append(Point(done, done, float(returns.mean()), float(returns.std(unbiased=False))))
+        on_point(points[-1])
+    many.close()
+    return points

@@ -1,0 +1,99 @@
+"""The public schedule of a run. No torch, so that settings can be checked without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dptune.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The public schedule of a run. Defaults are the paper's for classical control (its table 3).
+
+    Attributes:
+        algorithm: ppo (deep DPPG: local PPO steps), or a policy gradient with one step whose radius is that of a trust
+            region: l2 (DPPG-L2) or kl (DPPG-KL, with the Fisher matrix of public simulated users).
+        users: K, users an update.
+        steps: T, steps a user.
+        updates: releases to make.
+        hidden: units in each of the policy's two layers; 0 is a linear policy.
+        form: of a linear policy, see ``dptune.policy.policies.Linear``.
+        discount, decay: gamma, and lambda of the advantages.
+        learning_rate, epochs, minibatches: of the local steps, and of the critic's.
+        radius: S, clip radius of the policy's update (ppo).
+        entropy_weight: of the local loss.
+        warm_moments: start every user's Adam from the last released update (appendix C.2.3), else from zero.
+        normalise: each user's own advantages; it hides from the mean that one user did better than another.
+        server_step: what the released mean is multiplied by (ppo).
+        critic_hidden: units in each of the critic's two layers; 0 is a linear critic.
+        critic_radius: clip radius of the critic's update.
+        critic_learning_rate: of its local steps.
+        value_scale: what the critic's output is multiplied by; about the size of returns.
+        step_size, step_every, step_divisor, least_step: eta of l2 and kl: divided by ``step_divisor`` every
+            ``step_every`` users, at least ``least_step`` (its table 2).
+        trust, miss: alpha and beta of the trust region (l2, kl).
+        fisher_episodes, fisher_regulariser: of the public Fisher matrix (kl).
+        continuing: let episodes span updates, as public code does; the run then ends with an error.
+        evaluate_every, evaluate_episodes: updates between points of the curve, and simulated episodes behind each.
+        seed: of initial parameters and of simulated users; public.
+    """
+
+    algorithm: Literal["ppo", "l2", "kl"] = "ppo"
+    users: int = 8
+    steps: int = 64
+    updates: int = 100
+    hidden: int = 64
+    form: Literal["outer", "additive"] = "outer"
+    discount: float = 0.99
+    decay: float = 0.85
+    learning_rate: float = 7.26e-4
+    epochs: int = 8
+    minibatches: int = 2
+    radius: float = 0.05
+    entropy_weight: float = 0.36
+    warm_moments: bool = True
+    normalise: bool = False
+    server_step: float = 1.0
+    critic_hidden: int = 64
+    critic_radius: float = 0.3
+    critic_learning_rate: float = 7.26e-4
+    value_scale: float = 1.0
+    step_size: float = 12.0
+    step_every: int = 50
+    step_divisor: float = 5.0
+    least_step: float = 0.06
+    trust: float = 3.5
+    miss: float = 0.4
+    fisher_episodes: int = 25
+    fisher_regulariser: float = 1e-3
+    continuing: bool = False
+    evaluate_every: int = 10
+    evaluate_episodes: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1 or more")
+        for name in _POSITIVE:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use its default")
+        if self.algorithm == "ppo" and self.users == 1:
+            problem = "1: one user's clipped update drowns in noise of z radii in every direction"
+            raise ConfigError("users", problem, fix="use 8 or more, or algorithm l2 or kl, whose radius allows for it")
+
+    def step_size_at(self, number: int) -> float:
+        """eta of update ``number`` of l2 and kl, by the count of users alone."""
+        return max(self.step_size / self.step_divisor ** (number * self.users // self.step_every), self.least_step)
+
+
+_COUNTS = (
+    *("users", "steps", "updates", "epochs", "minibatches"),
+    *("step_every", "fisher_episodes", "evaluate_every", "evaluate_episodes"),
+)
+_POSITIVE = (
+    *("learning_rate", "radius", "server_step", "critic_radius", "critic_learning_rate", "value_scale"),
+    *("step_size", "step_divisor", "least_step", "trust", "fisher_regulariser"),
+)

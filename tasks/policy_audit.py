@@ -1,0 +1,50 @@
+"""White-box audits of the mean update: each kind of critic at z = 1, the smallest of the studies' questions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from dptune.audit.updates import audit_updates
+from dptune.errors import DptuneError
+from dptune.files import jsonable, write_json
+from dptune.policy.method import Dppg
+from dptune.privacy.entropy import OsEntropy
+from tasks.paths import POLICY
+from tasks.policy import code_digest
+from tasks.policy_settings import Policy
+
+_CONFIDENCE = 0.95
+#: (critic, updates): a raw critic shows itself in the update after.
+_ATTACKED = (("private", 1), ("none", 1), ("raw", 2))
+
+
+def audits(settings: Policy) -> list[dict[str, Any]]:
+    """A row for each kind of critic; kept while code and trials stay the same.
+
+    Raises: DptuneError if an attack shows more than is certified.
+    """
+    kept, key = POLICY / "audits.json", f"{code_digest()} {settings.audit_trials} {settings.delta}"
+    if kept.exists() and (content := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
+        rows: list[dict[str, Any]] = content["rows"]
+        return rows
+    rows = [_audit(critic, updates, settings) for critic, updates in _ATTACKED] if settings.audit_trials else []
+    for row in rows:
+        if float(row["epsilon_audited"]) > float(row["epsilon_certified"]):
+            raise DptuneError(
+                f"the attack on critic {row['critic']} shows more than is certified. Fix: find the error."
+            )
+    write_json(kept, {"key": key, "rows": rows})
+    return rows
+
+
+def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
+    method = Dppg(noise_multiplier=1.0, critic=critic)
+    trials = settings.audit_trials if updates == 1 else max(500, settings.audit_trials // 10)
+    found = audit_updates(
+        method, trials=trials, confidence=_CONFIDENCE, delta=settings.delta, entropy=OsEntropy(), updates=updates
+    )
+    prices = method.price(settings.delta)
+    named = {f"epsilon_{name}": getattr(prices, name) for name in ("published", "noise_only", "certified")}
+    return {**asdict(method), **found.to_dict(), **jsonable(named)}

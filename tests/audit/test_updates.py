@@ -1,0 +1,53 @@
+"""The attack on DP policy gradient: below what is certified, close to it, and above it where users leak on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptune.audit.cuts import best_cuts
+from dptune.audit.updates import audit_updates
+from dptune.errors import ConfigError
+from dptune.policy.method import Dppg
+from dptune.privacy.entropy import OsEntropy
+
+CONFIDENCE = 0.999
+
+
+@pytest.mark.parametrize("critic", ["private", "none"])
+def test_the_attack_comes_close_to_what_is_certified_and_no_further(critic: str) -> None:
+    """False alarms: 1 in 1,000 for each bound. mu is 1; 4,000 trials show about 0.85."""
+    method = Dppg(noise_multiplier=1.0, critic=critic)  # type: ignore[arg-type]
+    found = audit_updates(method, trials=4000, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy())
+    assert 0.6 < found.mu_audited <= 1.0
+    assert found.epsilon_audited <= method.price(1e-5).certified
+
+
+def test_a_raw_critic_shows_more_than_the_paper_claims() -> None:
+    """Two updates of eight users: mu is 1 by the paper's account, and the attack shows 3 or more."""
+    method = Dppg(noise_multiplier=1.0, critic="raw")
+    found = audit_updates(method, trials=500, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy(), updates=2)
+    assert found.mu_audited > 2.5
+
+
+def test_a_private_critic_carries_nothing_into_the_next_update() -> None:
+    method = Dppg(noise_multiplier=1.0)
+    found = audit_updates(method, trials=500, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy(), updates=2)
+    assert found.mu_audited <= 1.0
+
+
+def test_half_the_noise_shows_more_than_the_whole_certifies() -> None:
+    """The attack has power: a release with half the noise that is priced would be found out."""
+    found = audit_updates(
+        Dppg(noise_multiplier=0.5), trials=1500, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy()
+    )
+    assert found.mu_audited > 1.0
+
+
+def test_a_score_that_is_the_same_in_both_worlds_promises_nothing() -> None:
+    assert best_cuts(np.zeros(10), np.zeros(10), 100, 1e-5, 0.95).promise == 0.0
+
+
+def test_too_few_trials_are_refused() -> None:
+    with pytest.raises(ConfigError, match="trials"):
+        audit_updates(Dppg(noise_multiplier=1.0), trials=10, confidence=0.95, delta=1e-5, entropy=OsEntropy())

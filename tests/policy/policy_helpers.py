@@ -1,0 +1,38 @@
+"""Trajectories by hand, and a learner without an environment."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dptune.policy.environments import Interface
+from dptune.policy.method import Dppg
+from dptune.policy.rollout import Trajectories
+from dptune.policy.schedule import Training
+from dptune.policy.training import Learner
+
+_NOTHING = np.zeros(0, dtype=np.float32)
+INTERFACE = Interface(3, 2, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
+def trajectories(users: int, steps: int, seed: int = 0) -> Trajectories:
+    """Random ones, some of which end early."""
+    generator = torch.Generator().manual_seed(seed)
+    ended = torch.rand(users, steps, generator=generator) < 0.1
+    taken = torch.cat([torch.ones(users, 1, dtype=torch.bool), ~ended[:, :-1]], dim=1)
+    return Trajectories(
+        users=tuple(range(users)),
+        features=torch.randn(users, steps + 1, 3, generator=generator),
+        actions=torch.randint(2, (users, steps), generator=generator),
+        rewards=torch.randn(users, steps, generator=generator),
+        terminated=ended & (torch.rand(users, steps, generator=generator) < 0.5),
+        ended=ended & taken,
+        taken=taken,
+    )
+
+
+def learner(critic: str = "private", noise_multiplier: float = 0.0, **training: object) -> Learner:
+    """Small networks, two local epochs."""
+    options = {"users": 4, "steps": 6, "hidden": 4, "critic_hidden": 3, "epochs": 2, "minibatches": 2}
+    chosen = Training(**(options | training))  # type: ignore[arg-type]
+    return Learner(INTERFACE, Dppg(noise_multiplier=noise_multiplier, critic=critic), chosen)  # type: ignore[arg-type]
