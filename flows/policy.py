@@ -23,6 +23,7 @@ from tasks.policy_report import write_page
 from tasks.settings import load_settings
 from tasks.stage import run_stage
 
+_MARKER = "mlflow_run"
 _DEVICE = "cpu"  # networks of a few thousand parameters
 
 
@@ -56,7 +57,8 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         logger.info("%d of %d runs: %s %s", number, len(chosen), job.name, str(future.state.name).lower())
         if future.state.is_completed():
             results.append(future.result())
-            publish(job, results[-1], parent)
+            if not (job.directory / _MARKER).exists():
+                publish(job, results[-1], parent)
         else:
             failed.append(job.name)
     if failed:
@@ -74,7 +76,7 @@ def publish(job: Job, result: dict[str, Any], parent: str) -> None:
     """A run in MLflow: the curve, the three epsilons and the ledger. All of it public."""
     params = {"environment": job.environment, "kind": job.kind, **job.training, **(job.method or {})}
     tags = {"study": job.study, "label": job.label, "data": "simulated users"}
-    child = tracking.ChildRun(parent, job.name, job.directory / "mlflow_run", params, tags)
+    child = tracking.ChildRun(parent, job.name, job.directory / _MARKER, params, tags)
     for point in result["points"]:
         child.log(point["update"], {"mean_return": point["mean_return"], "users": point["users"]})
     prices = {key: float(value) for key, value in result.items() if key.startswith("epsilon_")}

@@ -1,0 +1,79 @@
+"""The policy flow: every run once, a page, and MLflow's curves and ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_pipeline import params, prepare_environment, read_json
+
+from flows import policy as module
+from flows.policy import policy
+from tasks import tracking
+from tasks.paths import POLICY
+from tasks.policy import JOB, LEDGER, RESULT
+
+QUICK: dict[str, Any] = {
+    "policy": {
+        "name": "tiny-policy",
+        "seeds": [0],
+        "audit_trials": 0,
+        "studies": {
+            "swim": {
+                "environment": "dptune/Riverswim-v0",
+                "training": {
+                    "users": 2,
+                    "steps": 20,
+                    "updates": 4,
+                    "hidden": 0,
+                    "critic_hidden": 0,
+                    "evaluate_every": 2,
+                },
+                "runs": {"l2": {"algorithm": "l2", "epsilon": 3}, "ucb_vi": {"baseline": "ucb_vi"}},
+            }
+        },
+    }
+}
+
+
+SPANS = {"noise_multiplier": 1, "continuing": True, "steps": 3}
+
+
+def _write(runs: dict[str, Any]) -> None:
+    study = {**QUICK["policy"]["studies"]["swim"], "runs": runs}
+    content = params() | {"policy": {"delta": 1e-5, "processes": 2, **QUICK["policy"], "studies": {"swim": study}}}
+    Path("params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def test_runs_are_made_once_and_told_to_mlflow(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare_environment(monkeypatch, tmp_path)
+    runs = QUICK["policy"]["studies"]["swim"]["runs"]
+    _write(runs | {"spans": SPANS})
+    with pytest.raises(SystemExit) as ended:  # a failed run is named, after all others
+        module.main()
+    assert ended.value.code == 1
+    assert "1 of 3 runs failed: swim.spans.seed0" in capsys.readouterr().err
+    folders = {path.name.rsplit("-", 1)[0]: path for path in (POLICY / "runs").iterdir()}
+    assert {name for name, path in folders.items() if (path / RESULT).exists()} == {
+        "swim.l2.seed0",
+        "swim.ucb_vi.seed0",
+    }
+    made = {path: path.stat().st_mtime_ns for path in (POLICY / "runs").rglob("*") if path.name in (JOB, RESULT)}
+
+    _write(runs)
+    page = Path(policy())
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+    assert "SIMULATED users" in page.read_text()
+    mine = folders["swim.l2.seed0"]
+    assert read_json(mine / RESULT)["epsilon_certified"] == pytest.approx(3, rel=1e-3)
+    run_id = (mine / "mlflow_run").read_text()
+    client = tracking.client()
+    assert [point.step for point in client.get_metric_history(run_id, "mean_return")][:2] == [2, 4]
+    run = client.get_run(run_id)
+    assert run.data.metrics["epsilon_certified"] == pytest.approx(3, rel=1e-3)
+    assert run.data.params["critic"] == "private"
+    assert LEDGER in {item.path for item in client.list_artifacts(run_id)}

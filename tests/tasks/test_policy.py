@@ -1,0 +1,151 @@
+"""Studies of private reinforcement learning: what params.yaml may say, one run, its resumption, and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.policy.rollout import UserReuseError
+from dptune.privacy.ledger import read_ledger
+from tasks import policy_audit
+from tasks.policy import LEDGER, RESULT, Job, jobs, run_job
+from tasks.policy_report import rows_of, write_page
+from tasks.policy_settings import Policy, Study, expanded, swept
+
+RIVERSWIM = "dptune/Riverswim-v0"
+QUICK = {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2}
+
+
+def settings(runs: dict[str, Any], environment: str = RIVERSWIM, **training: Any) -> Policy:
+    study = {"environment": environment, "training": QUICK | training, "runs": runs}
+    return Policy(
+        name="tiny",
+        delta=1e-5,
+        seeds=(0, 1),
+        processes=1,
+        audit_trials=0,
+        studies={"swim": Study.model_validate(study)},
+    )
+
+
+def problem(runs: dict[str, Any], **training: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        settings(runs, **training)
+    return str(caught.value)
+
+
+def test_a_sweep_is_one_run_for_every_combination() -> None:
+    chosen = settings({"none": {"critic": "none", "sweep": {"noise_multiplier": [1, 3], "users": [2, 4]}}})
+    found = expanded(chosen.studies["swim"], 1e-5)
+    assert [run.label for run in found] == ["none.z1.K2", "none.z1.K4", "none.z3.K2", "none.z3.K4"]
+    assert [(run.method.noise_multiplier, run.training.users) for run in found if run.method] == [
+        (1, 2), (1, 4), (3, 2), (3, 4)
+    ]  # fmt: skip
+    assert len(jobs(chosen)) == 8
+    assert len({job.directory for job in jobs(chosen)}) == 8
+    assert swept("a", {"x": 1}) == [("a", {"x": 1})]
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ({"a": {"noise_multiplier": 0}}, ("runs.a.noise_multiplier", "accounting: published")),
+        ({"a": {"noise_multiplier": 1, "critic": "raw"}}, ("runs.a.critic", "raw trajectories")),
+        ({"a": {"epsilon": 1, "critic": "raw"}}, ("no noise reaches",)),
+        ({"a": {"epsilon": 1, "noise_multiplier": 1}}, ("one of the two",)),
+        ({"a": {}}, ("noise_multiplier", "is required")),
+        ({"a": {"noise_multiplier": 1, "users": 1}}, ("runs.a.users", "drowns")),
+        ({"a": {"noise_multiplier": 1, "depth": 3}}, ("runs.a.depth", "no option")),
+        ({"a": {"baseline": "dqn"}}, ("unknown 'dqn'",)),
+        ({"a": {"baseline": "ppo", "noise_multiplier": 1}}, ("ppo is not private",)),
+        ({"a": {"noise_multiplier": 1, "accounting": "some"}}, ("unknown 'some'",)),
+        ({"a": {"noise_multiplier": 1, "sweep": {"users": 3}}}, ("runs.a.sweep", "lists")),
+    ],
+)
+def test_a_bad_entry_names_the_run_the_option_and_the_fix(runs: dict[str, Any], words: tuple[str, ...]) -> None:
+    said = problem(runs)
+    assert all(word in said for word in ("studies.swim", "Fix: ", *words))
+
+
+def test_published_accounting_allows_what_has_no_epsilon() -> None:
+    raw = {"noise_multiplier": 1, "critic": "raw", "accounting": "published"}
+    silent = {"noise_multiplier": 0, "accounting": "published"}
+    assert len(jobs(settings({"raw": raw, "silent": silent}))) == 4
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"algorithm": "l2", "critic": "none", "epsilon": 3},
+        {"algorithm": "kl", "critic": "none", "epsilon": 3, "fisher_episodes": 2},
+        {"baseline": "ucb_vi", "bonus": 0.1},
+        {"baseline": "ucb_vi", "epsilon": 3},
+    ],
+)
+def test_a_run_has_a_curve_and_the_price_of_its_ledger(empty: Path, entry: dict[str, Any]) -> None:
+    (job, _) = jobs(settings({"a": entry}))
+    result = run_job(job)
+    assert result == json.loads((job.directory / RESULT).read_text())
+    assert [point["users"] for point in result["points"]] == [4, 8]
+    assert result["final_return"] == result["points"][-1]["mean_return"]
+    certified = read_ledger(job.directory / LEDGER).epsilons.certified
+    assert certified == (pytest.approx(3, rel=1e-3) if "epsilon" in entry else math.inf)
+    assert float(result["epsilon_certified"]) == certified
+
+
+def test_ucb_vi_is_for_tables(empty: Path) -> None:
+    (job, _) = jobs(settings({"a": {"baseline": "ucb_vi"}}, environment="CartPole-v1"))
+    with pytest.raises(ConfigError, match="Riverswim"):
+        run_job(job)
+
+
+def test_a_run_whose_episodes_span_updates_ends_with_an_error(empty: Path) -> None:
+    (job, _) = jobs(settings({"a": {"noise_multiplier": 1, "continuing": True}}, environment="CartPole-v1", steps=3))
+    with pytest.raises(UserReuseError):
+        run_job(job)
+    assert not (job.directory / RESULT).exists()
+
+
+def test_an_interrupted_ucb_vi_is_charged_twice(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job, _) = jobs(settings({"a": {"baseline": "ucb_vi", "epsilon": 3}}))
+    with monkeypatch.context() as patched:
+        patched.setattr("dptune.policy.ucb_vi.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_job(job)
+    assert float(run_job(job)["epsilon_certified"]) > 4
+
+
+def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) -> None:
+    chosen = settings({"l2": {"algorithm": "l2", "epsilon": 3}, "ucb_vi": {"baseline": "ucb_vi"}})
+    results = [run_job(Job.model_validate(job.model_dump())) for job in jobs(chosen)]
+    rows = {row.label: row for row in rows_of(results)}
+    assert {label: row.seeds for label, row in rows.items()} == {"l2": 2, "ucb_vi": 2}
+    finals = [result["final_return"] for result in results if result["label"] == "l2"]
+    assert rows["l2"].mean == pytest.approx(sum(finals) / 2)
+    assert rows["l2"].deviation == pytest.approx(abs(finals[0] - finals[1]) / 2)
+    audit = {"critic": "raw", "noise_multiplier": 1.0, "updates": 2, "trials": 500, "confidence": 0.95}
+    audit |= {"epsilon_published": 5.0, "epsilon_certified": "inf", "epsilon_audited": 5.4, "mu_audited": 5.0}
+    write_page(results, {"audits": [audit]}, empty)
+    page = (empty / "policy.html").read_text()
+    assert "SIMULATED users" in page
+    assert "data:image/png;base64," in page
+    assert page.count("<tr><td>") == 3
+    assert "5.4" in page
+
+
+def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"critic": "none", "epsilon_audited": 5.0, "epsilon_certified": 4.0}
+    monkeypatch.setattr(policy_audit, "_audit", lambda *_: row)
+    chosen = settings({"a": {"noise_multiplier": 1}}).model_copy(update={"audit_trials": 500})
+    with pytest.raises(DptuneError, match="more than is certified"):
+        policy_audit.audits(chosen)
+    row["epsilon_audited"] = 3.0
+    assert len(policy_audit.audits(chosen)) == 3
+    monkeypatch.setattr(policy_audit, "_audit", lambda *_: pytest.fail("was kept"))
+    assert len(policy_audit.audits(chosen)) == 3
