@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from policy_helpers import learner, trajectories
@@ -240,3 +241,16 @@ def test_a_budget_that_the_noise_passes_is_refused_before_anything_runs(tmp_path
     with pytest.raises(BudgetError):
         train(Environment(CARTPOLE), Dppg(noise_multiplier=0.0), Training(**QUICK), header(3.0), tmp_path, OsEntropy())
     assert not (tmp_path / LEDGER).exists()
+
+
+@pytest.mark.parametrize("name", [CARTPOLE, RIVERSWIM])
+def test_what_one_user_does_moves_no_other_users_world(name: str) -> None:
+    """The same actions for all but user 0, who does the opposite: the others see and earn the same."""
+    seen = []
+    for first in (0, 1):
+        vector = Environment(name).vector(3)
+        vector.reset(seed=4)
+        rows = [vector.step(np.array([(step + first) % 2, step % 3 == 0, 1])) for step in range(120)]
+        vector.close()
+        seen.append([(row[0][1:].tolist(), row[1][1:].tolist()) for row in rows])
+    assert seen[0] == seen[1]
