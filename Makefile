@@ -19,11 +19,12 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro test test-slow check format ui paper clean
+.PHONY: help setup repro policy test test-slow check format ui paper clean
 
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
+	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import rules"
 	@echo "make ui      Prefect UI and scheduler, and MLflow UI, on this machine"
@@ -38,6 +39,9 @@ $(SETUP): pyproject.toml constraints.txt
 
 repro: $(SETUP)
 	@$(ACTIVATE) dvc repro
+
+policy: $(SETUP)
+	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
 
 test: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not slow and not gpu"

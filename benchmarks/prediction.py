@@ -21,9 +21,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dptune.prediction.mixture import law
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
-from dptune.prediction.stacked import PUBLIC, StackedAdapters
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.model import Lora, attach_lora
+from dptune.training.stacked import PUBLIC, StackedAdapters
 
 LORA = Lora(rank=4, alpha=32, dropout=0.0)
 CONTEXT = 32

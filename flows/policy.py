@@ -12,16 +12,20 @@ from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.concurrency.sync import concurrency
+from prefect.futures import PrefectFuture
 
 from dptune.files import private_directory, write_json, write_text
 from flows.experiment import limit_name, run_process, set_limit
 from tasks import tracking
-from tasks.paths import POLICY
+from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy import JOB, LEDGER, RESULT, Job, jobs
 from tasks.policy_audit import audits
 from tasks.policy_report import write_page
+from tasks.policy_settings import Policy
+from tasks.rlhf import RESULTS, cells
 from tasks.settings import load_settings
 from tasks.stage import run_stage
+from tasks.tenants import TENANTS
 
 _MARKER = "mlflow_run"
 _DEVICE = "cpu"  # networks of a few thousand parameters
@@ -35,8 +39,29 @@ def run_one(job: Job) -> dict[str, Any]:
         write_text(job.directory / JOB, job.model_dump_json(indent=2))
         with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
             run_process(job.name, [sys.executable, "-m", "tasks.policy", str(job.directory / JOB)])
-    result: dict[str, Any] = json.loads((job.directory / RESULT).read_text(encoding="utf-8"))
-    return result
+    return read_json(job.directory / RESULT)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that a part wrote."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+@task(name="public inputs")
+def public_inputs() -> None:
+    """The public model and the split, by their DVC stages, where they are missing."""
+    if not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
+        with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
+            run_process("public inputs", [sys.executable, "-m", "dvc", "repro", "split", "pretrain"])
+
+
+@task(name="part", task_run_name="{name}", retries=1)
+def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any) -> None:
+    """A part that keeps its own results, in a process of its own, once ``inputs`` are there."""
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
+        run_process(name, [sys.executable, "-m", module, *options])
 
 
 @flow(name="policy", log_prints=True)
@@ -45,44 +70,80 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
 
     Raises: RuntimeError naming the runs that failed, after all others.
     """
-    settings, logger = load_settings(Path(params), overrides).policy, get_run_logger()
+    settings = load_settings(Path(params), overrides).policy
     chosen = jobs(settings)
     private_directory(POLICY)
     set_limit(_DEVICE, settings.processes)
     parent = tracking.parent_run(settings.name, {"git_commit": tracking.git_commit(), "data": "simulated users"})
-    futures = [run_one.submit(job) for job in chosen]
-    results, failed = [], []
-    for number, (job, future) in enumerate(zip(chosen, futures, strict=True), start=1):
-        future.wait()
-        logger.info("%d of %d runs: %s %s", number, len(chosen), job.name, str(future.state.name).lower())
-        if future.state.is_completed():
-            results.append(future.result())
-            if not (job.directory / _MARKER).exists():
-                publish(job, results[-1], parent)
-        else:
-            failed.append(job.name)
+    futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job) for job in chosen}
+    if others := parts(settings):
+        inputs = public_inputs.submit()
+        for name, module, section in others:
+            futures[name] = run_part.submit(name, module, section, inputs)
+    failed = failures(futures)
+    results = [futures[job.name].result() for job in chosen if job.name not in failed]
+    for result in results:
+        publish(result, parent)
     if failed:
         tracking.finish_parent(parent, failed=True)
-        raise RuntimeError(f"{len(failed)} of {len(chosen)} runs failed: {', '.join(failed)}")
-    extra = {"audits": audits(settings)}
+        raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
+    extra = {"audits": audits(settings), **other_results(settings)}
     write_json(POLICY / "results.json", {"runs": results, **extra})
-    write_page(results, extra, POLICY)
+    write_page(results, settings.delta, extra, POLICY)
     tracking.client().log_artifact(parent, str(POLICY / "policy.html"))
     tracking.finish_parent(parent, failed=False)
     return str(POLICY / "policy.html")
 
 
-def publish(job: Job, result: dict[str, Any], parent: str) -> None:
-    """A run in MLflow: the curve, the three epsilons and the ledger. All of it public."""
-    params = {"environment": job.environment, "kind": job.kind, **job.training, **(job.method or {})}
-    tags = {"study": job.study, "label": job.label, "data": "simulated users"}
-    child = tracking.ChildRun(parent, job.name, job.directory / _MARKER, params, tags)
+def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
+    """Wait for all; the names of those that failed."""
+    failed = []
+    for number, (name, future) in enumerate(futures.items(), start=1):
+        future.wait()
+        get_run_logger().info("%d of %d: %s %s", number, len(futures), name, str(future.state.name).lower())
+        if not future.state.is_completed():
+            failed.append(name)
+    return failed
+
+
+def parts(settings: Policy) -> list[tuple[str, str, dict[str, Any]]]:
+    """(name, module, settings) of what is no environment: language models, one run each, and tenants."""
+    found = []
+    if settings.rlhf:
+        shared = settings.rlhf.model_dump(mode="json")
+        for cell in cells(settings.rlhf):
+            one = {"users": [cell.users], "seeds": [cell.seed], "nonprivate": cell.epsilon is None}
+            budgets = [] if cell.epsilon is None else [cell.epsilon]
+            found.append((f"rlhf.{cell.label}", "tasks.rlhf", shared | one | {"epsilons": budgets}))
+    if settings.tenants:
+        found.append(("tenants", "tasks.tenants", settings.tenants.model_dump(mode="json")))
+    return found
+
+
+def other_results(settings: Policy) -> dict[str, Any]:
+    """What those parts wrote."""
+    found: dict[str, Any] = {}
+    if settings.rlhf:
+        found["rlhf"] = [read_json(cell.directory / RESULTS) for cell in cells(settings.rlhf)]
+    if settings.tenants:
+        found["tenants"] = read_json(TENANTS / RESULTS)
+    return found
+
+
+def publish(result: dict[str, Any], parent: str) -> None:
+    """A run in MLflow, once: the curve, the three epsilons and the ledger. All of it public."""
+    directory = Job.model_validate({key: result[key] for key in Job.model_fields}).directory
+    if (directory / _MARKER).exists():
+        return
+    params = {"environment": result["environment"], "kind": result["kind"], **result["training"]}
+    tags = {"study": result["study"], "label": result["label"], "data": "simulated users"}
+    child = tracking.ChildRun(parent, result["name"], directory / _MARKER, params | (result["method"] or {}), tags)
     for point in result["points"]:
         child.log(point["update"], {"mean_return": point["mean_return"], "users": point["users"]})
     prices = {key: float(value) for key, value in result.items() if key.startswith("epsilon_")}
     child.log(0, prices | {"final_return": result["final_return"]})
-    if (job.directory / LEDGER).exists():
-        child.artifact(job.directory / LEDGER)
+    if (directory / LEDGER).exists():
+        child.artifact(directory / LEDGER)
     child.end()
 
 

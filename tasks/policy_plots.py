@@ -100,3 +100,21 @@ def _draw_regret(axis: Axes, results: list[Result], best: float) -> None:
         axis.plot(users, np.cumsum(gaps), "-" if mine[0]["kind"] == "dppg" else "--", color=colour(shade))
     axis.set(xlabel="episodes", ylabel="cumulative regret")
     axis.grid(alpha=0.3)
+
+
+def draw_rewards(results: list[Result], path: Path) -> None:
+    """Mean reward of language models over prompts: a colour for each budget, a style for each K."""
+    figure, axis = plt.subplots(figsize=(9, 4.5), constrained_layout=True)
+    budgets = list(dict.fromkeys(result["budget_epsilon"] for result in results))
+    sizes = sorted({result["users"] for result in results})
+    for result in results:
+        prompts = [point["updates"] * result["users"] for point in result["curve"]]
+        name = "no noise" if result["budget_epsilon"] is None else f"epsilon {result['budget_epsilon']:g}"
+        style, shade = ("-", "--", ":", "-.")[sizes.index(result["users"]) % 4], budgets.index(result["budget_epsilon"])
+        rewards = [point["reward"] for point in result["curve"]]
+        axis.plot(prompts, rewards, style, marker="o", color=colour(shade), label=f"{name}, K {result['users']}")
+    axis.set(xlabel="prompts so far", ylabel="mean reward, held-out public prompts", xscale="symlog")
+    axis.grid(alpha=0.3)
+    figure.suptitle("RLHF in small, SYNTHETIC prompts")
+    legend_below(figure, axis)
+    save(figure, path)

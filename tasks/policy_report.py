@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from dptune.files import write_text
-from tasks.policy_plots import by_label, draw_study, noise_of, spread
+from tasks.policy_plots import by_label, draw_rewards, draw_study, noise_of, spread
 from tasks.report import encoded, epsilon_text
 
 PAGE = "policy.html"
@@ -46,7 +46,7 @@ class Section:
     rows: list[Row]
 
 
-def write_page(results: list[Result], extra: dict[str, Any], directory: Path) -> None:
+def write_page(results: list[Result], delta: float, extra: dict[str, Any], directory: Path) -> None:
     """Write policy.html and a picture for every study.
 
     Args:
@@ -60,7 +60,10 @@ def write_page(results: list[Result], extra: dict[str, Any], directory: Path) ->
         sections.append(Section(name, mine[0]["environment"], encoded(picture), rows_of(mine)))
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = epsilon_text
-    page = environment.get_template("policy.html.j2").render(sections=sections, delta=results[0]["delta"], **extra)
+    if "rlhf" in extra:
+        draw_rewards(extra["rlhf"], directory / "rlhf.png")
+        extra = extra | {"rlhf_picture": encoded(directory / "rlhf.png")}
+    page = environment.get_template("policy.html.j2").render(sections=sections, delta=delta, **extra)
     write_text(directory / PAGE, page)
 
 

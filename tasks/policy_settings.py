@@ -14,6 +14,8 @@ from dptune.mechanisms.registry import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
+from tasks.rlhf import Rlhf
+from tasks.tenants import Tenants
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 Count = Annotated[int, Field(ge=1)]
@@ -52,6 +54,8 @@ class Policy(_Section):
     processes: Count
     audit_trials: Annotated[int, Field(ge=0)]
     studies: dict[Name, Study]
+    rlhf: Rlhf | None = None
+    tenants: Tenants | None = None
 
     @model_validator(mode="after")
     def _runs(self) -> Policy:

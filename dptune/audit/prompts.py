@@ -39,6 +39,15 @@ def planted(text: str, secret: str) -> str:
     return opening(text) + suffix(secret) + (f" {rest}" if rest else "")
 
 
+def check_whole(tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], width: int) -> None:
+    """Raises: ConfigError if a prompt of ``width`` tokens ends before its secret does: such a canary tells nothing."""
+    told = [opening(text) + suffix(secret) for text, secret in zip(texts, secrets, strict=True)]
+    lengths = [len(ids) for ids in tokenizer(told, add_special_tokens=False)["input_ids"]] if told else []
+    if (cut := sum(length > width for length in lengths)) > 0:
+        problem = f"{width} cuts {cut} of {len(told)} secrets off their prompts"
+        raise ConfigError("prompt_tokens", problem, fix="raise it")
+
+
 def secret_scores(
     tuned: Any, base: Any, tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], *, max_length: int, rows: int
 ) -> NDArray[np.float64]:
@@ -48,13 +57,10 @@ def secret_scores(
         texts: of each canary, without its secret. Private, as are ``secrets``.
         max_length: tokens of a prompt.
 
-    Raises: ConfigError if a prompt was cut before its secret ends.
+    Raises: ConfigError as ``check_whole``.
     """
+    check_whole(tokenizer, texts, secrets, max_length)
     passages = [Passage(opening(text), suffix(secret)) for text, secret in zip(texts, secrets, strict=True)]
-    lengths = tokenizer([it.prompt + it.ending for it in passages], add_special_tokens=False)["input_ids"]
-    if (cut := sum(len(ids) > max_length for ids in lengths)) > 0:
-        problem = f"{max_length} cuts {cut} of {len(passages)} secrets off their prompts"
-        raise ConfigError("prompt_tokens", problem, fix="raise it")
     after, before = (
         ending_losses(model, tokenizer, passages, max_length=max_length + 1, rows=rows).total for model in (tuned, base)
     )

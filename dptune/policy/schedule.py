@@ -34,6 +34,7 @@ class Training:
         step_size, step_every, step_divisor, least_step: eta of l2 and kl: divided by ``step_divisor`` every
             ``step_every`` users, at least ``least_step`` (its table 2).
         trust, miss: alpha and beta of the trust region (l2, kl).
+        as_printed: take proposition 4.7 as it is printed, a factor 1/2 short: smaller steps by sqrt(2) (kl).
         fisher_episodes, fisher_regulariser: of the public Fisher matrix (kl).
         continuing: let episodes span updates, as public code does; the run then ends with an error.
         evaluate_every, evaluate_episodes: updates between points of the curve, and simulated episodes behind each.
@@ -66,6 +67,7 @@ class Training:
     least_step: float = 0.06
     trust: float = 3.5
     miss: float = 0.4
+    as_printed: bool = False
     fisher_episodes: int = 25
     fisher_regulariser: float = 1e-3
     continuing: bool = False

@@ -136,7 +136,8 @@ class Learner:
         assert public is not None
         met = public.meet(number, self.policy, state.policy)
         largest, trace = fisher_extent(self.policy, state.policy, met, training.fisher_regulariser)
-        return kl_radius(update, training.trust, training.miss, largest=largest, trace=trace), eta
+        extent, printed = {"largest": largest, "trace": trace}, training.as_printed
+        return kl_radius(update, training.trust, training.miss, **extent, as_printed=printed), eta
 
 
 def policy_for(interface: Interface, training: Training) -> Policy:

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json
-from dptune.prediction.stacked import StackedAdapters
 from dptune.training.data import Tokens
 from dptune.training.model import (
     BaseModel,
@@ -32,6 +31,7 @@ from dptune.training.model import (
     trainable_state,
 )
 from dptune.training.plain import fit
+from dptune.training.stacked import StackedAdapters
 
 _MANIFEST = "ensemble.json"
 _SHARD = "shard.json"

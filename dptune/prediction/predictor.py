@@ -19,10 +19,10 @@ from dptune.errors import ConfigError
 from dptune.prediction.mixture import drawn_token, truncated
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers
-from dptune.prediction.stacked import PUBLIC, StackedAdapters
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import BudgetError, Ledger
+from dptune.training.stacked import PUBLIC, StackedAdapters
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from dptune.prediction.mixture import parts_of, truncated
 from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
-from dptune.prediction.stacked import PUBLIC, StackedAdapters
 from dptune.progress import progress
 from dptune.training.data import Tokens
+from dptune.training.stacked import PUBLIC, StackedAdapters
 
 _NEVER = 1e-6  # what such samples could change of a perplexity is nothing
 

@@ -21,10 +21,10 @@ from dptune.errors import ConfigError
 from dptune.prediction.ensemble import Tuning, load_adapters, read_manifest, shard_directory, tune_shard
 from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
-from dptune.prediction.stacked import PUBLIC, StackedAdapters
 from dptune.training.data import tokenize
 from dptune.training.model import Lora, load_base, load_tokenizer, save_adapter
 from dptune.training.plain import one_cycle
+from dptune.training.stacked import PUBLIC, StackedAdapters
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 

@@ -27,10 +27,10 @@ from dptune.prediction.mixture import drawn_token, law, truncated
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.service import create_app
-from dptune.prediction.stacked import PUBLIC
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
 from dptune.training.model import load_base
+from dptune.training.stacked import PUBLIC
 
 TOKENS = int(PROTOCOL["tokens"])
 

@@ -18,9 +18,9 @@ from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.prediction.scoring import Losses, score_ensemble, score_model
-from dptune.prediction.stacked import PUBLIC
 from dptune.training.data import tokenize
 from dptune.training.model import load_base, load_tokenizer
+from dptune.training.stacked import PUBLIC
 
 
 @pytest.fixture(scope="module")

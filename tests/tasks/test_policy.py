@@ -131,7 +131,7 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     assert rows["l2"].deviation == pytest.approx(abs(finals[0] - finals[1]) / 2)
     audit = {"critic": "raw", "noise_multiplier": 1.0, "updates": 2, "trials": 500, "confidence": 0.95}
     audit |= {"epsilon_published": 5.0, "epsilon_certified": "inf", "epsilon_audited": 5.4, "mu_audited": 5.0}
-    write_page(results, {"audits": [audit]}, empty)
+    write_page(results, 1e-5, {"audits": [audit]}, empty)
     page = (empty / "policy.html").read_text()
     assert "SIMULATED users" in page
     assert "data:image/png;base64," in page

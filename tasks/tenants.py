@@ -1,0 +1,320 @@
+"""Hyper-policy across tenants: train ``rldp``'s linear agent over simulated tenants, and compare it on new ones.
+
+python -m tasks.tenants [--size small|large] [--set NAME=VALUE]...      # needs data/models (`dvc repro pretrain`)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dptune.errors import ConfigError, DataError
+from dptune.files import jsonable, locked, private_directory, write_json
+from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
+from tasks.stage import run_stage
+
+if TYPE_CHECKING:
+    from dptune.policy.tenant_runs import Outcome, Setting, Tenant
+
+TENANTS = DATA / "policy" / "tenants"
+_RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Tenants(BaseModel):
+    """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
+    in under a minute; ``LARGE`` is for numbers.
+
+    Attributes:
+        cohort_seed: of the synthetic cohort; public.
+        encounters_per_tenant: on average; a quarter is held out.
+        tenants: K, tenants an update; each is in one.
+        updates: releases. Their number costs no privacy, but tenants.
+        runs: of each tenant, with other actions: the others' mean is a run's baseline.
+        noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
+        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
+        seed: of exploration; public.
+        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        delta: of every epsilon.
+        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
+        interval, warmup: releases between actions, and before the first.
+        radius: where every pair's clip radius starts.
+        public_records: behind the public loss.
+        new_tenants: in the ablation; none was trained on.
+        seeds: of adapters and exploration in the ablation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cohort_seed: int = 29
+    encounters_per_tenant: Count = 64
+    tenants: Count = 4
+    updates: Count = 2
+    runs: Annotated[int, Field(ge=2)] = 2
+    noise_multiplier: Positive = 4.0
+    trust: Positive = 0.5
+    miss: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    seed: int = 0
+    epsilon: Positive = 8.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    steps: Count = 12
+    fine_tuning_rate: Positive = 0.01
+    warmup_steps: Annotated[int, Field(ge=0)] = 4
+    physical_batch_size: Count = 16
+    max_length: Annotated[int, Field(ge=3)] = 96
+    interval: Count = 3
+    warmup: Annotated[int, Field(ge=0)] = 2
+    radius: Positive = 0.1
+    public_records: Annotated[int, Field(ge=2)] = 64
+    new_tenants: Count = 1
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of ``rldp``, shared by all that act. So few actions leave SAC few transitions: its batch is 4."""
+        return {
+            "pair_radius": self.radius,
+            "radius_cap": max(1.0, self.radius),
+            "interval": self.interval,
+            "warmup": self.warmup,
+            "batch_size": 4,
+        }
+
+
+LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seeds=(0, 1))
+
+
+def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
+    """Train over tenants, run the ablation on new ones, and write results.json, controller/ and ledger.jsonl.
+
+    A training that was cut off goes on where its ledger ends; a finished one, or one of other settings, starts again.
+
+    Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
+    """
+    from dptune.policy.tenant_runs import ablate, ablation_entries
+    from dptune.policy.tenants import CONTROLLER
+    from dptune.progress import Meter
+
+    private_directory(directory.parent)
+    with locked(directory.parent / f"{directory.name}.lock"):
+        _make_room(private_directory(directory), settings)
+        setting, tenants = _prepared(settings, device)
+        trained, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
+        started = time.monotonic()
+        about = _trained(settings, setting, trained, directory)
+        between = time.monotonic()
+        entries = ablation_entries(settings.options, directory / CONTROLLER)
+        rows: list[Outcome] = []
+
+        def note(outcome: Outcome) -> None:
+            rows.append(outcome)
+            meter.update(len(rows))
+
+        with Meter("ablation", total=len(entries) * len(new) * len(settings.seeds), unit="runs", keep=True) as meter:
+            ablate(setting, new, entries, settings.seeds, note)
+        results = {
+            "data": setting.data,
+            "settings": settings.model_dump(mode="json"),
+            **about,
+            "rows": [_plain(row) for row in rows],
+            "summary": summary_of(rows),
+            "seconds": {"training": round(between - started, 1), "ablation": round(time.monotonic() - between, 1)},
+        }
+        write_json(directory / _RESULTS, results)
+    return results
+
+
+def _make_room(directory: Path, settings: Tenants) -> None:
+    """Leave an unfinished training with these settings as it is; remove any other."""
+    from dptune.policy.tenants import CONTROLLER, LEDGER, SCHEDULE, STATE
+
+    told = settings.model_dump(mode="json")
+    file = directory / _SETTINGS
+    unfinished = file.exists() and not (directory / _RESULTS).exists()
+    if unfinished and json.loads(file.read_text(encoding="utf-8")) == told:
+        return
+    for name in (_RESULTS, LEDGER, SCHEDULE, STATE):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
+    write_json(file, told)
+
+
+def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
+    """Train unless that is done; what the policy is and costs."""
+    from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
+    from dptune.mechanisms.policy_file import SavedPolicy
+    from dptune.policy.method import Dppg
+    from dptune.policy.tenants import CONTROLLER, LEDGER, MetaTraining, meta_train
+    from dptune.privacy.accountants import epsilons
+    from dptune.privacy.entropy import OsEntropy
+    from dptune.privacy.ledger import read_ledger
+    from dptune.progress import Meter
+
+    method = Dppg(noise_multiplier=settings.noise_multiplier, critic="none")
+    shared = ("tenants", "updates", "runs", "trust", "miss", "seed")
+    training = MetaTraining(**{name: getattr(settings, name) for name in shared})
+    ledger = directory / LEDGER
+    if not (ledger.exists() and _complete(ledger)):
+        with Meter("training", total=training.tenants * training.updates, unit="tenants", keep=True) as meter:
+            meta_train(setting, tenants, method, training, directory, OsEntropy(), meter.update)
+    policy = SavedPolicy.read(str(directory / CONTROLLER))
+    weights, deviations = policy.tensors["policy.parameters"].split([len(FEATURES) * len(OUTPUTS), len(OUTPUTS)])
+    return {
+        "epsilon_tenant": read_ledger(ledger).epsilons.certified,
+        "epsilon_record": epsilons(policy.price, settings.delta).certified,
+        "clip_radius": training.radius(method),
+        "features": list(FEATURES),
+        "outputs": list(OUTPUTS),
+        "weights": weights.view(len(FEATURES), len(OUTPUTS)).tolist(),
+        "log_deviations": deviations.tolist(),
+    }
+
+
+def _complete(ledger: Path) -> bool:
+    from dptune.privacy.ledger import LedgerError, read_ledger
+
+    try:
+        return read_ledger(ledger).complete
+    except LedgerError:
+        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+
+
+def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
+    """The public model and the cohort, dealt out: tenants to train on, then new ones."""
+    import torch
+
+    from dptune.corpus.narratives import write_narratives
+    from dptune.corpus.records import read_records
+    from dptune.corpus.sources import acquire_synthetic
+    from dptune.policy.tenant_runs import Setting, tenants_of
+    from dptune.training.data import tokenize
+    from dptune.training.loop import Plan
+    from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
+    from tasks.settings import load_settings
+
+    if not PUBLIC_MODEL.is_dir():
+        raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
+    count = settings.tenants * settings.updates + settings.new_tenants
+    with TemporaryDirectory(prefix="dptune-") as folder:
+        made = acquire_synthetic(Path(folder), count * settings.encounters_per_tenant, settings.cohort_seed)
+        narratives = Path(folder) / "narratives.parquet"
+        write_narratives(made.table, made.ids_mapping, made.manifest, narratives)
+        records = read_records(narratives)
+    base = BaseModel(str(PUBLIC_MODEL))
+    tokenizer = load_tokenizer(base)
+    public = read_records(PUBLIC_VALIDATION).text.to_pylist()[: settings.public_records]
+    plan = Plan(
+        sample_rate=settings.sample_rate,
+        expected_batch_size=0.0,  # each tenant's own
+        steps=settings.steps,
+        learning_rate=settings.fine_tuning_rate,
+        warmup_steps=settings.warmup_steps,
+        physical_batch_size=settings.physical_batch_size,
+        checkpoint_every=settings.steps,
+    )
+    setting = Setting(
+        base=load_base(base, torch.device(device)),
+        lora=Lora(**load_settings().lora.model_dump()),
+        public=tokenize(public, tokenizer, settings.max_length),
+        plan=plan,
+        options=settings.options,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        data=str(records.about["label"]),
+    )
+    tokens = tokenize(records.text.to_pylist(), tokenizer, settings.max_length)
+    return setting, tenants_of(tokens, records.patient, count)
+
+
+def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One line a label, best first: mean held-out perplexity, and how far below static's on the same tenant and seed,
+    with the standard error over tenants.
+    """
+    static = {(row.tenant, row.seed): row.held_out_perplexity for row in rows if row.label == _STATIC}
+    found: list[dict[str, Any]] = []
+    for label in dict.fromkeys(row.label for row in rows):
+        mine = [row for row in rows if row.label == label]
+        tenants: dict[int, list[float]] = {}
+        for row in mine:
+            tenants.setdefault(row.tenant, []).append(static[row.tenant, row.seed] - row.held_out_perplexity)
+        gains = [fmean(some) for some in tenants.values()]
+        found.append(
+            {
+                "label": label,
+                "runs": len(mine),
+                "epsilon_certified": max(row.epsilon_certified for row in mine),
+                "noise_multiplier": mine[0].noise_multiplier,
+                "before": fmean(row.held_out_before for row in mine),
+                "held_out_perplexity": fmean(row.held_out_perplexity for row in mine),
+                "public_perplexity": fmean(row.public_perplexity for row in mine),
+                "gain_over_static": fmean(gains),
+                "gain_standard_error": stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None,
+            }
+        )
+    return sorted(found, key=lambda line: float(line["held_out_perplexity"]))
+
+
+def _plain(row: Outcome) -> dict[str, Any]:
+    names = {"label": row.label}
+    return names | jsonable({key: value for key, value in asdict(row).items() if key not in names})
+
+
+def settings_from(size: Literal["small", "large"], changes: Sequence[str]) -> Tenants:
+    """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
+    values = (LARGE if size == "large" else Tenants()).model_dump()
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ConfigError(change, "is no NAME=VALUE", fix="write --set tenants=8, say")
+        values[name] = yaml.safe_load(value)
+    try:
+        return Tenants.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(place, f"{first['msg']} (it is {first['input']!r})", fix="correct it") from None
+
+
+def main(
+    size: Annotated[str, typer.Option(help="small or large")] = "small",
+    change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, of the settings")] = None,
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Train over simulated tenants, and compare on new ones."""
+
+    def work() -> None:
+        if size not in ("small", "large"):
+            raise ConfigError("size", f"{size!r} is unknown", fix="use small or large")
+        _show(run_tenants(settings_from("large" if size == "large" else "small", change or []), device=device), print)
+
+    run_stage(work)
+
+
+def _show(results: dict[str, Any], tell: Callable[[str], None]) -> None:
+    tell(f"{results['data']}")
+    tell(f"hyper-policy: epsilon {results['epsilon_tenant']:.3f} a tenant, {results['epsilon_record']:.3f} a record")
+    tell(f"{'':>10}  epsilon  held-out  public  below static")
+    for line in results["summary"]:
+        error = line["gain_standard_error"]
+        tell(
+            f"{line['label']:>10}  {line['epsilon_certified']:7.4f}  {line['held_out_perplexity']:8.4f}  "
+            f"{line['public_perplexity']:6.3f}  {line['gain_over_static']:+.4f}"
+            + ("" if error is None else f" +- {error:.4f}")
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,102 @@
+"""Cells of reinforcement learning on prompts: what they write, resume and refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from peft import PeftModel
+
+from dptune.corpus.narratives import write_narratives
+from dptune.corpus.records import Records, read_records, write_records
+from dptune.corpus.sources import acquire_synthetic
+from dptune.corpus.splits import write_splits
+from dptune.errors import ConfigError
+from dptune.privacy.ledger import read_ledger
+from dptune.training.model import BaseModel, load_base
+from dptune.training.pretrain import Pretraining, pretrain
+from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
+from tasks.rlhf import cells, run_cell, settings_of, violations
+
+SMALL = (
+    *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),
+    *("baseline_prompts=4", "held_out_prompts=8", "candidates=7", "epsilons=3", "nonprivate=false"),
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Splits of 60 narratives, and a public model that has hardly read any, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    acquired = acquire_synthetic(Path("raw"), 60, 7, kind="private")
+    NARRATIVES.parent.mkdir(parents=True)
+    write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, NARRATIVES)
+    write_splits(NARRATIVES, SPLITS, 42, "encounter")
+    texts = read_records(SPLITS / "eval.parquet").text.to_pylist() * 4
+    shape = Pretraining(vocabulary=500, layers=1, width=16, heads=1, max_length=128, epochs=1, batch_size=8)
+    pretrain(texts, texts[:4], shape, PUBLIC_MODEL)
+    numbers = np.arange(len(texts))
+    write_records(PUBLIC_VALIDATION, Records(numbers, numbers, pa.array(texts), {"label": "public"}))
+    return tmp_path
+
+
+def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path) -> None:
+    (cell,) = cells(settings_of(SMALL))
+    results = run_cell(cell)
+    directory = cell.directory
+    assert results["epsilon_certified"] == read_ledger(directory / "ledger.jsonl").epsilons.certified
+    assert results["epsilon_certified"] == pytest.approx(3, abs=1e-3)
+    assert [point["updates"] for point in results["curve"]] == [0, 2, 3]
+    assert set(results["audit"]) == {"secrets", "updates", "exposure"}
+    assert results["violations"] == []
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    for name in ("prompts.json", "results.json", "state.safetensors", "ledger.jsonl"):
+        assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
+    secret = json.loads((directory / "prompts.json").read_text())["canaries"][0]["secret"]
+    assert secret not in (directory / "results.json").read_text() + (directory / "ledger.jsonl").read_text()
+    PeftModel.from_pretrained(load_base(BaseModel(str(PUBLIC_MODEL)), torch.device("cpu")), str(directory / "adapter"))
+    before = (directory / "results.json").stat().st_mtime_ns
+    assert run_cell(cell) == results
+    assert (directory / "results.json").stat().st_mtime_ns == before
+    # A process that died in the audit: the run itself is not made again.
+    (directory / "results.json").unlink()
+    assert run_cell(cell)["curve"] == results["curve"]
+
+
+def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
+    for option, field in (
+        ("updates=9", "updates"),
+        ("canaries=13", "canaries"),
+        ("prompt_tokens=9", "prompt_tokens"),
+        ("held_out_prompts=99", "held_out"),
+    ):
+        (cell,) = cells(settings_of((*SMALL, option)))
+        with pytest.raises(ConfigError, match=field):
+            run_cell(cell)
+
+
+def test_the_grid_has_a_run_for_every_users_budget_and_seed() -> None:
+    found = cells(settings_of(["users=[128, 32]", "epsilons=[3, 1]", "seeds=[0, 1]"]))
+    assert len(found) == 2 * 3 * 2
+    assert found[0].label == "K32.nonprivate.seed0"
+    assert {round(cell.method.noise_multiplier, 3) for cell in found} == {0.0, 1.391, 3.731}
+    assert all(cell.method.critic == "none" for cell in found)
+
+
+@pytest.mark.parametrize("option", ["users=0", "epsilons=-1", "unknown=1", "delta=2", "canaries=-1"])
+def test_an_impossible_setting_is_named(option: str) -> None:
+    with pytest.raises(ConfigError, match=option.partition("=")[0]):
+        settings_of([option])
+
+
+def test_a_bound_above_what_is_certified_is_told() -> None:
+    audit = {"secrets": {"epsilon_alarm": 0.0}, "updates": {"epsilon_alarm": 1.5}}
+    results = {"label": "K32", "epsilon_certified": 1.0, "audit": audit}
+    assert len(violations(results)) == 1
+    assert not violations(results | {"epsilon_certified": str(math.inf)})
