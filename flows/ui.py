@@ -46,7 +46,9 @@ def run_ui() -> None:
     processes: list[subprocess.Popen[bytes]] = []
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if "PREFECT_API_URL" not in environment:
+        own_mlflow, own_prefect = ("MLFLOW_TRACKING_URI" not in environment, "PREFECT_API_URL" not in environment)
+        mlflow = _start_mlflow(environment, processes) if own_mlflow else None  # it starts while Prefect does
+        if own_prefect:
             _check_free(PREFECT_PORT, "DPTUNE_PREFECT_PORT")
             url = f"http://{HOST}:{PREFECT_PORT}"
             processes.append(_start(["prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)]))
@@ -54,13 +56,8 @@ def run_ui() -> None:
             _wait_for(f"{url}/api/health", processes[-1])
             print(f"Prefect UI:  {url}   (Deployments -> experiment -> Run, or add a schedule)", flush=True)
         processes.append(_start(["flows.ui", "deployments"], environment))
-        if "MLFLOW_TRACKING_URI" not in environment:
-            _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
-            store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
-            # Its job runners judge language models' traces, which nothing here writes: processes that only cost.
-            plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
-            processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))
-            _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", processes[-1])
+        if mlflow:
+            _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", mlflow)
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)
         while all(process.poll() is None for process in processes):
             time.sleep(0.5)
@@ -69,6 +66,15 @@ def run_ui() -> None:
         print("stopping", flush=True)
     finally:
         _stop(processes)
+
+
+def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
+    store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
+    # Its job runners judge language models' traces, which nothing here writes: processes that only cost.
+    plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
+    processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))
+    return processes[-1]
 
 
 def _start(module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -97,6 +97,7 @@ def test_exactly_the_budget_is_answered(tmp_path: Path, seconds: float, budget: 
     assert contents.epsilons.certified <= 8
 
 
+@pytest.mark.slow  # two servers' starts; test_predictor.py kills a process without one
 def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
     """kill -9 under load, then the same ensemble opened again, as a new server opens it."""
     budget = 80
