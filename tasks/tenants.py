@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dptune.errors import ConfigError, DataError
-from dptune.files import jsonable, locked, private_directory, write_json
+from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
 from tasks.stage import run_stage
 
@@ -100,7 +100,8 @@ LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seed
 def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
     """Train over tenants, run the ablation on new ones, and write results.json, controller/ and ledger.jsonl.
 
-    A training that was cut off goes on where its ledger ends; a finished one, or one of other settings, starts again.
+    Unless settings, code or model changed, a training that was cut off goes on where its ledger ends, and what is
+    finished is not done again: it would meet the same tenants a second time.
 
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
@@ -110,7 +111,8 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
-        _make_room(private_directory(directory), settings)
+        if _finished(private_directory(directory), settings):
+            return dict(json.loads((directory / _RESULTS).read_text(encoding="utf-8")))
         setting, tenants = _prepared(settings, device)
         trained, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
         started = time.monotonic()
@@ -137,19 +139,35 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
     return results
 
 
-def _make_room(directory: Path, settings: Tenants) -> None:
-    """Leave an unfinished training with these settings as it is; remove any other."""
+def _finished(directory: Path, settings: Tenants) -> bool:
+    """Whether this very work is done. An unfinished one is left as it is; any other is removed."""
     from dptune.policy.tenants import CONTROLLER, LEDGER, SCHEDULE, STATE
 
-    told = settings.model_dump(mode="json")
-    file = directory / _SETTINGS
-    unfinished = file.exists() and not (directory / _RESULTS).exists()
-    if unfinished and json.loads(file.read_text(encoding="utf-8")) == told:
-        return
+    told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
+    if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
+        return (directory / _RESULTS).exists()
     for name in (_RESULTS, LEDGER, SCHEDULE, STATE):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
     write_json(file, told)
+    return False
+
+
+def _inputs() -> dict[str, Any]:
+    """What else decides the results."""
+    from dptune import policy
+    from tasks.cells import code_digest
+    from tasks.settings import load_settings
+
+    if not PUBLIC_MODEL.is_dir():
+        raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
+    code = [*sorted(Path(policy.__file__).parent.glob("*.py")), Path(__file__)]
+    model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_VALIDATION]
+    return {
+        "code": [code_digest(), *map(sha256, code)],
+        "model": [sha256(path) for path in model],
+        "lora": load_settings().lora.model_dump(mode="json"),
+    }
 
 
 def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
@@ -205,8 +223,6 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
     from tasks.settings import load_settings
 
-    if not PUBLIC_MODEL.is_dir():
-        raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
     count = settings.tenants * settings.updates + settings.new_tenants
     with TemporaryDirectory(prefix="dptune-") as folder:
         made = acquire_synthetic(Path(folder), count * settings.encounters_per_tenant, settings.cohort_seed)

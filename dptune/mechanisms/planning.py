@@ -18,7 +18,7 @@ from dptune.privacy.accountants import (
 )
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
-from dptune.privacy.release import Composition
+from dptune.privacy.release import Composition, disjoint
 
 _ALMOST_ALL = 0.99
 
@@ -101,15 +101,14 @@ def calibrated(
 
         return Calibrated(build_with(calibrate(claim_of, epsilon)))
 
-    def releases_with(noise: float) -> Composition:
+    def dearest(noise: float, epsilon_of: Callable[[Composition, float], float]) -> float:
         mechanism = build_with(noise)
-        return planned(mechanism, schedule) + mechanism.controller.inherited
+        mine = planned(mechanism, schedule)
+        return max(epsilon_of(mine + theirs, schedule.delta) for theirs in disjoint(mechanism.controller.inherited))
 
     # Leaks were refused above, or are to be left out.
     found = calibrate(
-        lambda noise: smallest_epsilon(releases_with(noise), schedule.delta),
-        epsilon,
-        roughly=lambda noise: quick_epsilon(releases_with(noise), schedule.delta),
+        lambda noise: dearest(noise, smallest_epsilon), epsilon, roughly=lambda noise: dearest(noise, quick_epsilon)
     )
     return Calibrated(build_with(found))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from dptune.privacy.release import Composition, Release
 
 _FORMAT = 3
 _JSON, _TENSORS = "policy.json", "policy.safetensors"
+#: A unit of privacy: a set of whole patients, whose one trajectory is a complete fine-tuning run.
+TENANT = "tenant"
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class SavedPolicy:
     Attributes:
         label: of the run that trained it.
         run_id: of that run's ledger.
-        unit: whose privacy that run's releases are about ("encounter", "patient", "client").
+        unit: whose privacy that run's releases are about ("encounter", "patient", "client", "tenant").
         tensors: networks ("policy.*") and feature statistics ("features.*").
-        features: how many features it reads.
+        features: how many features it reads (agent linear: of a pair).
         features_seen: observations behind the feature statistics.
         releases: everything that was charged for it, its own ancestors' releases included.
         leaks: why that run has no certified epsilon; empty if it has one.
@@ -44,6 +46,21 @@ class SavedPolicy:
     releases: Composition
     leaks: tuple[str, ...]
     options: dict[str, Any]
+
+    @property
+    def price(self) -> Composition:
+        """What one unit of a run that starts from it pays.
+
+        The releases as they are, if their unit is the run's. A tenant's are for a tenant whose slot is *zeroed*. A
+        record (or patient) that leaves turns its tenant's bounded contribution into *another* one, which is up to twice
+        as far: sensitivity 2, whatever happened inside the tenant (its coins and noise can be taken as given, for both
+        tenants the same).
+        """
+        if self.unit != TENANT:
+            return Counter(self.releases)
+        return Counter(
+            {replace(release, sensitivity=2 * release.sensitivity): n for release, n in self.releases.items()}
+        )
 
     def write(self, folder: Path) -> None:
         """Both files; as public as the releases, unless it leaks."""
@@ -91,3 +108,11 @@ class SavedPolicy:
             raise ConfigError(
                 "init_from", f"{folder} holds no saved hyper-policy ({error})", fix="give a finished run's controller/"
             ) from None
+
+
+def fits_unit(unit: str, run_unit: str) -> bool:
+    """Whether what a hyper-policy cost ``unit`` bounds what it cost a run's unit.
+
+    The same, or a record or patient of a tenant. A client's patients may be in many tenants.
+    """
+    return unit == run_unit or (unit == TENANT and run_unit in ("encounter", "patient"))

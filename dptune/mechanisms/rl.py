@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,10 +70,27 @@ class Normaliser:
         deviation = (self.squares / self.count).sqrt().clamp(min=1e-6)
         return ((features - self.mean) / deviation).clamp(-_LARGEST_FEATURE, _LARGEST_FEATURE).float()
 
+    @property
+    def size(self) -> int:
+        """How many features it has seen."""
+        return len(self.mean)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What it learned, by the names that files have."""
+        return {"features.mean": self.mean, "features.squares": self.squares}
+
+    def load(self, tensors: Mapping[str, Any], count: int, features: int) -> None:
+        """Inverse of ``tensors``. Raises KeyError if one is missing, ValueError if they are not of so many features."""
+        mean, squares = tensors["features.mean"], tensors["features.squares"]
+        for size in (len(mean), len(squares)):
+            if size != features:
+                raise ValueError(f"it reads {size} features, not {features}")
+        self.count, self.mean, self.squares = count, mean, squares
+
 
 @dataclass
 class LearnedControl(Constant):
-    """A SAC agent that acts every ``interval`` releases. Subclasses say what it sees and what an action means.
+    """An agent, SAC by default, that acts every ``interval`` releases. Subclasses say what it sees and what it does.
 
     Attributes:
         interval: T_RL, releases between actions.
@@ -98,7 +116,7 @@ class LearnedControl(Constant):
     init_from: str = ""
     _facts: Any = field(default=None, init=False, repr=False)
     _agent: Any = field(default=None, init=False, repr=False)
-    _normaliser: Normaliser = field(default_factory=Normaliser, init=False, repr=False)
+    _normaliser: Any = field(default_factory=Normaliser, init=False, repr=False)
     _last: Any = field(default=None, init=False, repr=False)  # (state, action, utility, spent) of the last action
     _reward: float = field(default=math.nan, init=False)
     _radii: tuple[float, ...] = field(default=(), init=False)
@@ -172,6 +190,11 @@ class LearnedControl(Constant):
         self._last = (state, action, utility, spent)
         self.apply(action.tolist(), spent)
 
+    @property
+    def decision(self) -> tuple[Any, Any] | None:
+        """(state, action) of the last time it acted, as its agent has them; None before."""
+        return None if self._last is None else self._last[:2]
+
     def metrics(self) -> dict[str, float]:
         """The last reward, once there is one."""
         return {} if math.isnan(self._reward) else {"controller_reward": self._reward}
@@ -193,7 +216,7 @@ class LearnedControl(Constant):
             last_state, action, utility, spent = self._last
             state |= {f"agent.{key}": value for key, value in self._agent.state_dict().items()}
             state |= {"last.state": last_state, "last.action": action, "last.utility": utility, "last.spent": spent}
-            state |= self._normaliser_state()
+            state |= {"features.count": self._normaliser.count, **self._normaliser.tensors()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,20 +224,13 @@ class LearnedControl(Constant):
         self._radii, self._noise = tuple(state["radii"]), state["noise"]
         self._reward = state.get("reward", math.nan)
         if "last.state" in state:
-            self._load_normaliser(state)
+            self._normaliser.load(state, int(state["features.count"]), self._features_read)
             self._agent = self._new_agent()
             prefix = "agent."
             self._agent.load_state_dict(
                 {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             )
             self._last = tuple(state[f"last.{name}"] for name in ("state", "action", "utility", "spent"))
-
-    def _normaliser_state(self) -> dict[str, Any]:
-        mine = self._normaliser
-        return {"features.count": mine.count, "features.mean": mine.mean, "features.squares": mine.squares}
-
-    def _load_normaliser(self, state: dict[str, Any]) -> None:
-        self._normaliser = Normaliser(int(state["features.count"]), state["features.mean"], state["features.squares"])
 
     def saved_policy(
         self, label: str, run_id: str, unit: str, releases: Composition, leaks: tuple[str, ...]
@@ -236,8 +252,8 @@ class LearnedControl(Constant):
             label=label,
             run_id=run_id,
             unit=unit,
-            tensors=tensors | {"features.mean": mine.mean, "features.squares": mine.squares},
-            features=len(mine.mean),
+            tensors=tensors | mine.tensors(),
+            features=mine.size,
             features_seen=mine.count,
             releases=releases + self.inherited,
             leaks=leaks,
@@ -251,12 +267,12 @@ class LearnedControl(Constant):
 
     @property
     def inherited(self) -> Composition:
-        """What that hyper-policy cost."""
-        return Counter(self._source.releases) if self._source else Counter()
+        """What that hyper-policy cost one unit of this run."""
+        return self._source.price if self._source else Counter()
 
     @property
     def inherited_unit(self) -> str | None:
-        """Whose privacy ``inherited`` is about."""
+        """Whose privacy its releases are about."""
         return self._source.unit if self._source else None
 
     @property
@@ -268,18 +284,26 @@ class LearnedControl(Constant):
             else ()
         )
 
+    @property
+    def _features_read(self) -> int:
+        return self.feature_size(len(self._facts.pair_sizes))
+
     def _warm_start(self) -> None:
-        """Take over networks and feature statistics. Raises ConfigError if they were made for other adapters."""
+        """Take over the policy and feature statistics. Raises ConfigError if they are another agent's, or were made
+        for other adapters.
+        """
         assert self._source is not None
-        tensors, features = self._source.tensors, self.feature_size(len(self._facts.pair_sizes))
+        source, mine = self._source, getattr(self, "agent", "sac")
+        if (theirs := source.options.get("agent", "sac")) != mine:
+            problem = f"{self.init_from} holds a policy of agent {theirs}, and this run's is {mine}"
+            raise ConfigError("init_from", problem, fix=f"set agent to {theirs}, or start from another folder")
         try:
-            for size in (self._source.features, len(tensors["features.mean"]), len(tensors["features.squares"])):
-                if size != features:
-                    raise ValueError(f"it reads {size} features, not {features}")
+            if source.features != self._features_read:
+                raise ValueError(f"it reads {source.features} features, not {self._features_read}")
             self._agent.load_policy(
-                {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
+                {key.removeprefix("policy."): it for key, it in source.tensors.items() if key.startswith("policy.")}
             )
-            self._load_normaliser({**tensors, "features.count": self._source.features_seen})
+            self._normaliser.load(source.tensors, int(source.features_seen), self._features_read)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 "init_from", f"{self.init_from} does not fit this run ({error})", fix="use the same model and options"

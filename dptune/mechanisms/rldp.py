@@ -35,6 +35,8 @@ class Rldp(LearnedControl):
     AB of the released batch loss, averaged over the interval.
 
     Attributes:
+        agent: "sac" learns inside the run, from nothing or from ``init_from``. "linear" does not: 18 parameters, the
+            same for every pair, which DP policy gradient trains over tenants; it fits models of any number of pairs.
         design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
             centred batch loss, released jointly with the gradients.
         statistics_share: share of the inverse variance that design AB spends on its statistics.
@@ -46,6 +48,7 @@ class Rldp(LearnedControl):
 
     interval: int = 16
     warmup: int = 16
+    agent: Literal["sac", "linear"] = "sac"
     design: Literal["A", "AB"] = "A"
     statistics_share: float = 0.02
     loss_bound: float = 0.5
@@ -66,6 +69,24 @@ class Rldp(LearnedControl):
             raise ConfigError("loss_bound", f"{self.loss_bound} is not positive", fix="use 0.5")
         if not 0 < self.radius_floor <= self.radius_cap:
             raise ConfigError("radius_floor", f"{self.radius_floor} is not in (0, radius_cap]", fix="use 1e-3")
+        if self.agent == "linear":
+            self._use_linear_agent()
+
+    def _use_linear_agent(self) -> None:
+        from dptune.mechanisms.linear_agent import FixedScaling
+
+        if self.design != "A":
+            raise ConfigError("design", "AB pays for statistics that agent linear does not read", fix="use design A")
+        if self.move_noise:
+            raise ConfigError("move_noise", "agent linear moves radii and weights only", fix="set it to false")
+        self._normaliser = FixedScaling()
+
+    def _new_agent(self) -> Any:
+        if self.agent == "sac":
+            return super()._new_agent()
+        from dptune.mechanisms.linear_agent import LinearAgent
+
+        return LinearAgent(self.seed)
 
     @property
     def adaptive(self) -> bool:
@@ -78,7 +99,12 @@ class Rldp(LearnedControl):
         return self.inherited_leaks
 
     def feature_size(self, pairs: int) -> int:
-        """Per pair signal, direction, radius, weight and three norms; 4 scalars; design AB its statistics."""
+        """Per pair signal, direction, radius, weight and three norms; 4 scalars; design AB its statistics.
+
+        Agent linear reads pair after pair, 8 numbers of each.
+        """
+        if self.agent == "linear":
+            return int(self._normaliser.size)
         return 7 * pairs + 4 + (pairs + 1 if self.design == "AB" else 0)
 
     def action_size(self, pairs: int) -> int:

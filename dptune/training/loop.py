@@ -26,6 +26,7 @@ from dptune.mechanisms.control import total_norms
 from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
 from dptune.mechanisms.planning import Schedule, planned
+from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader, composition_of
@@ -255,7 +256,7 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
     if composition_of(header.inherited) != mechanism.controller.inherited:
         raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
     unit = mechanism.controller.inherited_unit
-    if unit not in (None, header.unit):
+    if unit is not None and not fits_unit(unit, header.unit):
         # A release that is private about encounters says little about a patient who has many.
         problem = f"the hyper-policy's run was private about one {unit}, this one about one {header.unit}"
         raise ConfigError("init_from", problem, fix="start from a run with the same unit")

@@ -1,0 +1,221 @@
+"""Tenants, their fine-tuning runs, and the ablation that compares mechanisms on them at equal certified epsilon."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Schedule, calibrated
+from dptune.mechanisms.registry import build
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.entropy import Entropy, OsEntropy
+from dptune.privacy.ledger import RunHeader
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.evaluation import perplexity
+from dptune.training.loop import Plan, StepReport, train
+from dptune.training.model import Lora, attach_lora
+from dptune.training.per_sample import lora_pairs
+
+_HELD_OUT = 4  # one in so many of a tenant's patients
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A shard of records. Private. One without records to train or to look at is a null tenant."""
+
+    number: int
+    train: Tokens
+    held_out: Tokens
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it contributes nothing."""
+        return not (self.train.rows and self.held_out.rows)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all fine-tuning runs share. Public.
+
+    Attributes:
+        base: the frozen model, on its device.
+        public: public records, for controllers that follow the loss on them.
+        plan: the schedule; its expected batch is replaced by each tenant's own, sample rate times records.
+        options: of ``rldp`` besides agent and start, an entry as in params.yaml.
+        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        delta: of every epsilon, the tenants' too.
+        data: label of the data.
+    """
+
+    base: Any
+    lora: Lora
+    public: Tokens
+    plan: Plan
+    options: Mapping[str, Any]
+    epsilon: float
+    delta: float
+    data: str = "unspecified"
+
+
+def tenants_of(tokens: Tokens, patients: NDArray[np.int64], count: int) -> list[Tenant]:
+    """Deal records out to ``count`` tenants, whole patients by a public hash of their number.
+
+    Where a patient goes depends on that patient alone, so that no other tenant changes with them. Every fourth patient
+    of a tenant is held out.
+    """
+
+    def chosen(rows: NDArray[np.int64]) -> Tokens:
+        return replace(tokens, rows=[tokens.rows[row] for row in rows])
+
+    found = []
+    for number, members in enumerate(PrivacyUnits.clients(count, patients).members):
+        _, order = np.unique(patients[members], return_inverse=True)
+        held_out = order % _HELD_OUT == _HELD_OUT - 1
+        found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
+    return found
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A setting with a calibrated entry."""
+
+    setting: Setting
+    name: str
+    entry: dict[str, Any]
+
+    def mechanism(self, **options: Any) -> Mechanism:
+        """A new one for every run: a controller remembers."""
+        return build(self.name, self.entry | options)
+
+
+def ready_for(setting: Setting, name: str, entry: Mapping[str, Any]) -> Ready:
+    """The entry with the least noise that keeps a run, and all that it inherits, within the budget."""
+    pairs = len(lora_pairs(attach_lora(copy.deepcopy(setting.base), setting.lora, 0)))
+    schedule = Schedule(setting.plan.sample_rate, setting.plan.steps, setting.delta)
+
+    def with_noise(noise: float) -> Mechanism:
+        return build(name, {**entry, "pairs": pairs, "noise_multiplier": noise})
+
+    found = calibrated(with_noise, setting.epsilon, schedule, "certified").mechanism
+    return Ready(setting, name, {**entry, "pairs": pairs, "noise_multiplier": found.noise.noise_multiplier})
+
+
+def fine_tune(
+    setting: Setting,
+    tenant: Tenant,
+    mechanism: Mechanism,
+    epsilon: float | None,
+    entropy: Entropy,
+    seed: int,
+    follow: Callable[[Any], Callable[[StepReport], None]] = lambda model: lambda report: None,
+) -> tuple[Any, Epsilons]:
+    """One complete fine-tuning run on a tenant's training records: the model, and what it cost one encounter.
+
+    Args:
+        epsilon: the budget, or None where nobody gets the adapter.
+        entropy: of coins and noise.
+        seed: of the adapters; public.
+        follow: given the model, what to call after every step.
+    """
+    count = len(tenant.train.rows)
+    units = PrivacyUnits.of("encounter", np.arange(count), 1)
+    header = RunHeader(
+        mechanism=mechanism.name,
+        published_accountant=mechanism.published_accountant,
+        accounting="certified",
+        epsilon=epsilon,
+        delta=setting.delta,
+        unit=units.kind,
+        units=count,
+        data=setting.data,
+        leaks=entropy.leaks,
+        inherited=tuple(mechanism.controller.inherited.items()),
+    )
+    model = attach_lora(copy.deepcopy(setting.base), setting.lora, seed)
+    plan = replace(setting.plan, expected_batch_size=setting.plan.sample_rate * count)
+    with (
+        TemporaryDirectory(prefix="dptune-") as folder,
+        train(
+            model, tenant.train, units, mechanism, plan, header, Path(folder), entropy, follow(model), setting.public
+        ) as ledger,
+    ):
+        return model, ledger.header.price(ledger.composition)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of the ablation. ``held_out_perplexity`` and ``held_out_before`` are raw figures of private records."""
+
+    label: str
+    tenant: int
+    seed: int
+    epsilon_certified: float
+    noise_multiplier: float
+    held_out_perplexity: float
+    held_out_before: float
+    public_perplexity: float
+
+
+def ablation_entries(options: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+    """What is compared: ``rldp``'s clipper with a controller that does nothing, acts at random, learns in the run from
+    released gradients (A) or statistics too (A+B), and the linear agent before and after training over tenants.
+    """
+    start = {key: options[key] for key in ("pair_radius",) if key in options}
+    rldp = {"like": "rldp", **options}
+    return {
+        "static": {"like": "rldp", "controller": "constant", **start},
+        "random": {**rldp, "policy": "random"},
+        "A": rldp,
+        "A+B": {**rldp, "design": "AB"},
+        "untrained": {**rldp, "agent": "linear"},
+        "DPPG-meta": {**rldp, "agent": "linear", "init_from": str(folder)},
+    }
+
+
+def ablate(
+    setting: Setting,
+    tenants: Sequence[Tenant],
+    entries: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Run every entry on every tenant with every seed, all at the same total certified epsilon.
+
+    Raises: ConfigError if an entry cannot meet the budget, or a tenant is null.
+    """
+    found = []
+    ready = {label: ready_for(setting, label, entry) for label, entry in entries.items()}
+    for tenant in tenants:
+        if tenant.is_null:
+            raise ConfigError("tenants", f"tenant {tenant.number} has too few records", fix="use fewer tenants")
+        for seed in seeds:
+            for one in ready.values():
+                found.append(_outcome(one, tenant, seed))
+                on_outcome(found[-1])
+    return found
+
+
+def _outcome(ready: Ready, tenant: Tenant, seed: int) -> Outcome:
+    setting, rows = ready.setting, 2 * ready.setting.plan.physical_batch_size
+    options = {} if ready.entry.get("controller") == "constant" else {"seed": seed}
+    mechanism = ready.mechanism(**options)
+    model, prices = fine_tune(setting, tenant, mechanism, setting.epsilon, OsEntropy(), seed)
+    return Outcome(
+        label=ready.name,
+        tenant=tenant.number,
+        seed=seed,
+        epsilon_certified=prices.certified,
+        noise_multiplier=mechanism.noise.noise_multiplier,
+        held_out_perplexity=perplexity(model, tenant.held_out, rows),
+        held_out_before=perplexity(setting.base, tenant.held_out, rows),
+        public_perplexity=perplexity(model, setting.public, rows),
+    )
