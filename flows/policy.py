@@ -15,10 +15,11 @@ from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
 
 from dptune.files import private_directory, write_json, write_text
+from dptune.policy.opening import LEDGER
 from flows.experiment import limit_name, run_process, set_limit
 from tasks import tracking
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
-from tasks.policy import JOB, LEDGER, RESULT, Job, jobs
+from tasks.policy import JOB, RESULT, Job, jobs
 from tasks.policy_audit import audits
 from tasks.policy_report import write_page
 from tasks.policy_settings import Policy

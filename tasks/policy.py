@@ -20,6 +20,7 @@ import dptune
 from dptune.errors import ConfigError
 from dptune.files import jsonable, private_directory, sha256, write_json
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
+from dptune.policy.opening import LEDGER
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
 from dptune.progress import Meter
@@ -27,7 +28,7 @@ from tasks.paths import POLICY
 from tasks.policy_settings import Policy, Run, expanded
 from tasks.stage import run_stage
 
-JOB, RESULT, LEDGER = "job.json", "result.json", "ledger.jsonl"
+JOB, RESULT = "job.json", "result.json"
 _CODE = ("policy/*.py", "privacy/*.py", "mechanisms/noise.py")
 _log = logging.getLogger("dptune.policy")
 

@@ -283,7 +283,7 @@ def _header(cell: Cell, records: Records) -> RunHeader:
 
 
 def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]) -> dict[str, Any]:
-    from dptune.policy.rlhf import LEDGER
+    from dptune.policy.opening import LEDGER
     from tasks.results import named
 
     contents, last = read_ledger(directory / LEDGER), asdict(curve[-1])

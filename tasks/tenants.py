@@ -141,7 +141,8 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
 def _finished(directory: Path, settings: Tenants) -> bool:
     """Whether this very work is done. An unfinished one is left as it is; any other is removed."""
-    from dptune.policy.tenants import CONTROLLER, LEDGER, SCHEDULE, STATE
+    from dptune.policy.opening import LEDGER, SCHEDULE
+    from dptune.policy.tenants import CONTROLLER, STATE
 
     told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
@@ -175,7 +176,8 @@ def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], dir
     from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
     from dptune.mechanisms.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
-    from dptune.policy.tenants import CONTROLLER, LEDGER, MetaTraining, meta_train
+    from dptune.policy.opening import LEDGER
+    from dptune.policy.tenants import CONTROLLER, MetaTraining, meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy
     from dptune.privacy.ledger import read_ledger

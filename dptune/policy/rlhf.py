@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from dptune.policy.aggregate import noisy_means
 from dptune.policy.lexicon import Lexicon
 from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import Dppg
+from dptune.policy.opening import LEDGER, open_ledger
 from dptune.policy.rollout import Met
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy
@@ -40,7 +41,7 @@ from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.stacked import StackedAdapters
 
-LEDGER, STATE, PROGRESS = "ledger.jsonl", "state.safetensors", "progress.json"
+STATE, PROGRESS = "state.safetensors", "progress.json"
 USERS, PUBLIC, EVALUATION = 1, 2, 3  # streams of one public seed
 
 
@@ -461,17 +462,15 @@ def train(
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
-    bandit, planned = learner.bandit, learner.method.planned(learner.bandit.updates)
+    bandit, method = learner.bandit, learner.method
     if len(users.ids) != bandit.users * bandit.updates:
         problem = f"{len(users.ids)} users do not fill {bandit.updates} updates of {bandit.users}"
         raise ConfigError("users", problem, fix="give as many as there are slots")
-    existing = (directory / LEDGER).exists()
-    if existing and read_ledger(directory / LEDGER).complete:
+    path = directory / LEDGER
+    if path.exists() and read_ledger(path).complete:
         return _load(directory)
-    ledger = (
-        Ledger.resume(directory / LEDGER, planned) if existing else Ledger.create(directory / LEDGER, header, planned)
-    )
-    with ledger:
+    schedule = {**asdict(method), **asdict(bandit)}
+    with open_ledger(directory, header, method.planned(bandit.updates), schedule) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (State(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         met = Met()

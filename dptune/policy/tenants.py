@@ -14,7 +14,6 @@ protects their adapters, which nobody gets; it is in no price here, and so may c
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,24 +26,25 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import replacing, write_json
+from dptune.files import replacing
 from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import TENANT, SavedPolicy
 from dptune.policy.aggregate import noisy_means, projected
 from dptune.policy.local import normalised
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
+from dptune.policy.opening import open_ledger
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.rollout import Met
 from dptune.policy.tenant_runs import Ready, Setting, Tenant, fine_tune, ready_for
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy, FixedSeed
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader
+from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.privacy.release import Composition
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.loop import Plan, StepReport
 
-LEDGER, SCHEDULE, STATE, CONTROLLER = "ledger.jsonl", "schedule.json", "state.safetensors", "controller"
+STATE, CONTROLLER = "state.safetensors", "controller"
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
 _REHEARSAL = -1  # number of a tenant that is public
@@ -172,15 +172,8 @@ def _open(
         data=setting.data,
         leaks=entropy.leaks,
     )
-    told = {"method": asdict(method), "training": asdict(training), **header.to_dict(), "run_id": ""}
-    told = json.loads(json.dumps(told))
-    path, planned = directory / LEDGER, method.planned(training.updates)
-    if not path.exists():
-        write_json(directory / SCHEDULE, told)
-        return Ledger.create(path, header, planned)
-    if json.loads((directory / SCHEDULE).read_text(encoding="utf-8")) != told:
-        raise LedgerError(f"{path}: was started with another schedule. Fix: use another directory.")
-    return Ledger.resume(path, planned)
+    schedule = {"method": asdict(method), "training": asdict(training)}
+    return open_ledger(directory, header, method.planned(training.updates), schedule)
 
 
 def _load(directory: Path) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
 from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
 from dptune.policy.method import Dppg
+from dptune.policy.opening import open_ledger
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.public import fisher_extent, fit_values
 from dptune.policy.rollout import Met, Trajectories, Users, advantages
@@ -34,7 +35,7 @@ from dptune.policy.trust_region import Update, kl_radius, l2_radius
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, RunHeader
 
-LEDGER, STATE, PROGRESS = "ledger.jsonl", "state.safetensors", "progress.json"
+STATE, PROGRESS = "state.safetensors", "progress.json"
 _USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
 _SECONDS_BETWEEN_SAVES = 10.0
 
@@ -174,12 +175,8 @@ def train(
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
     learner = Learner(Interface.of(environment), method, training)
-    planned = method.planned(training.updates)
-    existing = (directory / LEDGER).exists()
-    ledger = (
-        Ledger.resume(directory / LEDGER, planned) if existing else Ledger.create(directory / LEDGER, header, planned)
-    )
-    with ledger:
+    schedule = {**asdict(environment), **asdict(method), **asdict(training)}
+    with open_ledger(directory, header, method.planned(training.updates), schedule) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
         # Charged updates that were lost with their process are not made again: their users have been met.

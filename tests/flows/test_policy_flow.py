@@ -9,11 +9,12 @@ import pytest
 import yaml
 from tiny_pipeline import params, prepare_environment, read_json
 
+from dptune.policy.opening import LEDGER
 from flows import policy as module
 from flows.policy import policy
 from tasks import tracking
 from tasks.paths import POLICY
-from tasks.policy import JOB, LEDGER, RESULT
+from tasks.policy import JOB, RESULT
 
 QUICK: dict[str, Any] = {
     "policy": {

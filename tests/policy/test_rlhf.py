@@ -22,8 +22,8 @@ from tiny_models import VOCABULARY, gpt2
 from dptune.errors import ConfigError
 from dptune.policy.lexicon import CLINICAL, Lexicon
 from dptune.policy.method import Dppg
+from dptune.policy.opening import LEDGER
 from dptune.policy.rlhf import (
-    LEDGER,
     USERS,
     Bandit,
     Figures,

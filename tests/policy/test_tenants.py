@@ -22,6 +22,7 @@ from dptune.mechanisms.registry import build
 from dptune.policy import tenants as tenants_module
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.method import Dppg
+from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.policy.tenant_runs import (
     Outcome,
@@ -33,7 +34,7 @@ from dptune.policy.tenant_runs import (
     ready_for,
     tenants_of,
 )
-from dptune.policy.tenants import CONTROLLER, LEDGER, Experience, MetaTraining, experience_of, meta_train, meta_updates
+from dptune.policy.tenants import CONTROLLER, Experience, MetaTraining, experience_of, meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import LedgerError, read_ledger
 from dptune.training.loop import Plan

@@ -16,11 +16,12 @@ from dptune.errors import ConfigError
 from dptune.policy import training as module
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.method import NAME, Dppg
+from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import Met, UserReuseError, Users
 from dptune.policy.schedule import Training
-from dptune.policy.training import LEDGER, Learner, State, train
+from dptune.policy.training import Learner, State, train
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import BudgetError, RunHeader, read_ledger
+from dptune.privacy.ledger import BudgetError, LedgerError, RunHeader, read_ledger
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
 CARTPOLE, RIVERSWIM = "CartPole-v1", "dptune/Riverswim-v0"
@@ -103,6 +104,20 @@ def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
     assert read_ledger(tmp_path / LEDGER).releases == 4
     points = json.loads((tmp_path / module.PROGRESS).read_text())
     assert [point["update"] for point in points] == [2, 4]
+
+
+@pytest.mark.parametrize("changed", [{"users": 2}, {"steps": 13}])
+def test_a_run_is_not_resumed_with_another_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    """Other numbers of users would meet some of them twice."""
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    with pytest.raises(LedgerError, match="another schedule"):
+        run(tmp_path, **changed)
+    run(tmp_path)
 
 
 def test_episodes_that_span_updates_are_refused_by_the_assertion(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from dptune.errors import ConfigError, DptuneError
+from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.ledger import read_ledger
 from tasks import policy_audit
-from tasks.policy import LEDGER, RESULT, Job, jobs, run_job
+from tasks.policy import RESULT, Job, jobs, run_job
 from tasks.policy_report import rows_of, write_page
 from tasks.policy_settings import Policy, Study, expanded, swept
 
