@@ -141,13 +141,13 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
 def _finished(directory: Path, settings: Tenants) -> bool:
     """Whether this very work is done. An unfinished one is left as it is; any other is removed."""
-    from dptune.policy.opening import LEDGER, SCHEDULE
+    from dptune.policy.opening import LEDGER
     from dptune.policy.tenants import CONTROLLER, STATE
 
     told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
         return (directory / _RESULTS).exists()
-    for name in (_RESULTS, LEDGER, SCHEDULE, STATE):
+    for name in (_RESULTS, LEDGER, STATE):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
     write_json(file, told)

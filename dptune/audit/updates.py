@@ -1,7 +1,8 @@
 """White-box audit of DP policy gradient: one user's trajectory in or out, and all that the updates release in view.
 
 The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
-any accountant says; the attack reads releases only.
+any accountant says; the attack reads releases only. Environments and rollouts are outside it: trajectories are made by
+hand, for a small linear policy with local PPO steps.
 """
 
 from __future__ import annotations
@@ -174,13 +175,16 @@ class _Runs:
 
     def _run(self, learner: Learner, blocks: list[torch.Tensor], critic: torch.Tensor) -> NDArray[np.float64]:
         training, state, seen = learner.training, learner.start(), []
+        raw = learner.method.critic == "raw"
         radii = {"policy": training.radius, "critic": training.critic_radius}
         multipliers = dict(zip(radii, self.learner.method.multipliers, strict=False))
         for number in range(self.updates):
             if number:
-                blocks, _ = learner.updates(state, _later(), number)
+                met = _later()
+                blocks, returns = learner.updates(state, met, number)
+                critic = learner.fitted(state, met, returns) if raw else critic
             state = learner.released(state, blocks, training.radius, training.server_step, self.entropy)
-            if learner.method.critic == "raw":
+            if raw:
                 state.critic = critic
             for name, released in state.last.items():
                 unit = radii[name] * (multipliers[name] or 1.0) / _USERS

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from dptune.errors import ConfigError
 from dptune.policy.environments import RIVERSWIM, Environment, Interface
 from dptune.policy.policies import Policy
 from dptune.policy.riverswim import STATES, value
+
+_LONGEST = 100_000
 
 
 @torch.no_grad()
@@ -32,13 +35,21 @@ def returns_under(
 def returns_of(
     environment: Environment, act: Callable[[NDArray[Any]], NDArray[Any]], episodes: int, seed: int
 ) -> torch.Tensor:
-    """(episodes,) undiscounted returns of whole episodes under ``act``, observations of all to actions of all."""
+    """(episodes,) undiscounted returns of whole episodes under ``act``, observations of all to actions of all.
+
+    Raises: ConfigError for episodes that do not end.
+    """
     vector = environment.vector(episodes)
     observations, _ = vector.reset(seed=seed)
     returns, running = torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
-    while running.any():
+    for _ in range(_LONGEST):
+        if not running.any():
+            break
         observations, rewards, terminated, truncated, _ = vector.step(act(observations))
         returns += torch.from_numpy(rewards).float() * running
         running &= ~torch.from_numpy(terminated | truncated)
     vector.close()
+    if running.any():
+        problem = f"{environment.id} has episodes of more than {_LONGEST} steps"
+        raise ConfigError("environment", problem, fix="give it a limit of time (max_episode_steps)")
     return returns

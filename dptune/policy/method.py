@@ -21,6 +21,7 @@ SUMMARY = (
 )
 #: Why a run with the paper's critic has no certified epsilon.
 RAW_CRITIC = "value network trained on raw trajectories: it enters the updates of all later users"
+_LEAST, _MOST = 1e-6, 1e6
 Critic = Literal["private", "none", "public", "raw"]
 
 
@@ -41,8 +42,9 @@ class Dppg:
     critic_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative or no number", fix="use 1, say")
+        if self.noise_multiplier != 0 and not _LEAST <= self.noise_multiplier <= _MOST:
+            problem = f"{self.noise_multiplier} is neither 0 nor in [{_LEAST:g}, {_MOST:g}]"
+            raise ConfigError("noise_multiplier", problem, fix="use 1, say")
         if not 0 < self.critic_share < 1:
             raise ConfigError("critic_share", f"{self.critic_share} is not in (0, 1)", fix="use 0.5")
 
@@ -89,7 +91,7 @@ def method_of(options: Mapping[str, Any]) -> Dppg:
 
 
 def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float, accounting: str = "certified") -> Dppg:
-    """With the least noise whose epsilon of that name meets ``epsilon``.
+    """With the least noise whose epsilon of that name meets ``epsilon``; where the paper's rule jumps, with more.
 
     Raises: ConfigError if none does: a raw critic certifies nothing.
     """

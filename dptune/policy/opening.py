@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dptune.files import write_json
+from dptune.errors import ConfigError
+from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader
 from dptune.privacy.release import Composition
 
-LEDGER, SCHEDULE = "ledger.jsonl", "schedule.json"
+LEDGER = "ledger.jsonl"
 
 
-def open_ledger(directory: Path, header: RunHeader, planned: Composition, schedule: Mapping[str, Any]) -> Ledger:
+def open_ledger(
+    directory: Path, header: RunHeader, planned: Composition, schedule: Mapping[str, Any], entropy: Entropy
+) -> Ledger:
     """The ledger of the run in ``directory``.
 
     Args:
-        schedule: whatever decides who is met in which update, plain JSON types. Public.
+        schedule: whatever decides who is met in which update, plain JSON types. Public; the ledger keeps its digest.
+        entropy: of the run's noise, whose leaks the header must declare.
 
-    Raises: BudgetError; LedgerError for a ledger of another schedule, whose users are numbered otherwise: some would be
-        met twice.
+    Raises: ConfigError, BudgetError; LedgerError for a ledger of another run or schedule, whose users are numbered
+        otherwise: some would be met twice.
     """
-    path = directory / LEDGER
-    told = json.loads(json.dumps({"schedule": schedule, "run": {**header.to_dict(), "run_id": ""}}))
+    if entropy.leaks != header.leaks:
+        raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
+    digest = hashlib.sha256(json.dumps(schedule, sort_keys=True).encode()).hexdigest()
+    path, header = directory / LEDGER, replace(header, schedule=digest)
     if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / SCHEDULE, told)
         return Ledger.create(path, header, planned)
-    if json.loads((directory / SCHEDULE).read_text(encoding="utf-8")) != told:
+    ledger = Ledger.resume(path, planned)
+    if replace(header, run_id=ledger.header.run_id) != ledger.header:
+        ledger.close()
         raise LedgerError(f"{path}: was started with another schedule. Fix: use another directory.")
-    return Ledger.resume(path, planned)
+    return ledger

@@ -114,11 +114,17 @@ class Policy:
         return torch.cat([start, torch.zeros(self.actions)]) if self.continuous else start
 
     def sample(self, parameters: torch.Tensor, features: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """An action for every row of features: (rows,) whole numbers, or (rows, actions)."""
+        """An action for every row of features: (rows,) whole numbers, or (rows, actions).
+
+        Where a row's law is no number, any action: one user's broken sensor must not stop the others' update.
+        """
         outputs = self.function(parameters, features)
         if self.continuous:
-            return outputs + parameters[-self.actions :].exp() * torch.randn(outputs.shape, generator=generator)
-        return torch.multinomial(outputs.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+            deviations = parameters[-self.actions :].exp()
+            return (outputs + deviations * torch.randn(outputs.shape, generator=generator)).nan_to_num(0.0, 0.0, 0.0)
+        chances = outputs.softmax(dim=-1)
+        right = chances.isfinite().all(dim=-1, keepdim=True)
+        return torch.multinomial(torch.where(right, chances, 1.0), 1, generator=generator).squeeze(-1)
 
     def log_probability(self, parameters: torch.Tensor, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """(rows,); all of the policy's methods take a leading dimension of users, as ``Function`` does."""

@@ -470,7 +470,7 @@ def train(
     if path.exists() and read_ledger(path).complete:
         return _load(directory)
     schedule = {**asdict(method), **asdict(bandit)}
-    with open_ledger(directory, header, method.planned(bandit.updates), schedule) as ledger:
+    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (State(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         met = Met()

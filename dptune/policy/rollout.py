@@ -57,7 +57,7 @@ class Users:
         self._count, self._steps, self._seed, self._continuing = count, steps, seed, continuing
         self._observations: Any = None
         self._resting = torch.zeros(count, dtype=torch.bool)
-        self._ids: list[int] = []
+        self._ids: tuple[int, ...] = ()
 
     def meet(self, number: int, policy: Policy, parameters: torch.Tensor) -> Trajectories:
         """Trajectories of the users of update ``number``, under the policy with these parameters."""
@@ -67,7 +67,12 @@ class Users:
         if self._observations is None or not self._continuing:
             self._observations, _ = self._environments.reset(seed=environment_seed)
             self._resting = torch.zeros(self._count, dtype=torch.bool)
-            self._ids = list(newcomers)
+            users = tuple(newcomers)
+        else:  # whose episode ended at the last step makes room for another
+            users = tuple(
+                new if over else old for old, new, over in zip(self._ids, newcomers, self._resting, strict=True)
+            )
+        self._ids = users
         columns: dict[str, list[torch.Tensor]] = {name: [] for name in _COLUMNS}
         seen = self.interface.seen(self._observations)
         for _ in range(self._steps):
@@ -80,8 +85,6 @@ class Users:
             for name, value in zip(_COLUMNS, (seen, actions, rewards, ends, over, ~self._resting), strict=True):
                 columns[name].append(value)
             seen, self._resting = self.interface.seen(self._observations), over
-        users = tuple(self._ids)
-        self._ids = [new if over else old for old, new, over in zip(users, newcomers, self._resting, strict=True)]
         stacked = {name: torch.stack(values, dim=1) for name, values in columns.items()}
         stacked["features"] = torch.cat([stacked["features"], seen[:, None]], dim=1)
         return Trajectories(users, **stacked)

@@ -80,8 +80,9 @@ class Training:
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1 or more")
         for name in _POSITIVE:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use its default")
+            if not _LEAST <= getattr(self, name) <= _MOST:
+                problem = f"{getattr(self, name)} is not in [{_LEAST:g}, {_MOST:g}]"
+                raise ConfigError(name, problem, fix="use its default")
         if self.algorithm == "ppo" and self.users == 1:
             problem = "1: one user's clipped update drowns in noise of z radii in every direction"
             raise ConfigError("users", problem, fix="use 8 or more, or algorithm l2 or kl, whose radius allows for it")
@@ -91,6 +92,7 @@ class Training:
         return max(self.step_size / self.step_divisor ** (number * self.users // self.step_every), self.least_step)
 
 
+_LEAST, _MOST = 1e-9, 1e9
 _COUNTS = (
     *("users", "steps", "updates", "epochs", "minibatches"),
     *("step_every", "fisher_episodes", "evaluate_every", "evaluate_episodes"),

@@ -116,7 +116,7 @@ def meta_train(
     Args:
         tenants: the first K are met by the first update, and so on; whoever is left over is not met.
         method: noise, with critic none.
-        directory: receives ledger.jsonl, schedule.json, state.safetensors and at last controller/, for ``init_from``.
+        directory: receives ledger.jsonl, state.safetensors and at last controller/, for ``init_from``.
         entropy: of the noise on the updates.
         on_tenant: called with the number of tenants met so far.
 
@@ -173,7 +173,7 @@ def _open(
         leaks=entropy.leaks,
     )
     schedule = {"method": asdict(method), "training": asdict(training)}
-    return open_ledger(directory, header, method.planned(training.updates), schedule)
+    return open_ledger(directory, header, method.planned(training.updates), schedule, entropy)
 
 
 def _load(directory: Path) -> torch.Tensor:

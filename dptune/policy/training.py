@@ -176,7 +176,7 @@ def train(
     """
     learner = Learner(Interface.of(environment), method, training)
     schedule = {**asdict(environment), **asdict(method), **asdict(training)}
-    with open_ledger(directory, header, method.planned(training.updates), schedule) as ledger:
+    with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
         # Charged updates that were lost with their process are not made again: their users have been met.

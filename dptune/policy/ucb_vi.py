@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import standard_normal
+from dptune.mechanisms.noise import rounded_sums, standard_normal
 from dptune.policy.riverswim import LEFT, RIGHT, STATES, Pays, rewards, transitions, value
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
@@ -111,13 +111,15 @@ class _Tree:
         total = vector + sum((self._exact.pop(lower) for lower in range(level)), np.zeros(self._size))
         for lower in range(level):
             self._noisy.pop(lower)
-        self._exact[level], self._noisy[level] = total, total + self._noise()
+        self._exact[level], self._noisy[level] = total, self._with_noise(total)
         return np.sum(list(self._noisy.values()), axis=0)
 
-    def _noise(self) -> Array:
+    def _with_noise(self, total: Array) -> Array:
         if not self._deviation:
-            return np.zeros(self._size)
-        return self._deviation * standard_normal(self._entropy, self._size, torch.device("cpu")).numpy()
+            return total
+        normal = standard_normal(self._entropy, self._size, torch.device("cpu"))
+        (noisy,) = rounded_sums([torch.from_numpy(total)], (normal,), [self._deviation], [self._deviation])
+        return np.asarray(noisy.double().numpy())
 
 
 def _optimistic(counters: Array, plan: UcbVi) -> NDArray[np.int64]:

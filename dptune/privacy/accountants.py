@@ -93,8 +93,8 @@ def epsilons(
     """Price a composition three ways; of releases about disjoint parts of the units, the dearest part.
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
-    add/remove of one unit, given Poisson sampling with secret coins. All arguments are public. (``disjoint`` is
-    applied here; every other function of this file adds parts up.)
+    add/remove of one unit, given Poisson sampling with secret coins; under emptying one unit's slot, where releases
+    name parts. All arguments are public. (``disjoint`` is applied here; every other function of this file adds up.)
 
     Args:
         composition: how often each distinct release happened.
@@ -103,7 +103,8 @@ def epsilons(
         renyi_filter: the filter fixed before the run, required for a finite epsilon when a release is adaptive.
         run_leaks: reasons from outside the releases (a fixed noise seed, say) that void the guarantee.
         inherited: releases of other runs that this one was made from (a hyper-policy's). They count in
-            ``noise_only`` and ``certified``; no paper counts them, so not in ``published``.
+            ``noise_only`` and ``certified``; no paper counts them, so not in ``published``. Parts among them must be
+            of one run: two runs number theirs alike.
         interval: see ``pld_epsilon``.
 
     Raises:
@@ -285,8 +286,9 @@ def pld_epsilon(composition: Composition, delta: float, *, interval: float = FIN
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[tuple[float, float, int], ...], delta: float, interval: float) -> float:
-    if all(q == 1.0 for q, _, _ in key):  # Gaussian DP composes exactly; the factor is above what a root is off by
-        return gdp_epsilon(math.sqrt(sum(count / z**2 for _, z, count in key)), delta) * (1 + 1e-9)
+    if delta <= 0.5 and all(q == 1.0 and 1e-6 <= z <= 1e6 for q, z, _ in key):
+        # Gaussian DP composes exactly. In this range a root is off by less than what is added.
+        return gdp_epsilon(math.sqrt(sum(count / z**2 for _, z, count in key)), delta) * (1 + 1e-9) + 1e-12
     # A fixed grid would need millions of cells at epsilon 1000; RDP tells the scale. Few orders never tell too little.
     if 1e-5 * _rdp_epsilon(key, delta, _FEW_ORDERS) > 2 * interval:
         scale = 1e-5 * _rdp_epsilon(key, delta)

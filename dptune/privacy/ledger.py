@@ -66,6 +66,7 @@ class RunHeader:
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
+        schedule: digest of whatever else decides which units a release is about; empty where nothing does.
         run_id: ties checkpoints to this ledger.
     """
 
@@ -81,6 +82,7 @@ class RunHeader:
     leaks: tuple[str, ...] = ()
     renyi_filter: RenyiFilter | None = None
     inherited: tuple[tuple[Release, int], ...] = ()
+    schedule: str = ""
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:

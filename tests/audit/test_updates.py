@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptune.audit.cuts import best_cuts
-from dptune.audit.updates import audit_updates
+from dptune.audit.updates import SCENES, _first, _later, _Runs, audit_updates
 from dptune.errors import ConfigError
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
@@ -28,6 +28,21 @@ def test_a_raw_critic_shows_more_than_the_paper_claims() -> None:
     method = Dppg(noise_multiplier=1.0, critic="raw")
     found = audit_updates(method, trials=500, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy(), updates=2)
     assert found.mu_audited > 2.5
+
+
+def test_a_raw_critics_later_updates_are_those_of_a_run() -> None:
+    """Noise-free, the audit's run and a learner's agree, update for update."""
+    runs = _Runs.of(Dppg(noise_multiplier=1.0, critic="raw"), 4, OsEntropy())
+    silent, training = runs.silent, runs.silent.training
+    state, seen = silent.start(), []
+    for number in range(4):
+        met = _first(SCENES[3], True) if number == 0 else _later()
+        blocks, returns = silent.updates(state, met, number)
+        after = silent.released(state, blocks, training.radius, 1.0, OsEntropy())
+        after.critic = silent.fitted(state, met, returns)
+        state = after
+        seen.append(after.last["policy"].double().numpy() / (training.radius / 8))
+    assert np.allclose(runs.known(SCENES[3]).centre[0], np.concatenate(seen))
 
 
 def test_a_private_critic_carries_nothing_into_the_next_update() -> None:

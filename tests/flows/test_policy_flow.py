@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tiny_pipeline import params, prepare_environment, read_json
+from tiny_pipeline import ROOT, params, prepare_environment, read_json
 
 from dptune.policy.opening import LEDGER
 from flows import policy as module
@@ -15,6 +16,9 @@ from flows.policy import policy
 from tasks import tracking
 from tasks.paths import POLICY
 from tasks.policy import JOB, RESULT
+from tasks.rlhf import cells, settings_of
+from tasks.settings import load_settings
+from tasks.tenants import settings_from
 
 QUICK: dict[str, Any] = {
     "policy": {
@@ -78,3 +82,14 @@ def test_runs_are_made_once_and_told_to_mlflow(
     assert run.data.metrics["epsilon_certified"] == pytest.approx(3, rel=1e-3)
     assert run.data.params["critic"] == "private"
     assert LEDGER in {item.path for item in client.list_artifacts(run_id)}
+
+
+def test_language_models_and_tenants_are_parts_of_their_own() -> None:
+    chosen = load_settings(ROOT / "params.yaml").policy
+    found = {name: (part, section) for name, part, section in module.parts(chosen)}
+    assert set(found) == {"rlhf.K32.eps3.seed0", "rlhf.K128.eps3.seed0", "tenants"}
+    options = [f"{key}={json.dumps(value)}" for key, value in found["rlhf.K32.eps3.seed0"][1].items()]
+    (cell,) = cells(settings_of(options))
+    assert (cell.users, cell.epsilon, cell.label) == (32, 3.0, "K32.eps3.seed0")
+    changes = [f"{key}={json.dumps(value)}" for key, value in found["tenants"][1].items()]
+    assert settings_from("small", changes) == chosen.tenants

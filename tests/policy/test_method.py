@@ -94,7 +94,8 @@ def test_certified_accounting_refuses_what_has_no_epsilon(options: dict[str, obj
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"noise_multiplier": -1}, {"noise_multiplier": "nan"}, {"noise_multiplier": 1, "critic": "some"},
+    [{}, {"noise_multiplier": -1}, {"noise_multiplier": "nan"},
+     {"noise_multiplier": 1e300}, {"noise_multiplier": 1e-162}, {"noise_multiplier": 1, "critic": "some"},
      {"noise_multiplier": 1, "critic_share": 1}, {"noise_multiplier": 1, "z": 1}],
 )  # fmt: skip
 def test_impossible_options_are_refused(options: dict[str, object]) -> None:

@@ -20,7 +20,7 @@ from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import Met, UserReuseError, Users
 from dptune.policy.schedule import Training
 from dptune.policy.training import Learner, State, train
-from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, RunHeader, read_ledger
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
@@ -106,6 +106,53 @@ def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
     assert [point["update"] for point in points] == [2, 4]
 
 
+def test_the_header_must_declare_the_entropy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="entropy"):
+        train(Environment(CARTPOLE), Dppg(noise_multiplier=1.0), Training(**QUICK), header(), tmp_path, FixedSeed(7))
+    assert not (tmp_path / LEDGER).exists()
+
+
+class _Broken:
+    """A vector environment in which user 1's observations are no numbers."""
+
+    def __init__(self, inner: Any, value: float) -> None:
+        self._inner, self._value = inner, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _spoilt(self, observations: Any) -> Any:
+        observations = observations.copy()
+        observations[1] = self._value
+        return observations
+
+    def reset(self, **options: Any) -> Any:
+        observations, told = self._inner.reset(**options)
+        return self._spoilt(observations), told
+
+    def step(self, actions: Any) -> Any:
+        observations, *rest = self._inner.step(actions)
+        return self._spoilt(observations), *rest
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3.4e38])
+@pytest.mark.parametrize("name", [CARTPOLE, "dptune/Dosing-v0"])
+def test_a_broken_sensor_costs_its_user_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: float
+) -> None:
+    """Whether a run dies would tell of a user, at no charge."""
+    original = Environment.vector
+    monkeypatch.setattr(
+        Environment,
+        "vector",
+        lambda self, count: _Broken(original(self, count), value) if count == 3 else original(self, count),
+    )
+    state = run(tmp_path, name=name, steps=5, updates=2)
+    assert bool(state.policy.isfinite().all())
+    assert bool(state.critic.isfinite().all())
+    assert read_ledger(tmp_path / LEDGER).complete
+
+
 @pytest.mark.parametrize("changed", [{"users": 2}, {"steps": 13}])
 def test_a_run_is_not_resumed_with_another_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
@@ -156,6 +203,16 @@ def test_every_user_starts_in_a_fresh_environment() -> None:
         assert met.features[:, 0].argmax(dim=1).tolist() == [0, 0, 0]
         assert met.users == tuple(range(3 * number, 3 * number + 3))
     users.close()
+
+
+def test_an_episode_that_ended_with_the_update_makes_room_for_a_new_user() -> None:
+    """Riverswim's last 20 steps each: with updates of 20, even continuing episodes are of other users."""
+    environment = Environment(RIVERSWIM)
+    it = Learner(Interface.of(environment), Dppg(noise_multiplier=1.0), Training(**QUICK))
+    users = Users(environment, 2, 20, seed=0, continuing=True)
+    met = [users.meet(number, it.policy, it.start().policy) for number in range(2)]
+    assert [one.users for one in met] == [(0, 1), (2, 3)]
+    assert not met[1].taken[:, 0].any()
 
 
 @pytest.mark.parametrize("critic", ["private", "none"])
@@ -224,7 +281,7 @@ def test_the_printed_trust_region_is_smaller_by_the_square_root_of_two() -> None
 @pytest.mark.parametrize(
     ("options", "field"),
     [({"users": 1}, "users"), ({"users": 0}, "users"), ({"radius": 0.0}, "radius"), ({"updates": 0}, "updates"),
-     ({"learning_rate": math.inf}, "learning_rate")],
+     ({"learning_rate": math.inf}, "learning_rate"), ({"radius": 1e-320}, "radius")],
 )  # fmt: skip
 def test_impossible_schedules_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -34,6 +34,13 @@ def test_every_node_has_noise_of_its_own_and_keeps_it() -> None:
     assert (sums[2] - sums[1]).std() == pytest.approx(2.0, rel=0.05)  # node of 1 and 2 is the same in both
 
 
+def test_noisy_counters_lie_on_the_public_grid() -> None:
+    """Whole counts would show in the low bits of doubles (Mironov 2012)."""
+    step = 2.0 * 2.0**-20
+    counters = _Tree(100, 2.0, OsEntropy()).add(np.ones(100)) / step
+    assert np.abs(counters - np.round(counters)).max() < 1e-3
+
+
 def test_no_episode_is_longer_than_the_sensitivity() -> None:
     plan, generator = UcbVi(1000), np.random.default_rng(0)
     longest = 0.0

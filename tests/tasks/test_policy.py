@@ -140,6 +140,29 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     assert "5.4" in page
 
 
+def test_the_page_shows_language_models_and_tenants(empty: Path) -> None:
+    attack = {"epsilon_audited": 0.25, "confidence": 0.95}
+    audit = {"secrets": attack, "updates": attack, "exposure": {"mean": 1.4, "chance": 1.375}}
+    curve = [{"updates": 0, "reward": -0.3}, {"updates": 2, "reward": 0.1}]
+    one: dict[str, Any] = {"label": "K4.eps3.seed0", "users": 4, "prompts": 8, "noise_multiplier": 1.39, "curve": curve}
+    one |= {"data": "synthetic", "parameters": 2048, "budget_epsilon": 3.0, "audit": audit, "kl": 0.2, "reward": 0.1}
+    one |= {"epsilon_published": 3.5, "epsilon_certified": 3.0, "reward_before": -0.3}
+    silent = one | {"label": "K4.nonprivate.seed0", "budget_epsilon": None, "epsilon_certified": "inf"}
+    line = {
+        "label": "DPPG-meta",
+        "runs": 2,
+        "epsilon_certified": 8.0,
+        "noise_multiplier": 1.5,
+        "gain_over_static": 0.01,
+    }
+    line |= {"held_out_perplexity": 2.5, "public_perplexity": 2.6, "gain_standard_error": None}
+    tenants = {"data": "synthetic", "epsilon_tenant": 0.926, "epsilon_record": 1.993, "summary": [line]}
+    write_page([], 1e-5, {"rlhf": [one, silent], "tenants": tenants}, empty)
+    page = (empty / "policy.html").read_text()
+    assert all(text in page for text in ("K4.eps3.seed0", "1.40 (1.38)", "0.926", "1.99", "DPPG-meta", "+0.0100", "∞"))
+    assert (empty / "rlhf.png").exists()
+
+
 def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"critic": "none", "epsilon_audited": 5.0, "epsilon_certified": 4.0}
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: row)
