@@ -25,6 +25,13 @@ def by_label(results: list[Result]) -> dict[str, list[Result]]:
     return groups
 
 
+def algorithm_of(result: Result) -> str:
+    """As people call it."""
+    if result["kind"] != "dppg":
+        return str(result["kind"]).upper().replace("_", "-")
+    return {"ppo": "deep DPPG", "l2": "DPPG-L2", "kl": "DPPG-KL"}[result["training"]["algorithm"]]
+
+
 def spread(values: list[float]) -> tuple[float, float]:
     """Mean and standard deviation."""
     return fmean(values), pstdev(values)
@@ -80,8 +87,11 @@ def _draw_noise(axis: Axes, results: list[Result]) -> None:
         means, spreads = zip(*(spread(points[noise]) for noise in noises), strict=True)
         axis.errorbar(noises, means, yerr=spreads, fmt="o-", capsize=3, color=colour(shade), label=name)
     for label, mine in by_label([result for result in results if noise_of(result) is None]).items():
-        axis.axhline(fmean(result["final_return"] for result in mine), color="grey", linestyle="--")
-        axis.annotate(label, (0.01, mine[0]["final_return"]), xycoords=("axes fraction", "data"), fontsize=7)
+        mean = fmean(result["final_return"] for result in mine)
+        axis.axhline(mean, color="grey", linestyle="--")
+        axis.annotate(
+            f"{label}, not private", (0.01, mean), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
+        )
     axis.set(xlabel="noise multiplier z", ylabel="final return")
     axis.legend(fontsize=7)
     axis.grid(alpha=0.3)
@@ -89,8 +99,7 @@ def _draw_noise(axis: Axes, results: list[Result]) -> None:
 
 def _without_noise(result: Result) -> str:
     critic = "" if result["kind"] == "ucb_vi" else f", critic {result['method']['critic']}"
-    algorithm = result["training"]["algorithm"] if result["kind"] == "dppg" else result["kind"]
-    return f"{algorithm}{critic}, K {result['training']['users']}"
+    return f"{algorithm_of(result)}{critic}, K {result['training']['users']}"
 
 
 def _draw_regret(axis: Axes, results: list[Result], best: float) -> None:

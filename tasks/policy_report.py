@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from dptune.files import write_text
-from tasks.policy_plots import by_label, draw_rewards, draw_study, noise_of, spread
+from tasks.policy_plots import algorithm_of, by_label, draw_rewards, draw_study, noise_of, spread
 from tasks.report import encoded, epsilon_text
 
 PAGE = "policy.html"
@@ -79,7 +79,7 @@ def _row(label: str, results: list[Result]) -> Row:
     method = first["method"]
     return Row(
         label=label,
-        kind=first["training"]["algorithm"] if first["kind"] == "dppg" else first["kind"],
+        kind=algorithm_of(first),
         critic=method["critic"] if method and first["kind"] == "dppg" else "",
         noise=noise_of(first),
         users=first["training"]["users"],
