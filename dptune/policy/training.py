@@ -26,14 +26,14 @@ from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
 from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
 from dptune.policy.method import Dppg
-from dptune.policy.opening import open_ledger
+from dptune.policy.opening import LEDGER, open_ledger
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.public import fisher_extent, fit_values
 from dptune.policy.rollout import Met, Trajectories, Users, advantages
 from dptune.policy.schedule import Training
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
 
 STATE, PROGRESS = "state.safetensors", "progress.json"
 _USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
@@ -161,7 +161,8 @@ def train(
     entropy: Entropy,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> tuple[State, list[Point]]:
-    """Train a policy on a stream of simulated users, resuming what ``directory`` holds of the run.
+    """Train a policy on a stream of simulated users, resuming what ``directory`` holds of the run; a finished one is
+    read.
 
     Guarantee: every policy (and private critic) along the way is a function of the releases that the ledger lists,
     charged before they were made, and of public values. (certified, delta)-DP for one user, whose slot is zeroed; a
@@ -174,6 +175,8 @@ def train(
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
+    if (directory / LEDGER).exists() and read_ledger(directory / LEDGER).complete:
+        return _load(directory)
     learner = Learner(Interface.of(environment), method, training)
     schedule = {**asdict(environment), **asdict(method), **asdict(training)}
     with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
@@ -182,12 +185,16 @@ def train(
         # Charged updates that were lost with their process are not made again: their users have been met.
         for number in range(ledger.releases, training.updates):
             state = step(learner, state, number, streams, met, ledger, entropy)
-            if (number + 1) % training.evaluate_every == 0 or number + 1 == training.updates:
+            if (number + 1) % training.evaluate_every == 0:
                 points.append(evaluate(environment, learner, state, number + 1))
                 on_point(points[-1])
-            if time.monotonic() - saved >= _SECONDS_BETWEEN_SAVES or number + 1 == training.updates:
+            if time.monotonic() - saved >= _SECONDS_BETWEEN_SAVES:
                 _save(directory, state, points)
                 saved = time.monotonic()
+        if not points or points[-1].update < training.updates:
+            points.append(evaluate(environment, learner, state, training.updates))
+            on_point(points[-1])
+        _save(directory, state, points)
         ledger.finish()
     for stream in streams.values():
         stream.close()

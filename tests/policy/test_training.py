@@ -153,6 +153,27 @@ def test_a_broken_sensor_costs_its_user_alone(
     assert read_ledger(tmp_path / LEDGER).complete
 
 
+def test_a_finished_run_is_read(tmp_path: Path) -> None:
+    assert torch.equal(run(tmp_path).policy, run(tmp_path).policy)
+
+
+def test_a_run_that_died_after_its_last_charge_has_a_last_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    state = run(tmp_path)  # all was charged, and nothing written down: the start, and no other noise
+    assert torch.equal(state.policy, learner_of(CARTPOLE).start().policy)
+    assert read_ledger(tmp_path / LEDGER).releases == 4
+    assert [point.update for point in module._load(tmp_path)[1]] == [4]
+
+
+def learner_of(name: str) -> Learner:
+    return Learner(Interface.of(Environment(name)), Dppg(noise_multiplier=1.0), Training(**QUICK))
+
+
 @pytest.mark.parametrize("changed", [{"users": 2}, {"steps": 13}])
 def test_a_run_is_not_resumed_with_another_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
