@@ -25,4 +25,4 @@ class ConfigError(DptuneError):
 
     def __init__(self, field: str, problem: str, *, fix: str) -> None:
         super().__init__(f"{field}: {problem}. Fix: {fix}.")
-        self.field = field
+        self.field, self.problem, self.fix = field, problem, fix

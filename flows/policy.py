@@ -19,7 +19,7 @@ from dptune.policy.opening import LEDGER
 from flows.experiment import limit_name, run_process, set_limit
 from tasks import tracking
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
-from tasks.policy import JOB, RESULT, Job, jobs
+from tasks.policy import JOB, RESULT, Job, check_environments, jobs
 from tasks.policy_audit import audits
 from tasks.policy_report import write_page
 from tasks.policy_settings import Policy
@@ -72,6 +72,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     Raises: RuntimeError naming the runs that failed, after all others.
     """
     settings = load_settings(Path(params), overrides).policy
+    check_environments(settings)
     chosen = jobs(settings)
     private_directory(POLICY)
     set_limit(_DEVICE, settings.processes)

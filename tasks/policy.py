@@ -92,6 +92,20 @@ def _job(settings: Policy, study: str, run: Run, seed: int, code: str) -> Job:
     )
 
 
+def check_environments(settings: Policy) -> None:
+    """Raises: ConfigError naming the study whose environment is unknown or needs an extra, before anything runs."""
+    from dptune.policy.baselines import check_installed
+    from dptune.policy.environments import Environment
+
+    for name, study in settings.studies.items():
+        try:
+            Environment(study.environment, study.options)
+            if {run.kind for run in expanded(study, settings.delta)} & {"ppo", "a2c"}:
+                check_installed()
+        except ConfigError as error:
+            raise ConfigError(f"policy.studies.{name}.{error.field}", error.problem, fix=error.fix) from None
+
+
 def code_digest() -> str:
     """Of the sources that decide a run's result."""
     root = Path(dptune.__file__).parent

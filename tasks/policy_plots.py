@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -77,15 +78,15 @@ def _curves(results: list[Result]) -> tuple[list[int], Any]:
 
 def _draw_noise(axis: Axes, results: list[Result]) -> None:
     """A line for every group of runs that differ in z alone."""
-    lines: dict[str, dict[float, list[float]]] = {}
+    lines: dict[str, list[Result]] = {}
     for result in results:
-        noise = noise_of(result)
-        if noise is not None:
-            lines.setdefault(_without_noise(result), {}).setdefault(noise, []).append(result["final_return"])
-    for shade, (name, points) in enumerate(lines.items()):
-        noises = sorted(points)
-        means, spreads = zip(*(spread(points[noise]) for noise in noises), strict=True)
-        axis.errorbar(noises, means, yerr=spreads, fmt="o-", capsize=3, color=colour(shade), label=name)
+        if result["method"] is not None:
+            lines.setdefault(_but_for_noise(result), []).append(result)
+    for shade, mine in enumerate(lines.values()):
+        noises = sorted({noise_of(result) or 0.0 for result in mine})
+        points = [[result["final_return"] for result in mine if noise_of(result) == noise] for noise in noises]
+        means, spreads = zip(*(spread(values) for values in points), strict=True)
+        axis.errorbar(noises, means, yerr=spreads, fmt="o-", capsize=3, color=colour(shade), label=_line_name(mine))
     for label, mine in by_label([result for result in results if noise_of(result) is None]).items():
         mean = fmean(result["final_return"] for result in mine)
         axis.axhline(mean, color="grey", linestyle="--")
@@ -97,9 +98,16 @@ def _draw_noise(axis: Axes, results: list[Result]) -> None:
     axis.grid(alpha=0.3)
 
 
-def _without_noise(result: Result) -> str:
-    critic = "" if result["kind"] == "ucb_vi" else f", critic {result['method']['critic']}"
-    return f"{algorithm_of(result)}{critic}, K {result['training']['users']}"
+def _but_for_noise(result: Result) -> str:
+    """Equal for runs that differ in noise and seed alone."""
+    method = {key: value for key, value in result["method"].items() if key != "noise_multiplier"}
+    training = {key: value for key, value in result["training"].items() if key != "seed"}
+    return json.dumps([result["kind"], method, training, result["extra"]], sort_keys=True)
+
+
+def _line_name(results: list[Result]) -> str:
+    groups = ", ".join(dict.fromkeys(result["group"] for result in results))
+    return f"{groups}: {algorithm_of(results[0])}, K {results[0]['training']['users']}"
 
 
 def _draw_regret(axis: Axes, results: list[Result], best: float) -> None:

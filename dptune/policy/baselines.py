@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -38,13 +39,10 @@ def train_baseline(
 
     Raises: ConfigError if the library is not installed.
     """
-    try:
-        from stable_baselines3 import A2C, PPO
-        from stable_baselines3.common.env_util import make_vec_env
-    except ImportError:
-        raise ConfigError(
-            "baseline", f"{name} needs stable-baselines3, which is missing", fix="pip install 'dptune[policy]'"
-        ) from None
+    check_installed()
+    from stable_baselines3 import A2C, PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
     environment.register()
     many = make_vec_env(environment.id, n_envs=copies, seed=seed, env_kwargs=dict(environment.options))
     kinds: dict[str, Any] = {"ppo": PPO, "a2c": A2C}
@@ -58,3 +56,9 @@ def train_baseline(
         on_point(points[-1])
     many.close()
     return points
+
+
+def check_installed() -> None:
+    """Raises: ConfigError naming the extra."""
+    if find_spec("stable_baselines3") is None:
+        raise ConfigError("baseline", "needs stable-baselines3, which is missing", fix="pip install 'dptune[policy]'")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 
 from dptune.errors import ConfigError
+from dptune.policy import baselines
 from dptune.policy.baselines import train_baseline
 from dptune.policy.environments import Environment
 
@@ -21,6 +21,6 @@ def test_a_baseline_gives_a_curve(name: str, environment: str) -> None:
 
 
 def test_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.setattr(baselines, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="dptune\\[policy\\]"):
         train_baseline("ppo", Environment("CartPole-v1"), timesteps=1, every=1, episodes=1, seed=0)

@@ -15,7 +15,8 @@ from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.ledger import read_ledger
 from tasks import policy_audit
-from tasks.policy import RESULT, Job, jobs, run_job
+from tasks.policy import RESULT, Job, check_environments, jobs, run_job
+from tasks.policy_plots import _but_for_noise, _line_name
 from tasks.policy_report import rows_of, write_page
 from tasks.policy_settings import Policy, Study, expanded, swept
 
@@ -72,6 +73,23 @@ def test_a_sweep_is_one_run_for_every_combination() -> None:
 def test_a_bad_entry_names_the_run_the_option_and_the_fix(runs: dict[str, Any], words: tuple[str, ...]) -> None:
     said = problem(runs)
     assert all(word in said for word in ("studies.swim", "Fix: ", *words))
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "words"),
+    [
+        ("Nowhere-v0", {}, ("policy.studies.swim.environment", "unknown 'Nowhere-v0'", "use CartPole-v1")),
+        (RIVERSWIM, {"stay": 3}, ("policy.studies.swim.stay", "0.6")),
+    ],
+)
+def test_an_environment_that_cannot_be_is_named_before_anything_runs(
+    environment: str, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    chosen = settings({"a": {"noise_multiplier": 1}}, environment=environment)
+    study = chosen.studies["swim"].model_copy(update={"options": options})
+    with pytest.raises(ConfigError) as caught:
+        check_environments(chosen.model_copy(update={"studies": {"swim": study}}))
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_published_accounting_allows_what_has_no_epsilon() -> None:
@@ -173,3 +191,19 @@ def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypa
     assert len(policy_audit.audits(chosen)) == 3
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: pytest.fail("was kept"))
     assert len(policy_audit.audits(chosen)) == 3
+
+
+def test_a_line_over_noise_joins_runs_that_differ_in_nothing_else(empty: Path) -> None:
+    entry = {"algorithm": "l2", "critic": "none"}
+    chosen = settings(
+        {
+            "l2": entry | {"sweep": {"epsilon": [1, 3]}},
+            "silent": entry | {"noise_multiplier": 0, "accounting": "published"},
+            "tabular": entry | {"epsilon": 3, "form": "additive"},
+        }
+    )
+    results = [run_job(job) for job in jobs(chosen)]
+    lines: dict[str, list[Any]] = {}
+    for result in results:
+        lines.setdefault(_but_for_noise(result), []).append(result)
+    assert [_line_name(mine) for mine in lines.values()] == ["l2, silent: DPPG-L2, K 2", "tabular: DPPG-L2, K 2"]
