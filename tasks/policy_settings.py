@@ -100,9 +100,7 @@ def expanded(study: Study, delta: float) -> list[Run]:
             try:
                 runs.append(_run(label, group, options, study, delta))
             except ConfigError as error:
-                raise ConfigError(
-                    f"runs.{label}.{error.field}", str(error).split(": ", 1)[1], fix="see above"
-                ) from None
+                raise ConfigError(f"runs.{label}.{error.field}", error.problem, fix=error.fix) from None
     return runs
 
 
