@@ -15,7 +15,7 @@ from dptune.errors import ConfigError
 RIVERSWIM = "dptune/Riverswim-v0"
 #: Ours, registered with gymnasium on first use.
 OWN = {
-    RIVERSWIM: ("dptune.policy.riverswim:Riverswim", {}),
+    RIVERSWIM: ("dptune.policy.swimmers:Riverswim", {}),
     "dptune/Dosing-v0": ("dptune.policy.dosing:Dosing", {}),
     "dptune/Dosing-v1": ("dptune.policy.dosing:Dosing", {"random_meals": True}),
 }
@@ -144,6 +144,6 @@ def _gymnasium() -> Any:
         ) from None
     for name, (entry_point, options) in OWN.items():
         if name not in gymnasium.registry:
-            vector = "dptune.policy.riverswim:RiverswimVector" if name == RIVERSWIM else None
+            vector = "dptune.policy.swimmers:RiverswimVector" if name == RIVERSWIM else None
             gymnasium.register(name, entry_point=entry_point, kwargs=options, vector_entry_point=vector)
     return gymnasium

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.noise import rounded_sums, standard_normal
-from dptune.policy.riverswim import LEFT, RIGHT, STATES, Pays, rewards, transitions, value
+from dptune.policy.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions, value
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 
@@ -167,6 +167,6 @@ def _episode(policy: NDArray[np.int64], plan: UcbVi, generator: np.random.Genera
 
 def _reward(state: int, action: int, after: int, pays: Pays) -> float:
     if state == 0 and action == LEFT:
-        return 0.005
+        return SMALL
     paid = state == STATES - 1 and action == RIGHT and (pays == "always" or after == state)
-    return float(paid)
+    return LARGE * paid
