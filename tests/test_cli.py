@@ -169,7 +169,7 @@ def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_j
 
 def test_mechanisms_lists_all_one_line_each_and_explains_one() -> None:
     lines = run("mechanisms").stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == [*MECHANISMS, *PROTOCOLS]
+    assert [line.split(":")[0] for line in lines] == [*MECHANISMS, *PROTOCOLS, "dppg"]
     assert all(word in line for line in lines[: len(MECHANISMS)] for word in ("Clips", "adds", "adapts", "costs"))
     leaking = [line.split(":")[0] for line in lines if "NOT sound" in line]
     assert leaking == ["autoclip_published", "rldp_published", "pmixed_published"]
@@ -324,3 +324,24 @@ def test_protocols_refuse_what_is_not_theirs() -> None:
     assert "answers and trains nothing" in refusal("audit", "pmixed")
     assert "alpha" in refusal("calibrate", "pmixed", "--epsilon", "8", "--delta", "1e-5", "--set", "alpha=1")
     assert "public_weight" in run("mechanisms", "pmixed").stdout
+
+
+def test_policy_gradient_is_priced_without_a_sample_rate_or_steps() -> None:
+    found = answer("account", "dppg", "--delta", "1e-5", "--set", "noise_multiplier=1")
+    assert found["epsilon_certified"] == pytest.approx(4.3772, rel=1e-4)
+    assert found["epsilon_published"] == pytest.approx(5.0, rel=1e-3)
+    raw = answer("account", "dppg", "--delta", "1e-5", "--set", "noise_multiplier=1", "--set", "critic=raw")
+    assert (raw["epsilon_certified"], raw["epsilon_published"]) == ("inf", found["epsilon_published"])
+    assert answer("calibrate", "dppg", "--epsilon", "3", "--delta", "1e-5")["noise_multiplier"] == pytest.approx(
+        1.3906, rel=2e-4
+    )
+    refused = run("account", "dppg", "--delta", "1e-5", "--set", "noise_multiplier=1", "--steps", "5")
+    assert refused.exit_code == 2
+    assert "takes no batches" in refused.stderr
+
+
+def test_policy_gradient_is_audited() -> None:
+    found = answer("audit", "dppg", "--trials", "500")
+    assert 0 < found["mu_audited"] <= 1.2  # mu is 1; the bound is above it with a chance of 5 %, and above 1.2 never
+    refused = run("audit", "dppg", "--sample-rate", "0.5")
+    assert refused.exit_code == 2
