@@ -13,6 +13,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from dptune.files import private_directory, write_json, write_text
 from dptune.policy.opening import LEDGER
@@ -77,11 +78,11 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     private_directory(POLICY)
     set_limit(_DEVICE, settings.processes)
     parent = tracking.parent_run(settings.name, {"git_commit": tracking.git_commit(), "data": "simulated users"})
+    others = parts(settings)
+    inputs = public_inputs.submit() if others else None  # first: it takes longest, and others wait for it
     futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job) for job in chosen}
-    if others := parts(settings):
-        inputs = public_inputs.submit()
-        for name, module, section in others:
-            futures[name] = run_part.submit(name, module, section, inputs)
+    for name, module, section in others:
+        futures[name] = run_part.submit(name, module, section, inputs)
     failed = failures(futures)
     results = [futures[job.name].result() for job in chosen if job.name not in failed]
     for result in results:
@@ -151,8 +152,10 @@ def publish(result: dict[str, Any], parent: str) -> None:
 
 def main() -> None:
     """Run the flow on params.yaml; failed runs end it with a message and status 1."""
+    processes = load_settings().policy.processes
     try:
-        print(policy())
+        # As many workers as there are slots: whoever waits for a slot asks for it every few seconds only.
+        print(policy.with_options(task_runner=ThreadPoolTaskRunner(max_workers=processes))())
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
