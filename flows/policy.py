@@ -111,15 +111,15 @@ def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
 
 def parts(settings: Policy) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, module, settings) of what is no environment: language models, one run each, and tenants."""
-    found = []
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    if settings.tenants:  # first: it takes longest
+        found.append(("tenants", "tasks.tenants", settings.tenants.model_dump(mode="json")))
     if settings.rlhf:
         shared = settings.rlhf.model_dump(mode="json")
         for cell in cells(settings.rlhf):
             one = {"users": [cell.users], "seeds": [cell.seed], "nonprivate": cell.epsilon is None}
             budgets = [] if cell.epsilon is None else [cell.epsilon]
             found.append((f"rlhf.{cell.label}", "tasks.rlhf", shared | one | {"epsilons": budgets}))
-    if settings.tenants:
-        found.append(("tenants", "tasks.tenants", settings.tenants.model_dump(mode="json")))
     return found
 
 
@@ -155,7 +155,8 @@ def main() -> None:
     processes = load_settings().policy.processes
     try:
         # As many workers as there are slots: whoever waits for a slot asks for it every few seconds only.
-        print(policy.with_options(task_runner=ThreadPoolTaskRunner(max_workers=processes))())
+        workers: Any = ThreadPoolTaskRunner(max_workers=processes)
+        print(policy.with_options(task_runner=workers)())
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import dptune
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
@@ -42,6 +42,7 @@ RESULTS, PROMPTS = "results.json", "prompts.json"
 ATTACKS = ("secrets", "updates")
 _CODE = ("policy/rlhf.py", "policy/local.py", "policy/aggregate.py", "policy/lexicon.py", "audit/prompts.py")
 _ROWS = 128
+_FEWEST_CANARIES = 20
 _log = logging.getLogger(__name__)
 
 Count = Annotated[int, Field(ge=1)]
@@ -82,6 +83,13 @@ class Rlhf(BaseModel):
     candidates: Count = 63
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     false_alarms: Chance = 1e-3
+
+    @field_validator("canaries")
+    @classmethod
+    def _enough(cls, count: int) -> int:
+        if 0 < count < _FEWEST_CANARIES:
+            raise ValueError(f"{count} coins may well all fall alike: use 0, or {_FEWEST_CANARIES} or more")
+        return count
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,10 @@ def _stream(cell: Cell, plan: Plan, records: Records, hosts: Records, learner: L
     for one in plan.canaries:
         ids[one.slot], texts[one.slot], secrets[one.slot] = one.record, told[one.record], one.secret
         present[one.slot] = bool(one.included)
-    check_whole(learner.policy.tokenizer, texts, secrets, learner.bandit.prompt_tokens)
+    # Of the auditor's own users only: whether a run happens must not depend on another's text.
+    mine = [(told[one.record], one.secret) for one in plan.canaries]
+    hosted, codes = [text for text, _ in mine], [secret for _, secret in mine]
+    check_whole(learner.policy.tokenizer, hosted, codes, learner.bandit.prompt_tokens)
     prompts = _prompts([planted(text, secret) for text, secret in zip(texts, secrets, strict=True)], learner)
     return Stream(tuple(ids), prompts, present)
 
@@ -278,7 +289,7 @@ def _header(cell: Cell, records: Records) -> RunHeader:
         unit="prompt",
         units=cell.users * cell.settings.updates,
         data=str(records.about["label"]),
-        telemetry="private",  # curves are of simulated users
+        telemetry="research",  # curves are of simulated users; what the attacks find is not
     )
 
 

@@ -147,7 +147,7 @@ def _finished(directory: Path, settings: Tenants) -> bool:
     told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
         return (directory / _RESULTS).exists()
-    for name in (_RESULTS, LEDGER, STATE):
+    for name in (_SETTINGS, _RESULTS, STATE, LEDGER):  # what a process leaves that dies in between is nobody's work
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
     write_json(file, told)

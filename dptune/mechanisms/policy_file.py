@@ -97,6 +97,8 @@ class SavedPolicy:
                 if not isinstance(count, int) or count < 1:
                     raise ValueError(f"{count!r} is no count")
                 releases[Release.from_dict(described)] += count
+            if not releases:
+                raise ValueError("it cost nothing")
             leaks = values.pop("leaks")
             if not (isinstance(leaks, list) and all(isinstance(leak, str) for leak in leaks)):
                 raise ValueError("leaks are no list of reasons")

@@ -4,39 +4,76 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader
+from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
 
 LEDGER = "ledger.jsonl"
 
 
 def open_ledger(
-    directory: Path, header: RunHeader, planned: Composition, schedule: Mapping[str, Any], entropy: Entropy
+    directory: Path,
+    header: RunHeader,
+    planned: Composition,
+    schedule: Mapping[str, Any],
+    entropy: Entropy,
+    state: Sequence[str],
 ) -> Ledger:
     """The ledger of the run in ``directory``.
 
     Args:
         schedule: whatever decides who is met in which update, plain JSON types. Public; the ledger keeps its digest.
         entropy: of the run's noise, whose leaks the header must declare.
+        state: names of the files that hold what was released so far; without a ledger beside them none may be there.
 
     Raises: ConfigError, BudgetError; LedgerError for a ledger of another run or schedule, whose users are numbered
-        otherwise: some would be met twice.
+        otherwise, so that some would be met twice, and for released state whose ledger is gone.
     """
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
-    digest = hashlib.sha256(json.dumps(schedule, sort_keys=True).encode()).hexdigest()
-    path, header = directory / LEDGER, replace(header, schedule=digest)
+    path, header = directory / LEDGER, _with_schedule(header, schedule)
     if not path.exists():
+        if left := [name for name in state if (directory / name).exists()]:
+            raise LedgerError(f"{directory / left[0]}: has no ledger beside it. Fix: use another directory.")
         return Ledger.create(path, header, planned)
     ledger = Ledger.resume(path, planned)
-    if replace(header, run_id=ledger.header.run_id) != ledger.header:
+    try:
+        _check_same(path, header, ledger.header)
+    except LedgerError:
         ledger.close()
-        raise LedgerError(f"{path}: was started with another schedule. Fix: use another directory.")
+        raise
     return ledger
+
+
+def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:
+    """Whether the run in ``directory`` has ended. Raises: LedgerError if it is another one."""
+    path = directory / LEDGER
+    if not path.exists():
+        return False
+    try:
+        contents = read_ledger(path)
+    except LedgerError:
+        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+    if contents.complete:
+        _check_same(path, _with_schedule(header, schedule), contents.header)
+    return contents.complete
+
+
+def digest_of(units: Sequence[int]) -> str:
+    """Of who comes when, for a schedule."""
+    return hashlib.sha256(json.dumps(list(units)).encode()).hexdigest()
+
+
+def _with_schedule(header: RunHeader, schedule: Mapping[str, Any]) -> RunHeader:
+    return replace(header, schedule=hashlib.sha256(json.dumps(schedule, sort_keys=True).encode()).hexdigest())
+
+
+def _check_same(path: Path, header: RunHeader, found: RunHeader) -> None:
+    if replace(header, run_id=found.run_id) != found:
+        raise LedgerError(f"{path}: was started with another schedule. Fix: use another directory.")

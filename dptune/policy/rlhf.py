@@ -30,12 +30,12 @@ from dptune.files import replacing, write_json
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.lexicon import Lexicon
 from dptune.policy.local import Loss, Steps, local_updates
-from dptune.policy.method import Dppg
-from dptune.policy.opening import LEDGER, open_ledger
+from dptune.policy.method import NAME, Dppg
+from dptune.policy.opening import digest_of, is_finished, open_ledger
 from dptune.policy.rollout import Met
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.progress import progress
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
@@ -110,16 +110,20 @@ class Prompts:
 
     @classmethod
     def of(cls, texts: list[str], tokenizer: Any, width: int) -> Prompts:
-        """The first ``width`` tokens of every text."""
+        """The first ``width`` tokens of every text.
+
+        The first of width + 1 columns is padding always: a batch in which none is may take another kernel on an
+        accelerator, and then one user's prompt would move the others' numbers.
+        """
         encoded = (
             tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
         )
-        ids = torch.full((len(texts), width), tokenizer.pad_token_id)
+        ids = torch.full((len(texts), width + 1), tokenizer.pad_token_id)
         mask = torch.zeros_like(ids)
         for row, tokens in enumerate(encoded):
             kept = tokens[:width]
-            ids[row, width - len(kept) :] = torch.tensor(kept, dtype=torch.long)
-            mask[row, width - max(1, len(kept)) :] = 1  # a row without any token would have nothing to attend to
+            ids[row, width + 1 - len(kept) :] = torch.tensor(kept, dtype=torch.long)
+            mask[row, width + 1 - max(1, len(kept)) :] = 1  # a row without any token would have nothing to attend to
         return cls(ids, mask)
 
     def __len__(self) -> int:
@@ -466,19 +470,19 @@ def train(
     if len(users.ids) != bandit.users * bandit.updates:
         problem = f"{len(users.ids)} users do not fill {bandit.updates} updates of {bandit.users}"
         raise ConfigError("users", problem, fix="give as many as there are slots")
-    path = directory / LEDGER
-    if path.exists() and read_ledger(path).complete:
+    if (header.mechanism, header.units) != (NAME, len(users.ids)):
+        raise ConfigError("header.units", "is not what the stream holds", fix=f"give {NAME} and the number of slots")
+    # All of them, before anything is charged; also those whom a process that died had met.
+    Met().admit(users.ids)
+    schedule = {**asdict(method), **asdict(bandit), "order": digest_of(users.ids)}
+    if is_finished(directory, header, schedule):
         return _load(directory)
-    schedule = {**asdict(method), **asdict(bandit)}
-    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
+    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy, (STATE,)) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (State(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
-        met = Met()
         # Charged updates that were lost with their process are not made again: their users have been met.
         done = ledger.releases
-        met.admit(users.ids[: done * bandit.users])
         for number in progress(range(done, bandit.updates), "updates", total=bandit.updates, initial=done):
-            met.admit(users.ids[number * bandit.users : (number + 1) * bandit.users])
             step(learner, state, number, users, public, ledger, entropy)
             if (number + 1) % bandit.evaluate_every == 0 or number + 1 == bandit.updates:
                 points.append(learner.evaluate(state.adapter, held_out, number + 1))

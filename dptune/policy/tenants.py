@@ -32,7 +32,7 @@ from dptune.mechanisms.policy_file import TENANT, SavedPolicy
 from dptune.policy.aggregate import noisy_means, projected
 from dptune.policy.local import normalised
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.opening import open_ledger
+from dptune.policy.opening import digest_of, open_ledger
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.rollout import Met
 from dptune.policy.tenant_runs import Ready, Setting, Tenant, fine_tune, ready_for
@@ -125,14 +125,13 @@ def meta_train(
         schedule, or its files are damaged.
     """
     radius = _checked_radius(tenants, method, training)
-    with _open(setting, len(tenants), method, training, directory, entropy) as ledger:
-        parameters, met, updates = _load(directory), Met(), training.updates
+    with _open(setting, tenants, method, training, directory, entropy) as ledger:
+        parameters, updates = _load(directory), training.updates
         if ledger.releases < updates:
             _rehearse(setting, parameters, method, training)
         # Charged updates that were lost with their process are not made again: their tenants have been met.
         for number in range(ledger.releases, updates):
             group = tenants[number * training.tenants : (number + 1) * training.tenants]
-            met.admit(tuple(tenant.number for tenant in group))
             parameters = _updated(setting, group, parameters, radius, method, training, ledger, entropy, on_tenant)
             with replacing(directory / STATE) as temporary:
                 save_file({"parameters": parameters}, temporary)
@@ -154,11 +153,13 @@ def _checked_radius(tenants: Sequence[Tenant], method: Dppg, training: MetaTrain
     needed = training.tenants * training.updates
     if len(tenants) < needed:
         raise ConfigError("updates", f"need {needed} tenants, and there are {len(tenants)}", fix="lower them")
+    # All of them, before anything is charged; also those whom a process that died had met.
+    Met().admit(tuple(tenant.number for tenant in tenants[:needed]))
     return training.radius(method)
 
 
 def _open(
-    setting: Setting, tenants: int, method: Dppg, training: MetaTraining, directory: Path, entropy: Entropy
+    setting: Setting, tenants: Sequence[Tenant], method: Dppg, training: MetaTraining, directory: Path, entropy: Entropy
 ) -> Ledger:
     """Start the ledger, or take it up with the very same schedule: with another K, tenants would be met again."""
     header = RunHeader(
@@ -168,12 +169,13 @@ def _open(
         epsilon=None,
         delta=setting.delta,
         unit=TENANT,
-        units=tenants,
+        units=len(tenants),
         data=setting.data,
         leaks=entropy.leaks,
     )
-    schedule = {"method": asdict(method), "training": asdict(training)}
-    return open_ledger(directory, header, method.planned(training.updates), schedule, entropy)
+    order = digest_of([tenant.number for tenant in tenants])
+    schedule = {"method": asdict(method), "training": asdict(training), "order": order}
+    return open_ledger(directory, header, method.planned(training.updates), schedule, entropy, (STATE,))
 
 
 def _load(directory: Path) -> torch.Tensor:

@@ -26,14 +26,14 @@ from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
 from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
 from dptune.policy.method import Dppg
-from dptune.policy.opening import LEDGER, open_ledger
+from dptune.policy.opening import is_finished, open_ledger
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.public import fisher_extent, fit_values
 from dptune.policy.rollout import Met, Trajectories, Users, advantages
 from dptune.policy.schedule import Training
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger, RunHeader
 
 STATE, PROGRESS = "state.safetensors", "progress.json"
 _USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
@@ -175,11 +175,11 @@ def train(
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
-    if (directory / LEDGER).exists() and read_ledger(directory / LEDGER).complete:
+    schedule = {**asdict(environment), **asdict(method), **asdict(training)}
+    if is_finished(directory, header, schedule):
         return _load(directory)
     learner = Learner(Interface.of(environment), method, training)
-    schedule = {**asdict(environment), **asdict(method), **asdict(training)}
-    with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
+    with open_ledger(directory, header, method.planned(training.updates), schedule, entropy, (STATE,)) as ledger:
         state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
         # Charged updates that were lost with their process are not made again: their users have been met.
