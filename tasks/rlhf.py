@@ -42,7 +42,7 @@ RESULTS, PROMPTS = "results.json", "prompts.json"
 ATTACKS = ("secrets", "updates")
 _CODE = ("policy/rlhf.py", "policy/local.py", "policy/aggregate.py", "policy/lexicon.py", "audit/prompts.py")
 _ROWS = 128
-_FEWEST_CANARIES = 20
+_FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
 
 Count = Annotated[int, Field(ge=1)]

@@ -243,11 +243,13 @@ def test_the_adapters_run_is_priced_with_its_hyper_policy(tmp_path: Path) -> Non
     assert 19.9 < prices.certified <= 20.0
 
 
-def test_a_tenant_who_comes_twice_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants_module, "_experience_or_none", lambda *_: None)
+def test_a_tenant_who_comes_twice_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    """And again at the second attempt: a restart does not forget whom it met."""
     group = [tenant(number % 5) for number in range(6)]
-    with pytest.raises(UserReuseError, match="user 0"):
-        meta_train(setting(), group, METHOD, TRAINING, tmp_path, OsEntropy())
+    for _ in range(2):
+        with pytest.raises(UserReuseError, match="user 0"):
+            meta_train(setting(), group, METHOD, TRAINING, tmp_path, OsEntropy())
+        assert not (tmp_path / LEDGER).exists()
 
 
 def test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met(

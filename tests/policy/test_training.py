@@ -153,6 +153,20 @@ def test_a_broken_sensor_costs_its_user_alone(
     assert read_ledger(tmp_path / LEDGER).complete
 
 
+def test_a_state_without_its_ledger_is_no_start(tmp_path: Path) -> None:
+    """What was released would be forgotten, and its users be met again."""
+    run(tmp_path)
+    (tmp_path / LEDGER).unlink()
+    with pytest.raises(LedgerError, match="no ledger beside it"):
+        run(tmp_path)
+
+
+def test_a_finished_run_of_another_schedule_is_not_read(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(LedgerError, match="another schedule"):
+        run(tmp_path, noise=50.0)
+
+
 def test_a_finished_run_is_read(tmp_path: Path) -> None:
     assert torch.equal(run(tmp_path).policy, run(tmp_path).policy)
 

@@ -89,7 +89,7 @@ def test_the_grid_has_a_run_for_every_users_budget_and_seed() -> None:
     assert all(cell.method.critic == "none" for cell in found)
 
 
-@pytest.mark.parametrize("option", ["users=0", "epsilons=-1", "unknown=1", "delta=2", "canaries=-1"])
+@pytest.mark.parametrize("option", ["users=0", "epsilons=-1", "unknown=1", "delta=2", "canaries=-1", "canaries=3"])
 def test_an_impossible_setting_is_named(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         settings_of([option])
