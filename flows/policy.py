@@ -83,6 +83,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job) for job in chosen}
     for name, module, section in others:
         futures[name] = run_part.submit(name, module, section, inputs)
+    attacks = audits(settings)  # while the runs are under way
     failed = failures(futures)
     results = [futures[job.name].result() for job in chosen if job.name not in failed]
     for result in results:
@@ -90,7 +91,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     if failed:
         tracking.finish_parent(parent, failed=True)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
-    extra = {"audits": audits(settings), **other_results(settings)}
+    extra = {"audits": attacks, **other_results(settings)}
     write_json(POLICY / "results.json", {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
     tracking.client().log_artifact(parent, str(POLICY / "policy.html"))
