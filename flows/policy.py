@@ -92,6 +92,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         tracking.finish_parent(parent, failed=True)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
     extra = {"audits": attacks, **other_results(settings)}
+    publish_others(settings, extra, parent)
     write_json(POLICY / "results.json", {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
     tracking.client().log_artifact(parent, str(POLICY / "policy.html"))
@@ -135,17 +136,50 @@ def other_results(settings: Policy) -> dict[str, Any]:
 
 
 def publish(result: dict[str, Any], parent: str) -> None:
-    """A run in MLflow, once: the curve, the three epsilons and the ledger. All of it public."""
+    """A run on an environment in MLflow. All of it public."""
     directory = Job.model_validate({key: result[key] for key in Job.model_fields}).directory
-    if (directory / _MARKER).exists():
-        return
     params = {"environment": result["environment"], "kind": result["kind"], **result["training"]}
     tags = {"study": result["study"], "label": result["label"], "data": "simulated users"}
-    child = tracking.ChildRun(parent, result["name"], directory / _MARKER, params | (result["method"] or {}), tags)
-    for point in result["points"]:
-        child.log(point["update"], {"mean_return": point["mean_return"], "users": point["users"]})
-    prices = {key: float(value) for key, value in result.items() if key.startswith("epsilon_")}
-    child.log(0, prices | {"final_return": result["final_return"]})
+    curve = {point["update"]: {name: point[name] for name in ("mean_return", "users")} for point in result["points"]}
+    ends = _prices(result) | {"final_return": result["final_return"]}
+    _publish(parent, result["name"], directory, params | (result["method"] or {}), tags, curve, ends)
+
+
+def publish_others(settings: Policy, found: dict[str, Any], parent: str) -> None:
+    """Language models and tenants in MLflow: what is public of them."""
+    for cell, result in zip(cells(settings.rlhf) if settings.rlhf else [], found.get("rlhf", []), strict=True):
+        tags = {"study": "rlhf", "label": cell.label, "data": result["data"]}
+        curve = {one["updates"]: {name: one[name] for name in ("reward", "score", "kl")} for one in result["curve"]}
+        params = cell.settings.model_dump(mode="json") | {"users": cell.users, "epsilon": cell.epsilon}
+        _publish(parent, f"rlhf.{cell.label}", cell.directory, params, tags, curve, _prices(result))
+    if tenants := found.get("tenants"):
+        # A label may hold what names of metrics must not.
+        names = {line["label"]: f"public_perplexity.{line['label'].replace('+', '_')}" for line in tenants["summary"]}
+        ends = {names[line["label"]]: line["public_perplexity"] for line in tenants["summary"]}
+        tags = {"study": "tenants", "data": tenants["data"]}
+        _publish(parent, "tenants", TENANTS, tenants["settings"], tags, {}, ends | _prices(tenants))
+
+
+def _prices(result: dict[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in result.items() if key.startswith("epsilon_")}
+
+
+def _publish(
+    parent: str,
+    name: str,
+    directory: Path,
+    params: dict[str, Any],
+    tags: dict[str, str],
+    curve: dict[int, dict[str, float]],
+    ends: dict[str, float],
+) -> None:
+    """A run in MLflow, once: its curve, what it came to, and its ledger."""
+    if (directory / _MARKER).exists():
+        return
+    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags)
+    for step, metrics in curve.items():
+        child.log(step, metrics)
+    child.log(max(curve, default=0), ends)
     if (directory / LEDGER).exists():
         child.artifact(directory / LEDGER)
     child.end()

@@ -14,11 +14,11 @@ from dptune.policy.opening import LEDGER
 from flows import policy as module
 from flows.policy import policy
 from tasks import tracking
-from tasks.paths import POLICY
+from tasks.paths import POLICY, PUBLIC_VALIDATION, SPLITS
 from tasks.policy import JOB, RESULT
 from tasks.rlhf import cells, settings_of
 from tasks.settings import load_settings
-from tasks.tenants import settings_from
+from tasks.tenants import TENANTS, settings_from
 
 QUICK: dict[str, Any] = {
     "policy": {
@@ -82,6 +82,25 @@ def test_runs_are_made_once_and_told_to_mlflow(
     assert run.data.metrics["epsilon_certified"] == pytest.approx(3, rel=1e-3)
     assert run.data.params["critic"] == "private"
     assert LEDGER in {item.path for item in client.list_artifacts(run_id)}
+    _tenants_and_language_models_are_told_too(client.get_run(run_id).info.experiment_id)
+
+
+def _tenants_and_language_models_are_told_too(experiment: str) -> None:
+    chosen = load_settings(ROOT / "params.yaml").policy
+    point = {"updates": 2, "reward": 0.1, "score": 0.2, "kl": 0.3}
+    models = [{"data": "synthetic", "epsilon_certified": 3.0, "curve": [point]} for _ in cells(chosen.rlhf)]
+    line = {"label": "A+B", "public_perplexity": 2.5}
+    found = {"data": "synthetic", "settings": {"tenants": 4}, "epsilon_tenant": 0.9, "summary": [line]}
+    for path in (PUBLIC_VALIDATION, SPLITS / "train.parquet", SPLITS / "attack.parquet"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")  # what a cell's folder is named after
+    for directory in (TENANTS, *(cell.directory for cell in cells(chosen.rlhf))):
+        directory.mkdir(parents=True)
+    parent = tracking.parent_run("tiny-policy", {})
+    module.publish_others(chosen, {"rlhf": models, "tenants": found}, parent)
+    runs = {run.info.run_name: run.data.metrics for run in tracking.client().search_runs([experiment])}
+    assert runs["tenants"] == {"epsilon_tenant": 0.9, "public_perplexity.A_B": 2.5}
+    assert runs["rlhf.K32.eps3.seed0"] == {"reward": 0.1, "score": 0.2, "kl": 0.3, "epsilon_certified": 3.0}
 
 
 def test_language_models_and_tenants_are_parts_of_their_own() -> None:
