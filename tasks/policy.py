@@ -26,6 +26,7 @@ from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
 from dptune.progress import Meter
 from tasks.paths import POLICY
 from tasks.policy_settings import Policy, Run, expanded
+from tasks.results import named
 from tasks.stage import run_stage
 
 JOB, RESULT = "job.json", "result.json"
@@ -140,8 +141,7 @@ def _prices(job: Job, directory: Path) -> dict[str, Any]:
     if job.method is None:
         return dict.fromkeys(("epsilon_published", "epsilon_noise_only", "epsilon_certified"), "inf")
     prices = read_ledger(directory / LEDGER).epsilons
-    named = {f"epsilon_{name}": getattr(prices, name) for name in ("published", "noise_only", "certified")}
-    return {**jsonable(named), "leaks": list(prices.leaks)}
+    return {**jsonable(named(prices)), "leaks": list(prices.leaks)}
 
 
 def _dppg(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dptune.privacy.entropy import OsEntropy
 from tasks.paths import POLICY
 from tasks.policy import code_digest
 from tasks.policy_settings import Policy
+from tasks.results import named
 
 _CONFIDENCE = 0.95
 #: (critic, updates): a raw critic shows itself in the update after.
@@ -45,6 +46,4 @@ def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
     found = audit_updates(
         method, trials=trials, confidence=_CONFIDENCE, delta=settings.delta, entropy=OsEntropy(), updates=updates
     )
-    prices = method.price(settings.delta)
-    named = {f"epsilon_{name}": getattr(prices, name) for name in ("published", "noise_only", "certified")}
-    return {**asdict(method), **found.to_dict(), **jsonable(named)}
+    return {**asdict(method), **found.to_dict(), **jsonable(named(method.price(settings.delta)))}
