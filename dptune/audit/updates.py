@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
 from dptune.audit.cuts import best_cuts, errors
 from dptune.audit.scores import Fit
+from dptune.audit.step import StepAudit
 from dptune.errors import ConfigError
 from dptune.policy.environments import Interface
 from dptune.policy.method import Dppg
@@ -57,34 +57,6 @@ SCENES = (
 )
 
 
-@dataclass(frozen=True)
-class UpdateAudit:
-    """The result, each bound at ``confidence`` by itself; see ``dptune.audit.step.StepAudit``."""
-
-    scene: str
-    trials: int
-    confidence: float
-    updates: int
-    delta: float
-    mu_errors: tuple[int, int, int, int]
-    epsilon_errors: tuple[int, int, int, int]
-
-    @property
-    def mu_audited(self) -> float:
-        """Lower bound on mu, if the releases are Gaussian DP."""
-        return mu_from_errors(*self.mu_errors, self.confidence)
-
-    @property
-    def epsilon_audited(self) -> float:
-        """Lower bound on epsilon at ``delta``, for any mechanism; at most about log(trials)."""
-        return epsilon_from_errors(*self.epsilon_errors, self.delta, self.confidence)
-
-    def to_dict(self) -> dict[str, str | int | float]:
-        """Plain JSON types."""
-        names = ("scene", "trials", "confidence", "updates", "delta", "mu_audited", "epsilon_audited")
-        return {name: getattr(self, name) for name in names}
-
-
 def audit_updates(
     method: Dppg,
     *,
@@ -94,7 +66,7 @@ def audit_updates(
     entropy: Entropy,
     updates: int = 1,
     scenes: Sequence[Scene] = SCENES,
-) -> UpdateAudit:
+) -> StepAudit:
     """Bound mu and epsilon of a run of ``updates`` from below; the attacker's user is in the first one.
 
     Guarantee: if the run is mu-GDP (or (epsilon, delta)-DP) about one user whose slot may be empty, then ``mu_audited
@@ -104,6 +76,8 @@ def audit_updates(
 
     Args:
         trials: runs in each world, a fifth of them to choose the attack.
+
+    Returns: the bounds; its steps are updates, in each of which a user takes part for certain.
 
     Raises: ConfigError for too few trials, or numbers out of range.
     """
@@ -125,11 +99,12 @@ def audit_updates(
                 looks.append((best_cuts(*scores, counted, delta, confidence), fit, scene))
         cuts, fit, scene = max(looks, key=lambda look: look[0].promise)
         inside, outside = (fit.log_ratio(runs.seen(scene, world, counted, meter)) for world in (True, False))
-    return UpdateAudit(
+    return StepAudit(
         scene.name,
         trials,
         confidence,
         updates,
+        1.0,
         delta,
         mu_errors=errors(inside, outside, cuts.for_mu),
         epsilon_errors=errors(inside, outside, cuts.for_epsilon),

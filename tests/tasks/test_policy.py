@@ -148,7 +148,7 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     finals = [result["final_return"] for result in results if result["label"] == "l2"]
     assert rows["l2"].mean == pytest.approx(sum(finals) / 2)
     assert rows["l2"].deviation == pytest.approx(abs(finals[0] - finals[1]) / 2)
-    audit = {"critic": "raw", "noise_multiplier": 1.0, "updates": 2, "trials": 500, "confidence": 0.95}
+    audit = {"critic": "raw", "noise_multiplier": 1.0, "steps": 2, "trials": 500, "confidence": 0.95}
     audit |= {"epsilon_published": 5.0, "epsilon_certified": "inf", "epsilon_audited": 5.4, "mu_audited": 5.0}
     write_page(results, 1e-5, {"audits": [audit]}, empty)
     page = (empty / "policy.html").read_text()
