@@ -166,6 +166,14 @@ class MicroBatch:
     owners: NDArray[np.int64] = field(repr=False)
     units: int
 
+    def owners_of(self, height: int, device: torch.device) -> torch.Tensor | None:
+        """(height,) the unit of each row, ``units`` for rows that fill up; None where row j is unit j."""
+        if self.units == len(self.records):
+            return None
+        owners = np.full(height, self.units)
+        owners[: len(self.owners)] = self.owners
+        return torch.from_numpy(owners).to(device)
+
 
 def micro_batches(batch: list[NDArray[np.int64]], rows: int) -> Iterator[MicroBatch]:
     """Split a drawn batch into micro-batches of at most ``rows`` rows; a unit is never split.

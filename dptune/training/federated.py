@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.training.data import Tokens
-from dptune.training.losses import sequence_losses
+from dptune.training.losses import model_losses
 from dptune.training.per_sample import PairGradients, PairModules
 
 
@@ -42,8 +42,7 @@ def local_update(
             chosen = _slice(records, step, rows)
             ids, mask = tokens.batch(chosen, device, height=rows)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            loss = sequence_losses(logits, ids, mask)[: len(chosen)].mean()
+                loss = model_losses(model, ids, mask)[: len(chosen)].mean()
             first = loss.detach() if first is None else first
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():

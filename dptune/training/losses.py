@@ -6,8 +6,15 @@ rescales every other record's gradient and no clip radius bounds the change. Her
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import cross_entropy
+
+#: Model types whose logits are the output layer on the last hidden states, and nothing else.
+_PLAIN_HEADS = ("gpt2", "llama", "mistral")
+#: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator.
+_LOGITS_ON_CPU, _LOGITS = 1 << 20, 1 << 26
 
 
 def token_losses(
@@ -31,3 +38,72 @@ def sequence_losses(logits: torch.Tensor, input_ids: torch.Tensor, mask: torch.T
     """(rows,): each sequence's mean loss over its own valid tokens; 0 for a sequence without a second token."""
     losses, valid = token_losses(logits, input_ids, mask)
     return losses.sum(dim=1) / valid.sum(dim=1).clamp(min=1)
+
+
+def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(rows,) ``sequence_losses`` of a causal language model, without its logits where it is of a known family.
+
+    Args:
+        model: of transformers, with or without PEFT's adapters.
+        input_ids: (rows, tokens).
+        mask: (rows, tokens), 1 for real tokens; padding on the right.
+    """
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = causal.get_output_embeddings()
+    plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
+    if not (plain and causal.config.model_type in _PLAIN_HEADS):
+        return sequence_losses(model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits, input_ids, mask)
+    decoder = getattr(causal, causal.base_model_prefix)
+    hidden = decoder(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    losses: torch.Tensor = _HeadLosses.apply(hidden.to(dtype), head.weight.to(dtype), input_ids, mask)
+    return losses
+
+
+class _HeadLosses(torch.autograd.Function):
+    """Output layer and loss in one, a few positions at a time; the gradient is made on the way forward.
+
+    Logits, their softmax and its gradient are each as large as everything else together; no two pieces of them exist at
+    once. The pieces' sizes are public: they follow the shape of the batch alone.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, hidden: torch.Tensor, weight: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """(rows,) float32 losses from (rows, tokens, width) states and the frozen (vocabulary, width) weight."""
+        rows, tokens, width = hidden.shape
+        valid = mask[:, 1:].bool()
+        counts = valid.sum(dim=1, keepdim=True).clamp(min=1)
+        targets, shares = input_ids[:, 1:].reshape(-1, 1), (valid / counts).reshape(-1, 1)
+        states = hidden[:, :-1].reshape(-1, width)
+        losses = states.new_empty(len(states), 1, dtype=torch.float32)
+        gradients = torch.empty_like(states)
+        at_a_time = (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS) // len(weight) + 1
+        for start in range(0, len(states), at_a_time):
+            piece = slice(start, start + at_a_time)
+            logits = (states[piece] @ weight.T).float()
+            total = logits.logsumexp(dim=1, keepdim=True)
+            losses[piece] = total - logits.gather(1, targets[piece])
+            slope = logits.sub_(total).exp_()
+            slope.scatter_add_(1, targets[piece], torch.full_like(total, -1.0))
+            slope.mul_(shares[piece])
+            torch.mm(slope.to(weight.dtype), weight, out=gradients[piece])
+        # Padding has no gradient, whatever its state: 0 times infinity is no number.
+        gradients.masked_fill_(~valid.reshape(-1, 1), 0.0)
+        context.save_for_backward(gradients)
+        context.shape = (rows, tokens, width)
+        return (losses.view(rows, -1).where(valid, 0.0)).sum(dim=1) / counts[:, 0]
+
+    @staticmethod
+    def backward(context: Any, *of_losses: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Each row's own gradient times what its loss counts."""
+        (gradients,) = context.saved_tensors
+        rows, tokens, width = context.shape
+        found = gradients.new_zeros(rows, tokens, width)
+        torch.mul(
+            gradients.view(rows, tokens - 1, width), of_losses[0][:, None, None].to(gradients.dtype), out=found[:, :-1]
+        )
+        return found, None, None, None

@@ -1,29 +1,33 @@
 """Per-sample gradients of LoRA pairs.
 
-For a linear layer y = W x the gradient of sample b is sum_t outer(dL/dy[b, t], x[b, t]). Forward hooks keep x
-and y of every lora_A and lora_B; one ``torch.autograd.grad`` asks for dL/dy alone, so that no weight gradient
-is ever computed over the batch. A LoRA gradient is small (rank times width), so it is kept per unit.
+For a linear layer y = W x the gradient of sample b is sum_t outer(dL/dy[b, t], x[b, t]). Inputs and outputs of every
+lora_A and lora_B are tapped on the way forward; on the way back each dL/dy becomes, as soon as it is there, the part of
+a (rows, parameters) table that belongs to its layer. No weight gradient is ever computed over the batch. Pairs of one
+shape lie side by side in the table, so that norms and sums take one kernel for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from dptune.training.losses import sequence_losses
+from dptune.training.losses import model_losses
 
 
 @dataclass(frozen=True)
 class PairModules:
-    """One LoRA pair: its name in the model and its two linear layers."""
+    """One LoRA pair: its name in the model, its two linear layers, and how they are used."""
 
     name: str
     down: torch.nn.Linear  # lora_A: width -> rank
     up: torch.nn.Linear  # lora_B: rank -> width
+    scaling: float = 1.0
+    dropout: float = 0.0
 
     @property
     def layers(self) -> tuple[torch.nn.Linear, ...]:
@@ -42,7 +46,13 @@ def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     Raises: ValueError if some trainable parameter belongs to no pair (it would train without privacy).
     """
     pairs = [
-        PairModules(name, module.lora_A["default"], module.lora_B["default"])
+        PairModules(
+            name,
+            module.lora_A["default"],
+            module.lora_B["default"],
+            module.scaling["default"],
+            getattr(module.lora_dropout["default"], "p", 0.0),
+        )
         for name, module in model.named_modules()
         if hasattr(module, "lora_A") and "default" in getattr(module, "lora_A", {})
     ]
@@ -55,28 +65,96 @@ def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     return pairs
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a (rows, parameters) table hold which weight: pairs of one size side by side.
+
+    Attributes:
+        shapes: for each pair the shapes of its weights, in the order of its flat vector.
+    """
+
+    shapes: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(cls, pairs: Sequence[PairModules]) -> Layout:
+        """The layout of these pairs' trained weights."""
+        return cls(tuple(tuple((w.shape[0], w.shape[1]) for w in pair.parameters) for pair in pairs))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Parameters of each pair."""
+        return tuple(sum(out * into for out, into in shapes) for shapes in self.shapes)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the pairs of each size, in the order of the columns."""
+        return tuple(
+            tuple(pair for pair, other in enumerate(self.sizes) if other == size) for size in dict.fromkeys(self.sizes)
+        )
+
+    @cached_property
+    def starts(self) -> tuple[tuple[int, ...], ...]:
+        """For each pair the first column of each of its weights."""
+        starts: dict[int, tuple[int, ...]] = {}
+        column = 0
+        for pair in (pair for group in self.groups for pair in group):
+            own = []
+            for out, into in self.shapes[pair]:
+                own.append(column)
+                column += out * into
+            starts[pair] = tuple(own)
+        return tuple(starts[pair] for pair in range(len(self.shapes)))
+
+    def weight(self, table: torch.Tensor, pair: int, weight: int) -> torch.Tensor:
+        """The (rows, out, in) view of one weight's columns."""
+        start, (out, into) = self.starts[pair][weight], self.shapes[pair][weight]
+        return table[:, start : start + out * into].unflatten(1, (out, into))
+
+    def split(self, table: torch.Tensor) -> list[torch.Tensor]:
+        """For each group the (rows, pairs of the group, parameters of a pair) view of its columns."""
+        counts = [(len(group), self.sizes[group[0]]) for group in self.groups]
+        parts = table.split([count * size for count, size in counts], dim=1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, counts, strict=True)]
+
+
 class PairGradients:
-    """Gradients of one micro-batch: one row per unit, one tensor per pair. Private, never leaves the step.
+    """Gradients of one micro-batch: one row per unit, pairs of one size in one tensor. Private, never leaves the step.
 
     A unit with any non-finite entry becomes all zeros, so that it cannot spread and its influence stays bounded.
     """
 
-    def __init__(self, per_pair: list[torch.Tensor], losses: torch.Tensor) -> None:
+    def __init__(self, per_pair: Sequence[torch.Tensor], losses: torch.Tensor) -> None:
         """Take the gradients and losses of the units.
 
         Args:
             per_pair: for each pair a (units, parameters of the pair) float32 tensor.
             losses: (units,) mean loss of each unit's records.
         """
+        layout = Layout(tuple(((1, part.shape[1]),) for part in per_pair))
+        groups = [torch.stack([per_pair[pair] for pair in group], dim=1) for group in layout.groups]
+        self._take(groups, layout, losses)
+
+    @classmethod
+    def of_table(cls, table: torch.Tensor, layout: Layout, losses: torch.Tensor) -> PairGradients:
+        """From a (units, parameters) float32 table, which is overwritten."""
+        gradients = cls.__new__(cls)
+        gradients._take(layout.split(table), layout, losses)
+        return gradients
+
+    def _take(self, groups: list[torch.Tensor], layout: Layout, losses: torch.Tensor) -> None:
         # float32 norms of long vectors err by more than any margin one would like to keep.
-        norms = torch.stack(
-            [torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64) for gradient in per_pair], dim=1
+        by_group = [torch.linalg.vector_norm(group, dim=2, dtype=torch.float64) for group in groups]
+        norms = (
+            by_group[0]
+            if len(groups) == 1
+            else torch.stack(_in_pair_order(layout, [part.unbind(1) for part in by_group]), dim=1)
         )
-        finite = torch.isfinite(norms).all(dim=1)
-        if not bool(finite.all()):
-            per_pair = [torch.where(finite[:, None], gradient, 0.0) for gradient in per_pair]
-            norms = torch.where(finite[:, None], norms, 0.0)
-        self._per_pair, self._norms = per_pair, norms
+        broken = ~torch.isfinite(norms).all(dim=1)
+        # Always, and not only where a unit is broken: to look would make an accelerator wait.
+        for group in groups:
+            group.masked_fill_(broken[:, None, None], 0.0)
+        self._groups, self._layout = groups, layout
+        self._norms = norms.masked_fill(broken[:, None], 0.0)
         self._losses = losses.double().nan_to_num(0.0, 0.0, 0.0)
 
     def norms(self) -> torch.Tensor:
@@ -89,12 +167,65 @@ class PairGradients:
 
     def matrix(self) -> torch.Tensor:
         """(units, parameters) float64: whole gradients, pair after pair."""
-        return torch.cat(self._per_pair, dim=1).double()
+        return torch.cat(_in_pair_order(self._layout, [group.unbind(1) for group in self._groups]), dim=1).double()
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
         """Per pair, sum over units of factors[unit, pair] * gradient, flat float64."""
-        factors = factors.double()
-        return [factors[:, pair] @ gradient.double() for pair, gradient in enumerate(self._per_pair)]
+        of_pairs, sums = factors.double().unbind(1), []
+        for group, pairs in zip(self._groups, self._layout.groups, strict=True):
+            chosen = torch.stack([of_pairs[pair] for pair in pairs])
+            sums.append(torch.bmm(chosen[:, None], group.transpose(0, 1).double())[:, 0].unbind(0))
+        return _in_pair_order(self._layout, sums)
+
+
+def _in_pair_order(layout: Layout, by_group: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    found = {
+        pair: part
+        for pairs, parts in zip(layout.groups, by_group, strict=True)
+        for pair, part in zip(pairs, parts, strict=True)
+    }
+    return [found[pair] for pair in range(len(found))]
+
+
+@dataclass
+class Taps:
+    """Turns what passes through tapped layers into the rows of a table, on the way back.
+
+    Attributes:
+        table: (rows, parameters) float32, filled by ``backward``.
+        layout: of its columns.
+    """
+
+    table: torch.Tensor = field(repr=False)
+    layout: Layout
+    _lowest: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
+    _tapped: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
+
+    def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> None:
+        """Watch ``output`` = W ``inputs`` of one weight of a pair, both (rows, tokens, ...)."""
+        if (pair, weight) in self._tapped:
+            raise RuntimeError("a LoRA layer ran twice in one forward pass: its per-sample gradient is not supported")
+        self._tapped.add((pair, weight))
+        if not inputs.requires_grad:
+            self._lowest.append(output.requires_grad_())  # whatever else is tapped lies above one of these
+        kept = inputs.detach().to(output.dtype)  # as it was multiplied
+
+        def fill(gradient: torch.Tensor) -> None:
+            # In float32, whatever dtype the forward pass ran in.
+            into = self.layout.weight(self.table, pair, weight)
+            torch.bmm(gradient.float().mT, kept.float(), out=into)
+
+        output.register_hook(fill)
+
+    def backward(self, losses: torch.Tensor) -> None:
+        """Fill the table from (rows,) losses.
+
+        Raises: RuntimeError if some pair was not tapped.
+        """
+        for pair, shapes in enumerate(self.layout.shapes):
+            if any((pair, weight) not in self._tapped for weight in range(len(shapes))):
+                raise RuntimeError(f"LoRA pair {pair} took no part in the forward pass")
+        torch.autograd.grad(losses.sum(), self._lowest)
 
 
 def per_sample_gradients(
@@ -102,12 +233,12 @@ def per_sample_gradients(
     pairs: list[PairModules],
     input_ids: torch.Tensor,
     mask: torch.Tensor,
-    owners: torch.Tensor,
+    owners: torch.Tensor | None,
     units: int,
     *,
     autocast: torch.dtype | None = None,
-) -> tuple[PairGradients, torch.Tensor]:
-    """Gradients of each unit's loss, and the detached losses.
+) -> PairGradients:
+    """Gradients of each unit's loss. Private.
 
     A unit's loss is the sum of its rows' losses (one row for an encounter, up to m for a patient).
 
@@ -116,32 +247,28 @@ def per_sample_gradients(
         pairs: from ``lora_pairs(model)``.
         input_ids: (rows, tokens), rows > 0.
         mask: (rows, tokens).
-        owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch.
+        owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch. None: row j is unit j.
         units: number of units in this micro-batch.
         autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.
-
-    Returns: gradients (units, ...) per pair, and (rows,) losses: both private.
     """
+    layout = Layout.of(pairs)
+    taps = Taps(torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device), layout)
     device = input_ids.device.type
-    with _tapped(pairs) as taps, torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-        logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
-    losses = sequence_losses(logits, input_ids, mask)
-    outputs = [output for _, output in taps]
-    output_gradients = torch.autograd.grad(losses.sum(), outputs)
-    per_parameter = iter(
-        _sum_by_owner(_linear_gradient(tap[0], gradient), owners, units)
-        for tap, gradient in zip(taps, output_gradients, strict=True)
-    )
-    per_pair = [torch.cat([next(per_parameter) for _ in pair.layers], dim=1) for pair in pairs]
-    losses = losses.detach()
+    with _tapped(pairs, taps), torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+        losses = model_losses(model, input_ids, mask)
+    taps.backward(losses)
+    return by_unit(taps.table, layout, losses.detach(), owners, units)
+
+
+def by_unit(
+    table: torch.Tensor, layout: Layout, losses: torch.Tensor, owners: torch.Tensor | None, units: int
+) -> PairGradients:
+    """The rows of a table added up by their owners, as ``per_sample_gradients`` says; the table is overwritten."""
+    if owners is None:
+        return PairGradients.of_table(table[:units], layout, losses[:units])
     rows = _sum_by_owner(torch.ones_like(losses)[:, None], owners, units)
     of_units = _sum_by_owner(losses[:, None], owners, units) / rows
-    return PairGradients(per_pair, of_units[:, 0]), losses
-
-
-def _linear_gradient(inputs: torch.Tensor, output_gradient: torch.Tensor) -> torch.Tensor:
-    """(rows, out * in) in float32, whatever dtype the forward pass ran in."""
-    return torch.einsum("bto,bti->boi", output_gradient.float(), inputs.float()).flatten(1)
+    return PairGradients.of_table(_sum_by_owner(table, owners, units), layout, of_units[:, 0])
 
 
 def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch.Tensor:
@@ -149,24 +276,22 @@ def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch
 
 
 @contextmanager
-def _tapped(pairs: list[PairModules]) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Record (input, output) of every A and B, in pair order."""
-    layers = [layer for pair in pairs for layer in pair.layers]
-    taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    taps: list[tuple[torch.Tensor, torch.Tensor]] = []
+def _tapped(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
+    """Within, every A and B is tapped when it runs."""
 
-    def keep(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        if id(layer) in taken:
-            raise RuntimeError("a LoRA layer ran twice in one forward pass: its per-sample gradient is not supported")
-        taken[id(layer)] = (inputs[0].detach(), output)
+    def hook(pair: int, weight: int) -> Any:
+        def run(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            taps.tap(pair, weight, inputs[0], output)
 
-    handles = [layer.register_forward_hook(keep) for layer in layers]
+        return run
+
+    handles = [
+        layer.register_forward_hook(hook(number, weight))
+        for number, pair in enumerate(pairs)
+        for weight, layer in enumerate(pair.layers)
+    ]
     try:
-        yield taps
-        missing = [pair.name for pair in pairs if any(id(layer) not in taken for layer in pair.layers)]
-        if missing:
-            raise RuntimeError(f"LoRA pair {missing[0]} took no part in the forward pass")
-        taps.extend(taken[id(layer)] for layer in layers)
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -10,7 +10,7 @@ import torch
 
 from dptune.progress import progress
 from dptune.training.data import Tokens
-from dptune.training.losses import sequence_losses
+from dptune.training.losses import model_losses
 
 
 def fit(
@@ -34,7 +34,7 @@ def fit(
         if step % batches_an_epoch == 0:
             batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
         ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
-        loss = sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).mean()
+        loss = model_losses(model, ids, mask).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -52,7 +52,7 @@ def test_the_model_is_left_bit_for_bit_as_it_was_even_when_a_client_fails(monkey
             raise MemoryError
         return sequence_losses(*arguments)
 
-    monkeypatch.setattr("dptune.training.federated.sequence_losses", failing)
+    monkeypatch.setattr("dptune.training.federated.model_losses", failing)
     with pytest.raises(MemoryError):
         update(model, [0, 1, 2], steps=3)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

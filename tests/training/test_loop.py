@@ -28,7 +28,7 @@ from dptune.errors import DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger import read_ledger
-from dptune.training import loop
+from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import Plan, StepReport, train
 from dptune.training.per_sample import lora_pairs
@@ -61,13 +61,13 @@ def trained(directory: Path, plan: Plan | None = None, entropy: Entropy | None =
 def applied(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What reaches the optimiser at each step, as one vector."""
     seen: list[torch.Tensor] = []
-    real = loop._apply
+    real = running._apply
 
     def spy(pairs: Any, gradients: list[torch.Tensor], *rest: Any) -> None:
         seen.append(torch.cat(gradients))
         real(pairs, gradients, *rest)
 
-    monkeypatch.setattr(loop, "_apply", spy)
+    monkeypatch.setattr(running, "_apply", spy)
     return seen
 
 
@@ -301,8 +301,8 @@ def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:
     model = adapted()
     plan = make_plan()
     trained(tmp_path, plan, model=model)
-    assert read_ledger(tmp_path / "ledger.jsonl").composition == loop.planned(static(model), plan)
-    assert loop.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
+    assert read_ledger(tmp_path / "ledger.jsonl").composition == running.planned(static(model), plan)
+    assert running.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
 
 
 def test_the_base_model_may_be_one_layer(tmp_path: Path) -> None:

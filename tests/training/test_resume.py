@@ -15,7 +15,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
-from dptune.training import loop
+from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError, load_checkpoint
 from dptune.training.loop import StepReport, train
 from dptune.training.per_sample import lora_pairs
@@ -55,14 +55,14 @@ def kill(directory: Path, opened: list[Ledger], **options: Any) -> None:
 
 def in_checkpoint(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The process dies inside its ``number``-th checkpoint."""
-    real, calls = loop.save_checkpoint, iter(range(1, 100))
+    real, calls = running.save_checkpoint, iter(range(1, 100))
 
     def save(*args: Any) -> None:
         if next(calls) == number:
             raise Killed
         real(*args)
 
-    monkeypatch.setattr(loop, "save_checkpoint", save)
+    monkeypatch.setattr(running, "save_checkpoint", save)
 
 
 def in_step(monkeypatch: pytest.MonkeyPatch, number: int, *, after_noise: bool) -> None:
@@ -161,7 +161,7 @@ def test_a_resumed_run_starts_from_the_checkpoints_weights_and_moments(
         assert (progress.step, progress.releases) == (4, 4)
         return progress
 
-    monkeypatch.setattr(loop, "load_checkpoint", load)
+    monkeypatch.setattr(running, "load_checkpoint", load)
     run(tmp_path)
     assert all(not torch.equal(weight, models[0][name]) for name, weight in weights(adapted()).items())
     assert all(float(state["step"]) == 4 + 2 for state in optimizers[0].state.values())
@@ -272,7 +272,7 @@ def test_a_resume_with_a_fixed_seed_is_refused(tmp_path: Path, opened: list[Ledg
 def test_a_resume_cannot_pass_the_budget_by_another_plan(tmp_path: Path, opened: list[Ledger], change: str) -> None:
     mechanism = build("static", {"noise_multiplier": 1.0})
     header = make_header()
-    epsilon = header.price(loop.planned(mechanism, make_plan(steps=STEPS))).certified * 1.001
+    epsilon = header.price(running.planned(mechanism, make_plan(steps=STEPS))).certified * 1.001
     kill(tmp_path, opened, on_step=killed_after(3), header=make_header(epsilon=epsilon))
     other = {"noise": 0.6} if change == "less noise" else {"plan": make_plan(steps=5 * STEPS)}
     with pytest.raises(DptuneError):
