@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 #: Model types whose logits are the output layer on the last hidden states, and nothing else.
 _PLAIN_HEADS = ("gpt2", "llama", "mistral")
-#: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator.
-_LOGITS_ON_CPU, _LOGITS = 1 << 20, 1 << 26
+#: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator; but no fewer positions than
+#: a matrix product needs to be efficient.
+_LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
 
 
 def token_losses(
@@ -81,13 +82,14 @@ class _HeadLosses(torch.autograd.Function):
         states = hidden[:, :-1].reshape(-1, width)
         losses = states.new_empty(len(states), 1, dtype=torch.float32)
         gradients = torch.empty_like(states)
-        at_a_time = (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS) // len(weight) + 1
+        at_a_time = max(_FEWEST, (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS) // len(weight))
         for start in range(0, len(states), at_a_time):
             piece = slice(start, start + at_a_time)
             logits = (states[piece] @ weight.T).float()
-            total = logits.logsumexp(dim=1, keepdim=True)
+            slope = logits.softmax(dim=1)
+            # The largest probability is never 0, so this is log sum exp without another pass of exponentials.
+            total = logits.amax(dim=1, keepdim=True) - slope.amax(dim=1, keepdim=True).log()
             losses[piece] = total - logits.gather(1, targets[piece])
-            slope = logits.sub_(total).exp_()
             slope.scatter_add_(1, targets[piece], torch.full_like(total, -1.0))
             slope.mul_(shares[piece])
             torch.mm(slope.to(weight.dtype), weight, out=gradients[piece])
