@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.errors import ConfigError
@@ -78,7 +79,16 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
             "model.source", f"{base.source!r} cannot be loaded ({error})", fix="check the name, revision and network"
         ) from error
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
-    return model.to(device).requires_grad_(False)
+    return fuse_activations(model.to(device).requires_grad_(False))
+
+
+def fuse_activations(model: Any) -> Any:
+    """The same model with GPT-2's activation as one kernel: written out in eight, it is a third of a step on a CPU."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, torch.nn.GELU(approximate="tanh"))
+    return model
 
 
 def load_tokenizer(base: BaseModel) -> Any:

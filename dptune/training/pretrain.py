@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dptune.training.data import tokenize
 from dptune.training.evaluation import perplexity
+from dptune.training.model import fuse_activations
 from dptune.training.plain import fit
 
 END_OF_TEXT = "<|endoftext|>"
@@ -75,18 +76,17 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
     tokenizer = train_tokenizer(texts, plan.vocabulary)
     tokens = tokenize(texts, tokenizer, plan.max_length)
     torch.manual_seed(plan.seed)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=len(tokenizer),
-            n_positions=plan.max_length,
-            n_layer=plan.layers,
-            n_embd=plan.width,
-            n_head=plan.heads,
-            bos_token_id=tokenizer.eos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=plan.max_length,
+        n_layer=plan.layers,
+        n_embd=plan.width,
+        n_head=plan.heads,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    model = fuse_activations(GPT2LMHeadModel(config))
     model.train()
     fit(
         model,

@@ -391,7 +391,7 @@ def _apply(
 
 def _optimizer(pairs: list[PairModules], plan: Plan) -> torch.optim.AdamW:
     parameters = [parameter for pair in pairs for parameter in pair.parameters]
-    return torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+    return torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
 
 
 def _open(

@@ -14,10 +14,10 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import read_ledger
+from dptune.training import federated
 from dptune.training.data import PrivacyUnits
 from dptune.training.federated import local_update
 from dptune.training.loop import train
-from dptune.training import federated
 from dptune.training.losses import sequence_losses
 from dptune.training.per_sample import lora_pairs
 

@@ -1,0 +1,240 @@
+"""Many runs over one frozen base: one forward and backward pass takes the batches of all of them.
+
+Every row of a micro-batch is bound to its run, and passes through that run's adapters. All else is each run's own:
+Poisson batch, ledger, controller, noise, optimiser, checkpoint. A run that ends or fails leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import dropout
+
+from dptune.errors import ConfigError
+from dptune.training.data import MicroBatch, micro_batches
+from dptune.training.losses import model_losses
+from dptune.training.model import train_adapters
+from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_unit
+from dptune.training.run import Run, Step, seed_dropout
+
+
+def shared_copy(model: Any) -> Any:
+    """A copy of the model whose frozen weights and buffers are the model's own tensors."""
+    frozen = (tensor for tensor in chain(model.parameters(), model.buffers()) if not tensor.requires_grad)
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in frozen})
+
+
+def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
+    """Train open runs to their ends; each as it would have trained alone, to rounding.
+
+    Guarantee: each run's is that of ``train``, where private is told from public. Runs share the frozen base and the records.
+
+    Args:
+        base: the frozen causal language model, without adapters, on its device.
+        runs: from ``open_run``, of models that are adapters on a ``shared_copy`` of ``base``, with the same LoRA
+            settings, ``tokens``, physical batch size and autocast.
+
+    Returns: for each run None, its ledger still open for the caller to finish, or what ended it, its ledger closed.
+
+    Raises: ConfigError if the runs cannot share a pass; every ledger is then closed.
+    """
+    errors: dict[int, Exception] = {}
+
+    def attempt(number: int, action: Callable[..., Any], *arguments: Any) -> Any:
+        """The action's result; None and the run's end if it fails."""
+        try:
+            return action(*arguments)
+        except Exception as error:
+            errors[number] = error
+            runs[number].ledger.close()
+            return None
+
+    try:
+        _check(base, runs)
+        stacks = _stacked(runs)
+        layout = _whole_layout(stacks)
+        base.eval()
+        seed_dropout(runs[0].entropy, runs[0].step)
+        active = list(range(len(runs)))
+        while active:
+            steps = {number: attempt(number, runs[number].begin) for number in active}
+            for number in active:
+                if steps[number] is None and number not in errors:
+                    attempt(number, runs[number].end)
+            active = [number for number in active if steps[number] is not None]
+            shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
+            for number in active:
+                train_adapters(runs[number].model)
+                attempt(number, runs[number].complete, steps[number], shared.gradients(number))
+            active = [number for number in active if number not in errors]
+    except BaseException:
+        for run in runs:
+            run.ledger.close()
+        raise
+    return [errors.get(number) for number in range(len(runs))]
+
+
+def can_train_together(run: Run) -> bool:
+    """Whether a run's gradients come from one pass; a client's local training takes many."""
+    return run.mechanism.local is None
+
+
+def _check(base: Any, runs: Sequence[Run]) -> None:
+    if not runs:
+        raise ConfigError("runs", "there are none", fix="give at least one")
+    frozen = {parameter.data_ptr() for parameter in base.parameters()}
+    first = runs[0]
+    alike = [_alike(run.pairs) for run in runs]
+    for number, run in enumerate(runs):
+        if not can_train_together(run):
+            raise ConfigError("runs", f"run {number} ({run.mechanism.name}) trains locally", fix="train it alone")
+        theirs = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
+        if not frozen <= theirs:
+            raise ConfigError("runs", f"run {number} has another base", fix="attach its adapters to a shared_copy")
+        if alike[number] != alike[0]:
+            raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
+        if run.tokens is not first.tokens:
+            raise ConfigError("runs", f"run {number} has other records than run 0", fix="give all the same Tokens")
+        for name in ("physical_batch_size", "autocast"):
+            if getattr(run.plan, name) != getattr(first.plan, name):
+                raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
+
+
+def _alike(pairs: Sequence[PairModules]) -> list[tuple[Any, ...]]:
+    return [(p.name, p.down.weight.shape, p.up.weight.shape, p.scaling, p.dropout) for p in pairs]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """One pair of every run: ``down`` (runs, rank, width in) and ``up`` (runs, width out, rank), A and B.
+
+    The runs' own weights are views of these tensors, so an optimiser's step is seen here at once.
+    """
+
+    layer: str
+    down: torch.Tensor = field(repr=False)
+    up: torch.Tensor = field(repr=False)
+    scaling: float
+    dropout: float
+
+
+def _stacked(runs: Sequence[Run]) -> list[_Stack]:
+    stacks = []
+    for pairs in zip(*(run.pairs for run in runs), strict=True):
+        down = torch.stack([pair.down.weight.detach() for pair in pairs])
+        up = torch.stack([pair.up.weight.detach() for pair in pairs])
+        for number, pair in enumerate(pairs):
+            pair.down.weight.data, pair.up.weight.data = down[number], up[number]
+        first = pairs[0]
+        stacks.append(_Stack(first.name.removeprefix("base_model.model."), down, up, first.scaling, first.dropout))
+    return stacks
+
+
+def _whole_layout(stacks: Sequence[_Stack]) -> Layout:
+    """Columns for A and B of every pair, also where a run trains B alone."""
+    shapes = [[(w.shape[1], w.shape[2]) for w in (stack.down, stack.up)] for stack in stacks]
+    return Layout(tuple(map(tuple, shapes)))
+
+
+class _Pass:
+    """The gradients of one step of several runs, computed when a run asks for its own. Private.
+
+    Micro-batches are filled with the rows of one run after the other, so that only the last one has rows to spare. When
+    a run has all its gradients, no later micro-batch needs its adapters, and they may move.
+    """
+
+    def __init__(
+        self, base: Any, runs: Sequence[Run], stacks: Sequence[_Stack], layout: Layout, steps: dict[int, Step]
+    ) -> None:
+        self._base, self._runs, self._stacks, self._layout = base, runs, stacks, layout
+        units = [unit for step in steps.values() for unit in step.batch]
+        owners = [number for number, step in steps.items() for _ in step.batch]
+        self._parts: deque[tuple[MicroBatch, list[int]]] = deque()
+        taken = 0
+        for part in micro_batches(units, runs[0].plan.physical_batch_size):
+            self._parts.append((part, owners[taken : taken + part.units]))
+            taken += part.units
+        self._missing = {number: len(step.batch) for number, step in steps.items()}
+        self._ready: dict[int, deque[PairGradients]] = {number: deque() for number in steps}
+
+    def gradients(self, number: int) -> Iterator[PairGradients]:
+        """All of a run's units, in one or more micro-batches; never fewer: an error in between reaches every run."""
+        while self._missing[number] or self._ready[number]:
+            while not self._ready[number]:
+                self._advance()
+            yield self._ready[number].popleft()
+
+    def _advance(self) -> None:
+        if not self._parts:
+            raise RuntimeError("an earlier micro-batch of this step failed, so units of this run are missing")
+        part, run_of_unit = self._parts.popleft()
+        table, losses = self._computed(part, run_of_unit)
+        first_unit = 0
+        for number in dict.fromkeys(run_of_unit):
+            count = run_of_unit.count(number)
+            rows = slice(*np.searchsorted(part.owners, [first_unit, first_unit + count]))
+            owners = torch.from_numpy(part.owners[rows] - first_unit).to(table.device)
+            own = None if len(owners) == count else owners
+            layout = Layout.of(self._runs[number].pairs)
+            trained = self._trained(table[rows], layout)
+            self._ready[number].append(by_unit(trained, layout, losses[rows], own, count))
+            self._missing[number] -= count
+            first_unit += count
+
+    def _computed(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The (rows, parameters) table of a micro-batch and its (rows,) losses."""
+        run = self._runs[0]
+        plan, device = run.plan, self._stacks[0].up.device
+        ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
+        # Rows that only fill the batch take any run's adapters.
+        run_of_row = np.full(len(ids), run_of_unit[-1])
+        run_of_row[: len(part.records)] = np.asarray(run_of_unit)[part.owners]
+        taps = Taps(torch.empty(len(ids), sum(self._layout.sizes), device=device), self._layout)
+        with (
+            _applied(self._base, self._stacks, torch.from_numpy(run_of_row).to(device), taps),
+            torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None),
+        ):
+            losses = model_losses(self._base, ids, mask)
+        taps.backward(losses)
+        return taps.table, losses.detach()
+
+    def _trained(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """The columns that a run trains: all, or those of the B factors."""
+        if layout.shapes == self._layout.shapes:
+            return table
+        pairs = [pair for group in layout.groups for pair in group]
+        return torch.cat([self._layout.weight(table, pair, -1).flatten(1) for pair in pairs], dim=1)
+
+
+@contextmanager
+def _applied(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor, taps: Taps) -> Iterator[None]:
+    """Within, row j of a batch passes through the adapters of run ``run_of_row[j]``, and is tapped on its way."""
+    modules = dict(base.named_modules())
+
+    def hook(pair: int, stack: _Stack) -> Any:
+        down, up = stack.down[run_of_row].mT, stack.up[run_of_row].mT
+
+        def add(_layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            seen = dropout(inputs[0].to(down.dtype), stack.dropout, training=stack.dropout > 0)
+            low = torch.bmm(seen, down)
+            taps.tap(pair, 0, seen, low)
+            high = torch.bmm(low, up)
+            taps.tap(pair, 1, low, high)
+            return output + (high * stack.scaling).to(output.dtype)
+
+        return add
+
+    handles = [modules[stack.layer].register_forward_hook(hook(number, stack)) for number, stack in enumerate(stacks)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
