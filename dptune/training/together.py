@@ -35,7 +35,7 @@ def shared_copy(model: Any) -> Any:
 def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
     """Train open runs to their ends; each as it would have trained alone, to rounding.
 
-    Guarantee: each run's is that of ``train``, where private is told from public. Runs share the frozen base and the records.
+    Guarantee: each run's is that of ``train``; see there. Runs share the frozen base and the records.
 
     Args:
         base: the frozen causal language model, without adapters, on its device.
