@@ -72,14 +72,14 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on ``path`` (made if absent); it ends with the process, however that ends.
 
-    Raises: DptuneError at once if another process holds it.
+    Raises: DptuneError at once if another process holds it, unless told to ``wait`` for that.
     """
     with path.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             raise DptuneError(f"{path.parent}: another process works on it. Fix: wait for it, or stop it.") from None
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,7 @@ def score(settings: Settings, plans: list[Plan], serving: Path, device: str) -> 
 
 def _tokens(plan: Plan, texts: list[str]) -> Tokens:
     tokens = tokenize([text for text in texts if text], load_tokenizer(plan.base), plan.max_length)
-    tokens.rows[:] = [row for row in tokens.rows if len(row) > 1]
-    return tokens
+    return replace(tokens, rows=[row for row in tokens.rows if len(row) > 1])
 
 
 def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dptune.corpus.records import read_records
+from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.mechanisms.registry import takes_noise
@@ -101,7 +101,7 @@ def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
     """
     local = Path(model.source)
     weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
-    salt = str(read_records(TRAIN).about["salt"])
+    salt = str(read_about(TRAIN)["salt"])
     files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))
     return {
         "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),

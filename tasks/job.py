@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.records import read_about, read_batches
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
@@ -17,12 +20,13 @@ from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens, tokenize
+from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import Plan
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer
 from dptune.training.per_sample import lora_pairs
+from dptune.training.token_file import FORMAT, Corpus, tokenized
 from tasks.cells import Cell, digests
-from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
+from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
 _log = logging.getLogger(__name__)
@@ -57,9 +61,9 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         )
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer = load_tokenizer(base)
-    records = read_records(TRAIN)
+    about, corpus = read_about(TRAIN), _corpus(cell, TRAIN, tokenizer)
     model = attach_lora(load_base(base, device), Lora(**cell.lora.model_dump()), cell.seed)
-    units, expected_batch_size = _units(cell, records)
+    units, expected_batch_size = _units(cell, corpus)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
     pairs = tuple(pair.name for pair in adapters)
@@ -76,7 +80,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         delta=cell.delta,
         unit=units.kind,
         units=len(units),
-        data=str(records.about["label"]),
+        data=str(about["label"]),
         telemetry=cell.telemetry,
         leaks=entropy.leaks,
         renyi_filter=ready.renyi_filter,
@@ -96,10 +100,10 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         plan=plan,
         header=header,
         units=units,
-        train=_tokens(cell, records, tokenizer),
-        evaluation=_tokens(cell, read_records(EVAL), tokenizer),
-        validation=_tokens(cell, read_records(PUBLIC_VALIDATION), tokenizer),
-        about=dict(records.about),
+        train=corpus.tokens,
+        evaluation=_corpus(cell, EVAL, tokenizer).tokens,
+        validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
+        about=about,
         pairs=pairs,
     )
 
@@ -119,25 +123,36 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
     )
 
 
-def _units(cell: Cell, records: Records) -> tuple[PrivacyUnits, float]:
-    """Whose privacy, and how many of them a batch expects."""
-    # An audit canary that its coin left out.
-    absent = np.array([text == "" for text in records.text.to_pylist()])
+def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
+    """Whose privacy, and how many of them a batch expects. Absent is an audit canary that its coin left out."""
     noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
     local = build(cell.mechanism, noise | cell.options).local
     if local is not None:
-        return PrivacyUnits.clients(local.clients, records.patient, absent), local.clients_per_round
-    training = cell.training
-    units = PrivacyUnits.of(cell.unit, records.patient, training.encounters_per_patient, absent)
-    return units, training.expected_batch_size
+        return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round
+    expected_batch_size = cell.training.expected_batch_size
+    if cell.unit == "encounter":
+        return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size
+    most = cell.training.encounters_per_patient
+    return PrivacyUnits.of(cell.unit, corpus.patients, most, corpus.absent), expected_batch_size
 
 
-def _tokens(cell: Cell, records: Records, tokenizer: Any) -> Tokens:
+def _corpus(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
+    """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
-    tokens = tokenize(records.text.to_pylist(), tokenizer, limit)
+    batches = partial(read_batches, records, ("patient", "text"))
+    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit)
+    tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
         _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)
-    return tokens
+    return corpus
+
+
+def _token_file(cell: Cell, records: Path) -> Path:
+    """Named by all that decides its content. The digest of the data is keyed by a secret (``cells.digests``), so that
+    the name tests no guess of the records.
+    """
+    content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length])
+    return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
 
 
 def _calibrated(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:

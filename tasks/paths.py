@@ -24,4 +24,6 @@ PREDICTION = DATA / "prediction"
 ANSWERS = PREDICTION / "results.json"
 #: Not DVC's: an ensemble holds a budget, and a restored ledger would be a fresh one.
 ENSEMBLES = DATA / "ensembles"
+#: Not DVC's: token ids of the records, made again whenever they are missed; safe to remove between runs.
+TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dptune.errors import DataError
 from dptune.files import replacing
 
 METADATA_KEY = b"dptune"
+_BUFFER = 1 << 20  # bytes read ahead of a column
 SCHEMA = pa.schema([("record", pa.int64()), ("patient", pa.int64()), ("text", pa.string())])
 
 
@@ -31,20 +33,64 @@ class Records:
 
 
 def read_records(path: Path) -> Records:
-    """Read a file that :func:`write_records` wrote.
+    """Read a whole file that :func:`write_records` wrote.
 
     Raises: DataError if it is absent, not Parquet, or lacks the columns or the metadata.
     """
-    try:
+    with _explained(path):
         table = pq.read_table(path)
-        about = json.loads((table.schema.metadata or {})[METADATA_KEY])
+        about = _about(table.schema)
         table = table.select(SCHEMA.names).cast(SCHEMA)
-    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        problem = f"not a file of narratives ({type(error).__name__})"
-        raise DataError(problem, fix="run the stage that writes it again", file=path) from None
     table = table.combine_chunks()
     record, patient = (table[name].to_numpy() for name in ("record", "patient"))
     return Records(record, patient, table["text"], about)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """``Records.about`` alone: no record is read. Raises as ``read_records``."""
+    with _explained(path):
+        return _about(pq.read_schema(path))
+
+
+def read_batches(path: Path, columns: tuple[str, ...], rows: int = 4096) -> Iterator[pa.RecordBatch]:
+    """These columns of a file, in order, at most ``rows`` records at a time: memory follows the batch.
+
+    Raises: DataError as ``read_records``, at the first batch that cannot be read.
+    """
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    with _explained(path):
+        # Buffered ahead, a whole row group (a million records) would be in memory.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
+        _about(file.schema_arrow)
+        batches = file.iter_batches(batch_size=rows, columns=list(columns))
+    with file:
+        while True:
+            with _explained(path):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                checked = batch.select(list(columns)).cast(schema)
+            _refuse_gaps(checked, path)
+            yield checked
+
+
+def _refuse_gaps(batch: pa.RecordBatch, path: Path) -> None:
+    for name in batch.schema.names:
+        if batch.column(name).null_count:
+            raise DataError("a value is missing", fix="run the stage that writes it again", file=path, column=name)
+
+
+def _about(schema: pa.Schema) -> dict[str, Any]:
+    return dict(json.loads((schema.metadata or {})[METADATA_KEY]))
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        problem = f"not a file of narratives ({type(error).__name__})"
+        raise DataError(problem, fix="run the stage that writes it again", file=path) from None
 
 
 def write_records(path: Path, records: Records) -> None:

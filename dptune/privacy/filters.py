@@ -7,6 +7,7 @@ A filter that tracked several orders and continued while any one allowed it woul
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,12 +70,16 @@ class RenyiFilter:
         return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
 
     def spent(self, composition: Composition) -> float:
-        """Sum of the costs of every release, batches that came out empty included."""
-        return math.fsum(count * self.cost(release) for release, count in composition.items())
+        """Sum of the costs of every release, batches that came out empty included; rounded up once."""
+        return Spend(self, composition).value
 
     def admits(self, composition: Composition) -> bool:
         """Whether the composition stays within the budget."""
-        return self.spent(composition) <= self.budget * (1 + _ROUNDING)
+        return self.affords(self.spent(composition))
+
+    def affords(self, spent: float) -> bool:
+        """Whether this sum of costs stays within the budget."""
+        return spent <= self.budget * (1 + _ROUNDING)
 
     def raise_noise_multiplier(self, wanted: float, sample_rate: float, spent: float) -> float:
         """The wanted effective noise multiplier, or the smallest larger one that the rest of the budget allows.
@@ -92,8 +97,10 @@ class RenyiFilter:
         A smaller epsilon that depends on when an adaptive run stopped would need an odometer. Infinite if
         the composition broke the budget.
         """
-        if not self.admits(composition):
-            return math.inf
+        return self.limit(delta) if self.admits(composition) else math.inf
+
+    def limit(self, delta: float) -> float:
+        """The guarantee of whatever stays within the budget."""
         return float(compute_epsilon([self.order], [self.budget * (1 + _ROUNDING)], delta)[0])
 
     def to_dict(self) -> dict[str, float]:
@@ -104,6 +111,58 @@ class RenyiFilter:
     def from_dict(cls, data: Mapping[str, Any]) -> RenyiFilter:
         """Inverse of ``to_dict``."""
         return cls(order=float(data["order"]), budget=float(data["budget"]))
+
+
+_FINEST = 1074  # every float is a whole multiple of 2^-1074
+
+
+class Spend:
+    """What releases cost a filter in all: kept from release to release, at a price that does not grow with them.
+
+    Guarantee: ``value`` is never below the exact sum of the costs. Every float is a whole number of 2^-1074, so a
+    Python integer adds up any number of them without rounding, in any order; only ``value`` rounds, upwards and once.
+    The error of a single cost, as ``renyi_cost`` computes it, is what the filter's relative slack is for.
+    """
+
+    def __init__(self, renyi_filter: RenyiFilter, composition: Composition | None = None) -> None:
+        self._filter = renyi_filter
+        self._units, self._infinite = 0, False
+        for release, count in (composition or {}).items():
+            self.add(release, count)
+
+    def add(self, release: Release, count: int = 1) -> None:
+        """Count ``count`` more of this release."""
+        cost = self._filter.cost(release)
+        if math.isfinite(cost):
+            self._units += count * _as_units(cost)
+        else:
+            self._infinite |= count > 0
+
+    def with_another(self, release: Release) -> Spend:
+        """The sum if one more were charged."""
+        other = copy.copy(self)
+        other.add(release)
+        return other
+
+    def __add__(self, other: Spend) -> Spend:
+        total = copy.copy(self)
+        total._units, total._infinite = self._units + other._units, self._infinite or other._infinite
+        return total
+
+    @property
+    def value(self) -> float:
+        """The sum, rounded up to a float."""
+        try:
+            nearest = math.inf if self._infinite else self._units / (1 << _FINEST)
+        except OverflowError:
+            return math.inf
+        short = math.isfinite(nearest) and _as_units(nearest) < self._units
+        return math.nextafter(nearest, math.inf) if short else nearest
+
+
+def _as_units(cost: float) -> int:
+    numerator, denominator = cost.as_integer_ratio()
+    return numerator << (_FINEST + 1 - denominator.bit_length())
 
 
 def budget_at(order: float, epsilon: float, delta: float) -> float:

@@ -18,8 +18,9 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory
@@ -32,13 +33,16 @@ from dptune.privacy.accountants import (
     leaks_of,
     published_epsilon,
 )
-from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.filters import RenyiFilter, Spend
+from dptune.privacy.release import Composition, Release, disjoint
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 5
 _GENESIS = "0" * 64
 _FEW = 4  # distinct releases that are priced on the finest grid
+_STEP = b'"step":'  # the last key of a release before its chain
+_SEAL = len(',"chain":"' + _GENESIS + '"}\n')
+_MOST_KNOWN = 4096  # kinds of release whose lines are remembered
 
 
 class LedgerError(DptuneError):
@@ -204,6 +208,12 @@ class Ledger:
         # priced once and not at every step.
         self._cleared = cleared
         self._planned = planned
+        self._gate = _FilterGate.of(self.header, self.composition)
+
+    @property
+    def spent(self) -> float | None:
+        """What the releases so far cost the header's filter (never too little); None without one. Costs nothing."""
+        return None if self._gate is None else self._gate.mine.value
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
@@ -280,6 +290,12 @@ class Ledger:
 
     def admits(self, release: Release) -> bool:
         """Whether one more such release stays within the budget. Decided without reading data."""
+        if self.header.epsilon is None:
+            return True
+        if self._gate is not None and self._gate.decides(release):
+            # What was cleared did not know of the releases that come in here.
+            self._cleared = Counter()
+            return self._gate.admits(release)
         if self.composition[release] < self._cleared[release]:
             return True
         # Clear as many more of the same as may come, so that a price is not computed at every step.
@@ -304,9 +320,11 @@ class Ledger:
                 f"release {self.releases + 1} would pass the budget epsilon {self.header.epsilon} "
                 f"({self.header.accounting} accounting)."
             )
-        self._append({"kind": "release", "step": self.releases, **release.to_dict()})
+        self._write(f"{_release_body(release)}{self.releases}}}")
         self.composition[release] += 1
         self.releases += 1
+        if self._gate is not None:
+            self._gate.count(release)
 
     def finish(self) -> None:
         """Write the last line and close: nothing can be charged afterwards."""
@@ -326,9 +344,11 @@ class Ledger:
         self.close()
 
     def _append(self, record: dict[str, Any]) -> None:
+        self._write(_encode(record))
+
+    def _write(self, body: str) -> None:
         if self._descriptor < 0:
             raise LedgerError(f"{self.path}: is closed. Fix: resume it.")
-        body = _encode(record)
         chain = _extend(self.chain, body)
         line = f'{body[:-1]},"chain":"{chain}"}}\n'.encode()
         length = os.fstat(self._descriptor).st_size
@@ -351,6 +371,43 @@ class Ledger:
         self._length = length + len(line)
 
 
+class _FilterGate:
+    """Decides on adaptive releases by the filter's running sum, as ``RunHeader.within_budget`` would by all of them."""
+
+    def __init__(self, header: RunHeader, renyi_filter: RenyiFilter, composition: Composition) -> None:
+        self._header, self._filter = header, renyi_filter
+        self.mine = Spend(renyi_filter, composition)
+        theirs = [Spend(renyi_filter, part) for part in disjoint(composition_of(header.inherited))]
+        self._theirs = max(theirs, key=lambda spend: spend.value)
+        self._reaches = header.epsilon is not None and renyi_filter.limit(header.delta) <= header.epsilon
+        inherited = composition_of(header.inherited)
+        self._leaky = bool(header.leaks_of(composition))
+        self._parts = any(release.part is not None for release in composition + inherited)
+
+    @classmethod
+    def of(cls, header: RunHeader, composition: Composition) -> Self | None:
+        """None without a filter."""
+        return None if header.renyi_filter is None else cls(header, header.renyi_filter, composition)
+
+    def decides(self, release: Release) -> bool:
+        """Whether the filter alone prices the run with this release; not of parts, which do not add up."""
+        whole = not self._parts and release.part is None
+        return release.adaptive and whole and self._header.accounting != "published"
+
+    def admits(self, release: Release) -> bool:
+        """Whether one more such release stays within the budget."""
+        if self._header.accounting == "certified" and (self._leaky or release.leaks):
+            return False
+        total = self.mine.with_another(release) + self._theirs
+        return self._reaches and self._filter.affords(total.value)
+
+    def count(self, release: Release) -> None:
+        """It was charged."""
+        self.mine.add(release)
+        self._leaky |= bool(release.leaks)
+        self._parts |= release.part is not None
+
+
 def read_ledger(path: Path) -> LedgerContents:
     """Read and check a whole ledger.
 
@@ -360,30 +417,23 @@ def read_ledger(path: Path) -> LedgerContents:
     composition: Composition = Counter()
     releases, chain, complete = 0, _GENESIS, False
     last: Release | None = None
-    parsed: dict[str, Release] = {}
-    for number, record, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
-        kind = record.pop("kind", None)
+    for number, content, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
         if complete:
             raise _bad(path, number, "comes after the end of the run")
-        if (kind == "run") != (number == 1):
+        if isinstance(content, RunHeader) != (number == 1):
             raise _bad(path, number, "is not where a run line belongs")
-        try:
-            if kind == "run":
-                header = RunHeader.from_dict(record)
-            elif kind == "release":
-                if record.pop("step", None) != releases:
-                    raise _bad(path, number, f"is not step {releases}: lines are missing or reordered")
-                key = json.dumps(record, sort_keys=True)
-                release = parsed.get(key) or parsed.setdefault(key, Release.from_dict(record))
-                composition[release] += 1
-                last = release
-                releases += 1
-            elif kind == "end" and record.get("releases") == releases:
-                complete = True
-            else:
-                raise _bad(path, number, f"is no valid {kind!r} line")
-        except (ConfigError, TypeError, ValueError, KeyError, OverflowError) as error:
-            raise _bad(path, number, f"does not describe a {kind}: {error}") from None
+        if isinstance(content, RunHeader):
+            header = content
+        elif isinstance(content, _Charge):
+            if content.step != releases:
+                raise _bad(path, number, f"is not step {releases}: lines are missing or reordered")
+            last = content.release
+            composition[last] += 1
+            releases += 1
+        else:
+            if content.releases != releases:
+                raise _bad(path, number, f"says {content.releases} releases where there are {releases}")
+            complete = True
     if header is None:
         raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")
     return LedgerContents(header, composition, releases, chain, complete, last)
@@ -391,32 +441,107 @@ def read_ledger(path: Path) -> LedgerContents:
 
 def chain_after(path: Path, releases: int) -> str | None:
     """The checksum of a ledger after its first ``releases`` releases; None if it has fewer."""
-    for number, record, chain in _lines(path):
-        if number == releases + 1 and record.get("kind") != "end":
+    for number, content, chain in _lines(path):
+        if number == releases + 1 and not isinstance(content, _End):
             return chain
     return None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
+class _Charge(NamedTuple):
+    """A release and where it says it stands."""
+
+    step: int
+    release: Release
+
+
+class _End(NamedTuple):
+    """The last line."""
+
+    releases: int
+
+
+_Content = RunHeader | _Charge | _End
+
+
+def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
+    """Number, content and chain of every line, each checked against the chain and its one canonical spelling."""
     chain = _GENESIS
+    known: dict[bytes, Release] = {}
     try:
         file = path.open("rb")
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({error.strerror}). Fix: check the path.") from None
     with file:
         for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                raise _bad(path, number, "is torn: the write was cut off")
-            try:
-                record = json.loads(raw)
-                stated = record.pop("chain")
-                body = _encode(record)
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-                raise _bad(path, number, "is torn or no ledger line") from None
-            chain = _extend(chain, body)
-            if stated != chain or raw != f'{body[:-1]},"chain":"{chain}"}}\n'.encode():
-                raise _bad(path, number, "was edited or reordered: its checksum does not follow from the lines above")
-            yield number, record, chain
+            head = raw[: raw.rfind(_STEP) + len(_STEP)]
+            release = known.get(head)
+            if release is not None:
+                after = _chain_of_known(raw, head, number - 2, chain)
+                if after is not None:
+                    chain = after
+                    yield number, _Charge(number - 2, release), chain
+                    continue
+            record, chain = _checked(path, number, raw, chain)
+            content = _content(path, number, record)
+            yield number, content, chain
+            if isinstance(content, _Charge) and raw[len(head) : -_SEAL] == b"%d" % content.step:
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[head] = content.release
+
+
+def _chain_of_known(raw: bytes, head: bytes, step: int, chain: str) -> str | None:
+    """The chain after a line that is spelt like one that was checked but for its step, its last key before the chain;
+    None if it is not.
+
+    JSON is written key by key: where one step makes the canonical line, the number of another makes the other's.
+    """
+    body = head + b"%d" % step
+    after = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
+    return after if raw == body + f',"chain":"{after}"}}\n'.encode() else None
+
+
+def _checked(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
+    """The record of a line, without its chain, and the chain after it."""
+    if not raw.endswith(b"\n"):
+        raise _bad(path, number, "is torn: the write was cut off")
+    try:
+        record = json.loads(raw)
+        stated = record.pop("chain")
+        body = _encode(record)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise _bad(path, number, "is torn or no ledger line") from None
+    chain = _extend(chain, body)
+    if stated != chain or raw != f'{body[:-1]},"chain":"{chain}"}}\n'.encode():
+        raise _bad(path, number, "was edited or reordered: its checksum does not follow from the lines above")
+    return record, chain
+
+
+def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
+    kind = record.pop("kind", None)
+    try:
+        if kind == "run":
+            return RunHeader.from_dict(record)
+        if kind == "release":
+            return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
+        if kind == "end" and set(record) == {"releases"}:
+            return _End(_whole(record["releases"]))
+    except (ConfigError, TypeError, ValueError, KeyError, OverflowError) as error:
+        raise _bad(path, number, f"does not describe a {kind}: {error}") from None
+    raise _bad(path, number, f"is no valid {kind!r} line")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:  # nor a bool
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _release_body(release: Release) -> str:
+    """The line of a release up to its step, whose key is the last of all."""
+    body = _encode({"kind": "release", "step": 0, **release.to_dict()})
+    return body.removesuffix("0}")
 
 
 def _encode(record: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,14 @@ class Tokens:
     """Token ids of every record: one record is one example, truncated and never chunked. Private.
 
     Attributes:
-        rows: one int32 array a record, with the end-of-text token where it fits.
+        rows: one int32 array a record, with the end-of-text token where it fits; a list, or what a file holds
+            (``token_file.MappedRows``). Whoever changes them makes a new list.
         padding: token id that fills the right-hand side of a batch.
         width: tokens of every batch, longer than any record, whatever records it holds.
         truncated: how many records were longer than the limit.
     """
 
-    rows: list[NDArray[np.int32]] = field(repr=False)
+    rows: Sequence[NDArray[np.int32]] = field(repr=False)
     padding: int
     width: int
     truncated: int = 0
@@ -65,17 +66,71 @@ class Tokens:
 def tokenize(texts: list[str], tokenizer: Any, max_length: int) -> Tokens:
     """Encode every text, followed by the end-of-text token, at most ``max_length - 1`` tokens.
 
-    The last position stays padding, see ``Tokens.batch``.
+    The last position stays padding, see ``Tokens.batch``. A corpus that is too large for a list goes through
+    ``token_file.tokenized``.
 
     Raises: ConfigError if ``max_length`` leaves nothing to predict.
     """
+    rows, cut = encode(texts, tokenizer, max_length)
+    return Tokens(rows=rows, padding=tokenizer.pad_token_id, width=max_length, truncated=int(cut.sum()))
+
+
+def encode(texts: list[str], tokenizer: Any, max_length: int) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
+    """The rows of ``tokenize``, and (texts,) which were cut. Raises as it does."""
     if max_length < 3:
         raise ConfigError("training.max_length", f"{max_length} is below 3", fix="allow at least three tokens")
     end = tokenizer.eos_token_id
     encoded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
     rows = [np.asarray([*ids, end][: max_length - 1], dtype=np.int32) for ids in encoded]
-    truncated = sum(len(ids) + 1 > max_length - 1 for ids in encoded)
-    return Tokens(rows=rows, padding=tokenizer.pad_token_id, width=max_length, truncated=truncated)
+    return rows, np.array([len(ids) + 1 > max_length - 1 for ids in encoded], dtype=bool)
+
+
+class _Singles(Sequence[NDArray[np.int64]]):
+    """Each record is a unit of its own: nothing to store but who is absent."""
+
+    def __init__(self, count: int, absent: NDArray[np.bool_] | None) -> None:
+        self._units = range(count)
+        self._absent = np.flatnonzero(absent) if absent is not None else np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def __getitem__(self, unit: Any) -> Any:
+        record = self._units[unit]
+        place = np.searchsorted(self._absent, record)
+        gone = place < len(self._absent) and self._absent[place] == record
+        return np.array([] if gone else [record], dtype=np.int64)
+
+
+class _Grouped(Sequence[NDArray[np.int64]]):
+    """Records in the order of their units, and where each unit starts: two flat arrays, however many units."""
+
+    def __init__(self, units: NDArray[np.int64], count: int | None, absent: NDArray[np.bool_] | None) -> None:
+        """``units``: (records,) whose each is. They are the numbers below ``count``, or all that occur."""
+        small = np.int32 if len(units) < 2**31 else np.int64
+        order = np.argsort(units, kind="stable").astype(small)
+        ordered = units[order]
+        if count is None:
+            starts = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]])
+        else:
+            starts = np.searchsorted(ordered, np.arange(count + 1))
+        if absent is not None and absent.any():
+            present = ~absent[order]
+            starts = np.concatenate([[0], np.cumsum(present)])[starts]
+            order = order[present]
+        self._order, self._starts = order, starts.astype(small)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, unit: Any) -> Any:
+        number = range(len(self))[unit]
+        return self._order[self._starts[number] : self._starts[number + 1]].astype(np.int64)
+
+    @property
+    def most(self) -> int:
+        """Records of the largest unit."""
+        return int(np.diff(self._starts).max())
 
 
 @dataclass(frozen=True)
@@ -84,12 +139,12 @@ class PrivacyUnits:
 
     Attributes:
         kind: "encounter" (each record its own unit), "patient", or "client" (many patients).
-        members: for each unit the indices of its records.
+        members: for each unit the indices of its records. Made when asked for: memory does not follow the units.
         most: m, the most records one unit puts into a batch.
     """
 
     kind: str
-    members: list[NDArray[np.int64]] = field(repr=False)
+    members: Sequence[NDArray[np.int64]] = field(repr=False)
     most: int
 
     @classmethod
@@ -109,11 +164,13 @@ class PrivacyUnits:
         if most < 1:
             raise ConfigError("training.encounters_per_patient", f"{most} is below 1", fix="use 1 or more")
         if kind == "encounter":
-            members = list(np.arange(len(patients))[:, None])
-        else:
-            order = np.argsort(patients, kind="stable")
-            members = np.split(order, np.flatnonzero(np.diff(patients[order])) + 1)
-        return cls(kind, _present(members, absent), 1 if kind == "encounter" else most)
+            return cls.encounters(len(patients), absent)
+        return cls(kind, _Grouped(patients, None, absent), most)
+
+    @classmethod
+    def encounters(cls, count: int, absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
+        """Each of ``count`` records its own unit; ``absent`` as in ``of``."""
+        return cls("encounter", _Singles(count, absent), 1)
 
     @classmethod
     def clients(cls, count: int, patients: NDArray[np.int64], absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
@@ -127,8 +184,8 @@ class PrivacyUnits:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         client = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(count)
-        members = _present([np.flatnonzero(client == one) for one in range(count)], absent)
-        return cls("client", members, max(map(len, members)))
+        members = _Grouped(client.astype(np.int64), count, absent)
+        return cls("client", members, members.most)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -136,20 +193,16 @@ class PrivacyUnits:
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
 
-        A unit without a record is no part of a batch: not even counts see it.
+        A unit without a record is no part of a batch: not even counts see it. Takes time in proportion to the
+        batch, however many units there are.
         """
-        drawn = poisson_sample(entropy, len(self), sample_rate)
-        return [self._choose(unit, entropy) for unit in drawn if len(self.members[unit])]
+        drawn = (self.members[unit] for unit in poisson_sample(entropy, len(self), sample_rate))
+        return [self._choose(records, entropy) for records in drawn if len(records)]
 
-    def _choose(self, unit: np.int64, entropy: Entropy) -> NDArray[np.int64]:
-        records = self.members[unit]
+    def _choose(self, records: NDArray[np.int64], entropy: Entropy) -> NDArray[np.int64]:
         if len(records) <= self.most:
             return records
         return records[np.argsort(uniform(entropy, len(records)))[: self.most]]
-
-
-def _present(members: list[NDArray[np.int64]], absent: NDArray[np.bool_] | None) -> list[NDArray[np.int64]]:
-    return members if absent is None else [records[~absent[records]] for records in members]
 
 
 @dataclass(frozen=True)
@@ -185,11 +238,13 @@ def micro_batches(batch: list[NDArray[np.int64]], rows: int) -> Iterator[MicroBa
             "training.physical_batch_size", f"{rows} is less than one unit's rows", fix="raise it to the most per unit"
         )
     group: list[NDArray[np.int64]] = []
+    filled = 0
     for unit in batch:
-        if group and sum(map(len, group)) + len(unit) > rows:
+        if group and filled + len(unit) > rows:
             yield _as_micro_batch(group)
-            group = []
+            group, filled = [], 0
         group.append(unit)
+        filled += len(unit)
     if group:
         yield _as_micro_batch(group)
 

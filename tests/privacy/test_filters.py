@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import epsilons, rdp_epsilon
-from dptune.privacy.filters import RenyiFilter, budget_at, renyi_cost, smallest_noise_multiplier
+from dptune.privacy.filters import RenyiFilter, Spend, budget_at, renyi_cost, smallest_noise_multiplier
 from dptune.privacy.ledger import RunHeader
 from dptune.privacy.release import Release
 
@@ -131,6 +132,56 @@ def test_pf7_two_phases_are_summed() -> None:
     composition = Counter(dict.fromkeys(releases, STEPS // 2))
     expected = sum(STEPS // 2 * renyi_cost(3.0, RATE, r.noise_multiplier) for r in releases)
     assert plan.spent(composition) == pytest.approx(expected, rel=1e-12)
+
+
+costly = st.builds(Release, st.just(0.05), st.floats(0.3, 1e4), adaptive=st.just(True))
+
+
+@given(releases=st.lists(costly, max_size=40), order=st.floats(1.5, 30))
+def test_the_running_spend_is_the_sum_of_the_whole_composition(releases: list[Release], order: float) -> None:
+    """At every prefix, bit for bit and in any order of adding; never below the exact sum, one rounding above it."""
+    plan = RenyiFilter(order, 1.0)
+    running = Spend(plan)
+    for done, release in enumerate(releases, start=1):
+        assert running.with_another(release).value == Spend(plan, Counter(releases[:done])).value
+        running.add(release)
+        costs = [plan.cost(one) for one in releases[:done]]
+        backwards = Counter(reversed(releases[:done]))
+        assert running.value == plan.spent(Counter(releases[:done])) == plan.spent(backwards)
+        if all(map(math.isfinite, costs)):
+            exact = sum(map(Fraction, costs), Fraction(0))
+            assert Fraction(running.value) >= exact
+            assert running.value in (math.fsum(costs), math.nextafter(math.fsum(costs), math.inf))
+            assert Fraction(math.nextafter(running.value, -math.inf)) < exact
+        else:
+            assert running.value == math.inf
+
+
+@given(counts=st.lists(st.integers(1, 10**7), min_size=1, max_size=5), costs=st.data())
+def test_a_count_is_that_many_additions(counts: list[int], costs: st.DataObject) -> None:
+    """Millions of a cost, from the smallest float to large ones, exactly."""
+    plan = RenyiFilter(3.0, 1.0)
+    spend, exact = Spend(plan), Fraction(0)
+    for count in counts:
+        cost = costs.draw(st.floats(5e-324, 1e290))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RenyiFilter, "cost", lambda *_, cost=cost: cost)
+            spend.add(Release(0.1, 1.0), count)
+        exact += count * Fraction(cost)
+    assert Fraction(math.nextafter(spend.value, 0.0)) < exact <= Fraction(spend.value)
+
+
+def test_spends_add_up_and_an_overflow_is_infinite() -> None:
+    plan = RenyiFilter(3.0, 1.0)
+    one, other = Release(0.05, 1.0), Release(0.05, 0.7)
+    assert (Spend(plan, Counter({one: 3})) + Spend(plan, Counter({other: 2}))).value == plan.spent(
+        Counter({one: 3, other: 2})
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RenyiFilter, "cost", lambda *_: 1e308)
+        assert Spend(plan, Counter({one: 10})).value == math.inf
+    assert Spend(plan, Counter({Release(0.5, 0.0, noise="none"): 1})).value == math.inf
+    assert Spend(plan).value == 0.0
 
 
 def test_pf9_cost_is_of_the_effective_multiplier() -> None:

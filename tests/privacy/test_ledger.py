@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
+from dptune.privacy import ledger as ledgers
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.entropy import FIXED_SEED_LEAK
-from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.filters import RenyiFilter, renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader, chain_after, read_ledger
 from dptune.privacy.release import Composition, Release
 
@@ -88,7 +89,7 @@ def run_line(**changes: Any) -> dict[str, Any]:
     return {"kind": "run", **header().to_dict(), **changes}
 
 
-def release_line(step: int, **changes: Any) -> dict[str, Any]:
+def release_line(step: float, **changes: Any) -> dict[str, Any]:
     return {"kind": "release", "step": step, **RELEASE.to_dict(), **changes}
 
 
@@ -218,6 +219,94 @@ def test_an_existing_ledger_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_the_file_is_its_owners(tmp_path: Path) -> None:
     assert stat.S_IMODE(written(tmp_path / "ledger.jsonl").stat().st_mode) == 0o600
+
+
+# --- noise that moves -------------------------------------------------------------------------------------
+
+FILTER = RenyiFilter(order=4.0, budget=0.02)
+INHERITED = ((Release(0.05, 0.9), 2),)
+moving = st.builds(
+    Release,
+    st.just(0.05),
+    st.sampled_from([0.6, 0.8, 1.0, 1.5, 4.0]),
+    adaptive=st.sampled_from([True, True, True, False]),
+    raw_inputs=st.sampled_from([(), (), (), (), ("loss",)]),
+    part=st.sampled_from([None, None, None, None, 0, 1]),
+)
+
+
+@settings(max_examples=25)
+@given(
+    wanted=st.lists(moving, min_size=1, max_size=10),
+    accounting=st.sampled_from(["certified", "noise_only", "published"]),
+    inherited=st.sampled_from([(), INHERITED]),
+    share=st.sampled_from([0.9, 1.0, 1.1, 30.0]),
+)
+def test_a_ledger_admits_what_pricing_the_whole_would(
+    wanted: list[Release], accounting: str, inherited: Any, share: float
+) -> None:
+    """The running sum decides as all releases summed and priced again would, leaks and parts and all."""
+    epsilon = share * FILTER.limit(DELTA)
+    head = header(accounting=accounting, epsilon=epsilon, renyi_filter=FILTER, inherited=inherited)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.jsonl"
+        plan: Composition = Counter()
+        assume(head.within_budget(plan))
+        with Ledger.create(path, head, plan) as ledger:
+            for release in wanted:
+                expected = head.within_budget(ledger.composition + Counter({release: 1}))
+                assert ledger.admits(release) == expected
+                if expected:
+                    ledger.charge(release)
+                assert ledger.spent == FILTER.spent(ledger.composition)
+        if ledger.releases:
+            with Ledger.resume(path, plan) as again:
+                assert again.spent == FILTER.spent(again.composition)
+
+
+def test_what_was_planned_is_not_admitted_beside_what_came_instead(tmp_path: Path) -> None:
+    """A plan is cleared in advance; once the noise has moved, that clearance holds no more."""
+    plain, louder = (Release(0.05, noise, adaptive=True) for noise in (1.0, 0.8))
+    keeper = RenyiFilter(order=4.0, budget=20 * renyi_cost(4.0, 0.05, 1.0))
+    head = header(epsilon=1.01 * keeper.limit(DELTA), renyi_filter=keeper)
+    with Ledger.create(tmp_path / "ledger.jsonl", head, Counter({plain: 20})) as ledger:
+        for release in (louder, plain):
+            while ledger.admits(release):
+                ledger.charge(release)
+        assert ledger.composition[plain] < 20
+        assert ledger.composition[louder] > 0
+        assert keeper.admits(ledger.composition)
+        with pytest.raises(BudgetError):
+            ledger.charge(plain)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_run_is_priced_once_and_a_charge_prices_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adaptive: bool
+) -> None:
+    """Nor does a charge look at the releases before it: what it does is the same at the first and at the last."""
+    steps = 60
+    releases = [Release(0.05, 20.0 + (0.1 * step if adaptive else 0.0), adaptive=adaptive) for step in range(steps)]
+    head = header(epsilon=1.01 * FILTER.limit(DELTA), renyi_filter=FILTER if adaptive else None)
+    prices: list[int] = []
+    costs: list[int] = []
+    real_price, real_cost = RunHeader.price, RenyiFilter.cost
+    monkeypatch.setattr(RunHeader, "price", lambda *given: prices.append(1) or real_price(*given))
+    monkeypatch.setattr(RenyiFilter, "cost", lambda *given: costs.append(1) or real_cost(*given))
+    with Ledger.create(tmp_path / "ledger.jsonl", head, Counter({releases[0]: steps})) as ledger:
+        assert len(prices) == 1
+        each = []
+        for release in releases:
+            costs.clear()
+            ledger.charge(release)
+            each.append(len(costs))
+        assert len(prices) == 1
+        assert set(each) == ({2} if adaptive else {0})
+
+
+def test_without_a_filter_there_is_no_spend(tmp_path: Path) -> None:
+    with Ledger.create(tmp_path / "ledger.jsonl", header(), Counter()) as ledger:
+        assert ledger.spent is None
 
 
 # --- a full disk ------------------------------------------------------------------------------------------
@@ -400,6 +489,13 @@ BAD_RECORDS: dict[str, tuple[list[dict[str, Any]], int]] = {
     "raw inputs are null": ([run_line(), release_line(0, raw_inputs=None)], 2),
     "raw inputs are text": ([run_line(), release_line(0, raw_inputs="loss")], 2),
     "unknown kind": ([run_line(), {"kind": "refund"}], 2),
+    "step is true": ([run_line(), release_line(0), release_line(True)], 3),
+    "step is a float": ([run_line(), release_line(0), release_line(1.0)], 3),
+    "step repeated": ([run_line(), release_line(0), release_line(1), release_line(1)], 4),
+    "step skipped later": ([run_line(), release_line(0), release_line(1), release_line(3)], 4),
+    "no step": ([run_line(), {key: value for key, value in release_line(0).items() if key != "step"}], 2),
+    "a key after the step": ([run_line(), release_line(0), release_line(1, tail=0)], 3),
+    "end says more": ([run_line(), {"kind": "end", "releases": 0, "refund": 1}], 2),
     "end miscounts": ([run_line(), release_line(0), {"kind": "end", "releases": 0}], 3),
     "release after end": ([run_line(), {"kind": "end", "releases": 0}, release_line(0)], 3),
 }
@@ -412,6 +508,95 @@ def test_a_well_chained_line_must_still_make_sense(tmp_path: Path, name: str) ->
     path.write_bytes(chained(*records))
     with pytest.raises(LedgerError, match=rf"line {number}:"):
         read_ledger(path)
+
+
+kinds = st.builds(
+    Release,
+    sample_rate=st.sampled_from([0.25, 1.0, 1e-6]),
+    noise_multiplier=st.floats(0.3, 30.0),
+    sensitivity=st.sampled_from([1.0, 2.0]),
+    statistics=st.sampled_from([("gradient sum",), ('a "step":1', "é,\\\n")]),
+    claims=st.sampled_from([(), (("step", 3.0),)]),
+    part=st.none() | st.integers(0, 3),
+)
+
+
+@given(some=st.lists(kinds, min_size=1, max_size=4), order=st.lists(st.integers(0, 3), max_size=30))
+def test_any_run_is_written_as_the_format_says_and_read_back(some: list[Release], order: list[int]) -> None:
+    """Also through the short cuts for kinds of release that came before: the same bytes, chains and releases."""
+    charged = [some[index % len(some)] for index in order]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.jsonl"
+        with Ledger.create(path, header(), Counter()) as ledger:
+            for release in charged:
+                ledger.charge(release)
+            chain = ledger.chain
+        head = json.loads(path.read_bytes().splitlines()[0])
+        del head["chain"]
+        lines = [{"kind": "release", "step": step, **one.to_dict()} for step, one in enumerate(charged)]
+        assert path.read_bytes() == chained(head, *lines)
+        contents = read_ledger(path)
+        assert (contents.composition, contents.releases, contents.chain) == (Counter(charged), len(charged), chain)
+        stated = [json.loads(line)["chain"] for line in path.read_bytes().splitlines()]
+        assert [chain_after(path, number) for number in range(len(charged) + 2)] == [*stated, None]
+
+
+def mixed() -> bytes:
+    """Two kinds of release in turn, so that most lines are spelt like one before them."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.jsonl"
+        with Ledger.create(path, header(run_id="0" * 32), Counter()) as ledger:
+            for step in range(12):
+                ledger.charge((RELEASE, OTHER)[step % 2])
+            ledger.finish()
+        return path.read_bytes()
+
+
+MIXED = mixed()
+
+
+@given(position=st.integers(MIXED.index(b"\n") + 1, len(MIXED) - 1), flip=st.integers(1, 255))
+def test_any_changed_byte_is_found_in_lines_like_those_before(position: int, flip: int) -> None:
+    data = bytearray(MIXED)
+    data[position] ^= flip
+    number = MIXED.count(b"\n", 0, position) + 1
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.jsonl"
+        path.write_bytes(data)
+        with pytest.raises(LedgerError, match=rf"line {number}:"):
+            read_ledger(path)
+
+
+@given(first=st.integers(1, 12), second=st.integers(1, 12), kind=st.sampled_from(["swap", "drop", "repeat", "copy"]))
+def test_whole_lines_that_move_are_found(first: int, second: int, kind: str) -> None:
+    lines = MIXED.splitlines(keepends=True)
+    if kind == "swap":
+        lines[first], lines[second] = lines[second], lines[first]
+    elif kind == "drop":
+        del lines[first]
+    elif kind == "repeat":
+        lines.insert(first, lines[first])
+    else:
+        lines[first] = lines[second]
+    damaged = b"".join(lines)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ledger.jsonl"
+        path.write_bytes(damaged)
+        if damaged == MIXED:
+            assert read_ledger(path).complete
+            return
+        with pytest.raises(LedgerError, match=r"line \d+:"):
+            read_ledger(path)
+
+
+def test_no_kind_of_release_is_needed_in_memory_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers, "_MOST_KNOWN", 2)
+    path = tmp_path / "ledger.jsonl"
+    charged = [Release(1.0, float(2 + step % 5)) for step in range(40)]
+    with Ledger.create(path, header(), Counter()) as ledger:
+        for release in charged:
+            ledger.charge(release)
+    assert read_ledger(path).composition == Counter(charged)
 
 
 def test_a_missing_ledger_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import ConfigError
-from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
 from dptune.training.data import PrivacyUnits, micro_batches, tokenize
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)
@@ -45,6 +46,113 @@ def test_units_partition_the_records(patients: np.ndarray) -> None:
     assert len(by_patient) == len(set(patients.tolist()))
     for units in (by_patient, PrivacyUnits.of("encounter", patients, 1)):
         assert sorted(np.concatenate(units.members).tolist()) == list(range(len(patients)))
+
+
+def split_members(kind: str, patients: np.ndarray, absent: np.ndarray) -> list[np.ndarray]:
+    """The units as a list of arrays, written down a second time."""
+    if kind == "encounter":
+        members = list(np.arange(len(patients))[:, None])
+    else:
+        order = np.argsort(patients, kind="stable")
+        members = np.split(order, np.flatnonzero(np.diff(patients[order])) + 1)
+    return [records[~absent[records]] for records in members]
+
+
+def plain_draw(members: list[np.ndarray], most: int, rate: float, entropy: FixedSeed) -> list[list[int]]:
+    batch = []
+    for unit in poisson_sample(entropy, len(members), rate):
+        records = members[unit]
+        if len(records) > most:
+            records = records[np.argsort(uniform(entropy, len(records)))[:most]]
+        if len(records):
+            batch.append(records.tolist())
+    return batch
+
+
+@given(
+    kind=st.sampled_from(["encounter", "patient"]),
+    patients=patients,
+    absences=st.lists(st.booleans(), min_size=40, max_size=40),
+    most=st.integers(1, 4),
+    rate=st.floats(0.01, 1.0),
+    seed=st.integers(0, 1000),
+)
+def test_draws_are_those_of_units_in_a_list(
+    kind: str, patients: np.ndarray, absences: list[bool], most: int, rate: float, seed: int
+) -> None:
+    """The same members, the same coins in the same order, hence the same law."""
+    absent = np.array(absences[: len(patients)])
+    units = PrivacyUnits.of(kind, patients, most, absent)
+    members = split_members(kind, patients, absent)
+    assert [unit.tolist() for unit in units.members] == [unit.tolist() for unit in members]
+    drawn = units.draw(rate, FixedSeed(seed))
+    assert [unit.tolist() for unit in drawn] == plain_draw(members, units.most, rate, FixedSeed(seed))
+    assert all(unit.dtype == np.int64 for unit in drawn)
+
+
+@given(patients=patients, count=st.integers(1, 12), absences=st.lists(st.booleans(), min_size=40, max_size=40))
+def test_clients_are_whole_patients_whoever_is_absent(patients: np.ndarray, count: int, absences: list[bool]) -> None:
+    absent = np.array(absences[: len(patients)])
+    whole, rest = PrivacyUnits.clients(count, patients), PrivacyUnits.clients(count, patients, absent)
+    assert len(whole) == len(rest) == count
+    assert [unit[~absent[unit]].tolist() for unit in whole.members] == [unit.tolist() for unit in rest.members]
+    assert all(np.all(np.diff(unit) > 0) for unit in whole.members)
+    assert rest.most == max(map(len, rest.members))
+
+
+class Counted:
+    """Entropy that knows how much of it was drawn."""
+
+    leaks = ()
+
+    def __init__(self) -> None:
+        self.drawn, self._source = 0, OsEntropy()
+
+    def words(self, count: int) -> Any:
+        self.drawn += count
+        return self._source.words(count)
+
+
+@pytest.mark.parametrize("kind", ["encounter", "patient"])
+def test_a_draw_costs_what_its_batch_costs(kind: str) -> None:
+    """Twice as many words as batch 64 has records are never used up (more than ten standard deviations), whatever
+    the number of units; and no array as long as the units is made.
+    """
+    for count in (10_000, 1_000_000):
+        absent = np.zeros(count, dtype=bool)
+        absent[:5] = True
+        units = PrivacyUnits.of(kind, np.arange(count), 1, absent)
+        entropy = Counted()
+        units.draw(1e-9, OsEntropy())  # whatever is made once
+        tracemalloc.start()
+        drawn = units.draw(64 / count, entropy)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 0 < len(drawn) < 144, "false alarm below 1e-15"
+        assert entropy.drawn <= 256
+        assert peak < 100_000, "bytes"
+
+
+def test_ten_million_encounters_take_no_memory() -> None:
+    tracemalloc.start()
+    units = PrivacyUnits.encounters(10_000_000)
+    drawn = units.draw(2e-6, OsEntropy())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(units) == 10_000_000
+    assert all(len(unit) == 1 for unit in drawn)
+    assert peak < 100_000
+
+
+def test_many_patients_are_two_flat_arrays() -> None:
+    """Eight bytes a record where each patient has one; a list of arrays takes more than a hundred."""
+    patients = np.arange(200_000)
+    tracemalloc.start()
+    units = PrivacyUnits.of("patient", patients, 1)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(units) == 200_000
+    assert kept < 10 * len(patients)
 
 
 def test_an_encounter_is_its_own_unit() -> None:

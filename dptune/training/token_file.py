@@ -1,0 +1,173 @@
+"""A corpus as a file of token ids that is mapped into memory: what a run reads of its records. Private.
+
+An Arrow IPC file; each of its batches holds patient, whether the record is absent (its text is empty: an auditor's
+coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory follows a batch
+and not the corpus; opened it takes address space only, and the kernel holds as many of its pages as it likes.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dptune.errors import DataError
+from dptune.files import locked, private_directory, replacing
+from dptune.training.data import Tokens, encode
+
+#: Raise it when the same text gets other ids, or the file another shape: it is part of the files' names.
+FORMAT = 1
+_METADATA_KEY = b"dptune"
+_SCHEMA = pa.schema(
+    [("patient", pa.int64()), ("absent", pa.bool_()), ("cut", pa.bool_()), ("ids", pa.list_(pa.int32()))]
+)
+
+
+class MappedRows(Sequence[NDArray[np.int32]]):
+    """Rows of a token file, read-only; a slice is another view of it."""
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        lists = [batch.column("ids") for batch in batches]
+        self._offsets = [one.offsets.to_numpy() for one in lists]
+        self._ids = [one.values.to_numpy() for one in lists]
+        self._starts = [0, *accumulate(map(len, lists))]
+        self._chosen = range(self._starts[-1])
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            view = object.__new__(MappedRows)
+            view.__dict__ |= self.__dict__ | {"_chosen": self._chosen[index]}
+            return view
+        record = self._chosen[index]
+        batch = bisect_right(self._starts, record) - 1
+        place = record - self._starts[batch]
+        start, end = self._offsets[batch][place : place + 2]
+        return self._ids[batch][start:end]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An open token file.
+
+    Attributes:
+        tokens: of every record, mapped.
+        absent: (records,) records that the auditor's coin left out, or None if there is none.
+    """
+
+    tokens: Tokens
+    absent: NDArray[np.bool_] | None = field(repr=False)
+    _batches: list[pa.RecordBatch] = field(repr=False)
+
+    @property
+    def patients(self) -> NDArray[np.int64]:
+        """(records,) the patient of each; eight bytes a record, so only for units that need it."""
+        columns = [batch.column("patient").to_numpy() for batch in self._batches]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *columns])
+
+
+def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], tokenizer: Any, max_length: int) -> Corpus:
+    """The corpus in ``path``, tokenised now if nobody has yet; who comes at the same time waits.
+
+    Args:
+        path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
+        batches: of columns patient and text, such as ``read_batches`` gives.
+
+    Raises:
+        ConfigError: ``max_length`` leaves nothing to predict.
+        DataError: the file is torn or cannot be written, or the records cannot be read. Nothing half-written stays.
+    """
+    if not path.exists():
+        private_directory(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), wait=True):
+            if not path.exists():
+                _remove_abandoned(path)
+                _write(path, batches(), tokenizer, max_length)
+    return opened(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a killed process left half-written; under the lock, so nobody is writing."""
+    for partial in path.parent.glob(f".{path.name}.*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int) -> None:
+    about = {"padding": tokenizer.pad_token_id, "width": max_length}
+    schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(about, sort_keys=True)})
+    encoded = (_encoded(batch, tokenizer, max_length) for batch in batches)
+    try:
+        with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as to:
+            for batch in encoded:
+                to.write_batch(batch)
+    except OSError as error:
+        problem = f"the token ids cannot be written ({error.strerror or type(error).__name__})"
+        raise DataError(problem, fix="free space on its disk, or make its folder writable", file=path) from None
+    pa.default_memory_pool().release_unused()
+
+
+def _encoded(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> pa.RecordBatch:
+    texts = batch.column("text")
+    rows, cut = encode(texts.to_pylist(), tokenizer, max_length)
+    absent = pc.equal(texts, "").to_numpy(zero_copy_only=False)
+    return token_batch(rows, batch.column("patient").to_numpy(), cut, absent)
+
+
+def token_batch(
+    rows: Sequence[NDArray[np.int32]],
+    patients: NDArray[np.int64],
+    cut: NDArray[np.bool_] | None = None,
+    absent: NDArray[np.bool_] | None = None,
+) -> pa.RecordBatch:
+    """Records as a batch of a token file; nobody cut or absent unless said."""
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    ids = pa.ListArray.from_arrays(offsets, np.concatenate([np.zeros(0, dtype=np.int32), *rows]))
+    nobody = np.zeros(len(rows), dtype=bool)
+    flags = [pa.array(nobody if flag is None else flag) for flag in (absent, cut)]
+    return pa.RecordBatch.from_arrays([pa.array(patients), *flags, ids], schema=_SCHEMA)
+
+
+def opened(path: Path) -> Corpus:
+    """Map a token file.
+
+    Raises: DataError if it is absent, torn, or something else.
+    """
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        about = json.loads((reader.schema.metadata or {})[_METADATA_KEY])
+        padding, width = int(about["padding"]), int(about["width"])
+        if not reader.schema.equals(_SCHEMA):
+            raise KeyError("schema")
+        batches = list(_checked(reader))
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        problem = f"is torn, or no file of token ids ({type(error).__name__})"
+        raise DataError(problem, fix="remove it; the next run makes it again", file=path) from None
+    cut = sum(pc.sum(batch.column("cut")).as_py() or 0 for batch in batches)
+    tokens = Tokens(rows=MappedRows(batches), padding=padding, width=width, truncated=cut)
+    return Corpus(tokens, _absent(batches), batches)
+
+
+def _checked(reader: Any) -> Iterator[pa.RecordBatch]:
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        batch.validate()
+        if any(column.null_count for column in (*batch.columns, batch.column("ids").values)):
+            raise ValueError("nulls")
+        yield batch
+
+
+def _absent(batches: list[pa.RecordBatch]) -> NDArray[np.bool_] | None:
+    if not any(pc.any(batch.column("absent")).as_py() for batch in batches):
+        return None
+    return np.concatenate([batch.column("absent").to_numpy(zero_copy_only=False) for batch in batches])
