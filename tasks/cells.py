@@ -20,6 +20,7 @@ from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.mechanisms.registry import takes_noise
+from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings import Lora, Model, Settings, Training
 
@@ -60,6 +61,14 @@ class Cell(BaseModel):
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
+def is_finished(directory: Path) -> bool:
+    """Whether a run's folder holds a whole run: its ledger has its last line, which is written after all else."""
+    try:
+        return (directory / "result.json").exists() and read_ledger(directory / "ledger.jsonl").complete
+    except LedgerError:
+        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+
+
 def grid(settings: Settings) -> list[Cell]:
     """Every cell of the experiment; a mechanism without noise to calibrate has one cell for all epsilons."""
     experiment = settings.experiment
@@ -95,7 +104,17 @@ def grid(settings: Settings) -> list[Cell]:
 
 
 def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
-    """A digest of each input of a cell: data, base model (or its pinned commit), code, and a given hyper-policy.
+    """A digest of each input of a cell: those of ``ground_digests``, and a given hyper-policy's."""
+    return ground_digests(model) | policy_digest(options)
+
+
+def policy_digest(options: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of the hyper-policy that a run starts from; empty if it starts from none."""
+    return {"policy": _digest_of_folder(Path(options["init_from"]))} if options.get("init_from") else {}
+
+
+def ground_digests(model: Model) -> dict[str, str]:
+    """A digest of each input that cells of one model share: data, base model (or its pinned commit), and code.
 
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
     """
@@ -107,7 +126,6 @@ def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
         "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
         "model": weights,
         "code": code_digest(),
-        **({"policy": _digest_of_folder(Path(options["init_from"]))} if options.get("init_from") else {}),
     }
 
 

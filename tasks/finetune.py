@@ -1,6 +1,8 @@
 """One cell: fine-tune, evaluate, price, and write down. Runs as a process of its own and can be killed at any time.
 
-python -m tasks.finetune CELL.json [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
+Several cells of one model share a process, the base and every forward pass, and nothing else.
+
+python -m tasks.finetune CELL.json ... [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
 """
 
 from __future__ import annotations
@@ -8,8 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,18 +21,21 @@ import torch
 import typer
 
 from dptune.audit.crafted import CraftedCanaries, audited
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, read_ledger
+from dptune.privacy.ledger import Ledger, LedgerContents
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import StepReport, train
 from dptune.training.model import save_adapter
-from tasks.cells import Cell
-from tasks.job import Job, prepare
+from dptune.training.run import Run, open_run
+from dptune.training.together import train_together
+from tasks.cells import Cell, is_finished
+from tasks.job import Ground, Job, ground_of, prepare
 from tasks.paths import CRAFTED
 from tasks.plots import draw_curves
 from tasks.results import History, child_run, named, publish, result_of
@@ -45,55 +51,167 @@ def run_cell(
     The last line of the ledger is written after everything else is safe, so a finished ledger means a
     finished cell.
     """
-    directory = private_directory(cell.directory)
-    with locked(directory / "lock"):
-        if not _finished(directory):
-            _train_cell(cell, directory, device, parent, flow_run, entropy or OsEntropy())
-        publish(directory, parent)
-        (directory / "checkpoint.safetensors").unlink(missing_ok=True)
-        return dict(json.loads((directory / "result.json").read_text(encoding="utf-8")))
+    run_cells([cell], device, parent, flow_run, entropy)
+    return dict(json.loads((cell.directory / "result.json").read_text(encoding="utf-8")))
 
 
-def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, flow_run: str, entropy: Entropy) -> None:
-    started = time.monotonic()
-    job = prepare(cell, torch.device(device), entropy)
-    canaries = _crafted(cell, directory)
-    mechanism = audited(job.mechanism, canaries) if canaries else job.mechanism
-    child, history = child_run(job, parent, flow_run), History(directory, job.plan.steps)
+def run_cells(
+    cells: Sequence[Cell],
+    device: str,
+    parent: str | None = None,
+    flow_run: str = "none",
+    entropy: Entropy | None = None,
+) -> None:
+    """Run cells of one model to their ends in one process; see ``run_cell``.
+
+    Raises: what ended the cell, of one cell; CellsError or RuntimeError naming those that failed, of several, after
+    all others have ended.
+    """
+    with ExitStack() as locks:
+        for cell in cells:
+            locks.enter_context(locked(private_directory(cell.directory) / "lock"))
+        waiting = [cell for cell in cells if not is_finished(cell.directory)]
+        errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy()) if waiting else {}
+        for cell in cells:
+            if cell.label not in errors:
+                publish(cell.directory, parent)
+                (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
+    if errors:
+        raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
+
+
+class CellsError(DptuneError):
+    """Cells that failed for reasons that trying again cannot mend."""
+
+
+def _joined(errors: dict[str, Exception]) -> Exception:
+    message = "; ".join(f"cell {label}: {error or type(error).__name__}" for label, error in errors.items())
+    hopeless = all(isinstance(error, DptuneError) for error in errors.values())
+    return CellsError(message) if hopeless else RuntimeError(message)
+
+
+@dataclass
+class _Work:
+    """A cell under way."""
+
+    job: Job
+    mechanism: Mechanism
+    canaries: CraftedCanaries | None
+    child: ChildRun | None
+    history: History
+    meter: Meter
+    before: dict[str, float]
+    started: float
+
+
+def _train_cells(
+    cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy
+) -> dict[str, Exception]:
+    """Train what is not finished; what ended the cells that failed, by their labels."""
+    ground = ground_of(cells[0], torch.device(device))
+    errors: dict[str, Exception] = {}
+    works: list[_Work] = []
+    for cell in cells:
+        try:
+            works.append(_begun(cell, ground, parent, flow_run, entropy))
+        except Exception as error:
+            errors[cell.label] = error
     try:
-        before = _evaluate(job, final=True)
-        meter = Meter(cell.label, total=job.plan.steps, unit="releases", keep=True)
-        with (
-            meter,
-            train(
-                job.model,
-                job.train,
-                job.units,
-                mechanism,
-                job.plan,
-                job.header,
-                directory,
-                entropy,
-                on_step=_observer(job, child, meter, history, canaries),
-                public=job.validation,
-            ) as ledger,
-        ):
-            after = _evaluate(job, final=True)
-            _save_adapter(job.model, directory)
-            contents = _contents(ledger)
-            _save_policy(job, contents, directory)
-            _write_crafted(canaries, directory)
-            result = result_of(job, contents, before, after, history, time.monotonic() - started, device)
-            result["adapter_sha256"] = adapter_digest(directory)
-            draw_curves([result], directory / "curves.png")
-            write_json(directory / "result.json", result)
-            if child:
-                child.flush()
-            ledger.finish()
-    except BaseException:
-        if child:
-            child.end("FAILED")
+        ended = _trained_alone(works[0], entropy) if len(works) == 1 else _trained_together(works, ground, entropy)
+    except BaseException:  # the whole process is to end
+        for work in works:
+            _fail(work)
         raise
+    for work, end in zip(works, ended, strict=True):
+        try:
+            with work.meter:
+                if isinstance(end, Exception):
+                    raise end
+                with end as ledger:
+                    _finish(work, ledger, device, len(cells))
+        except Exception as error:
+            errors[work.job.cell.label] = error
+            _fail(work)
+        except BaseException:
+            _fail(work)
+            raise
+    return errors
+
+
+def _fail(work: _Work) -> None:
+    if work.child:
+        work.child.end("FAILED")
+
+
+def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entropy: Entropy) -> _Work:
+    started = time.monotonic()
+    job = prepare(cell, ground, entropy)
+    canaries = _crafted(cell, cell.directory)
+    return _Work(
+        job=job,
+        mechanism=audited(job.mechanism, canaries) if canaries else job.mechanism,
+        canaries=canaries,
+        child=child_run(job, parent, flow_run),
+        history=History(cell.directory, job.plan.steps),
+        meter=Meter(cell.label, total=job.plan.steps, unit="releases", keep=True),
+        before=_evaluate(job, final=True),
+        started=started,
+    )
+
+
+def _arguments(work: _Work, entropy: Entropy) -> dict[str, Any]:
+    job = work.job
+    return {
+        "model": job.model,
+        "tokens": job.train,
+        "units": job.units,
+        "mechanism": work.mechanism,
+        "plan": job.plan,
+        "header": job.header,
+        "directory": job.cell.directory,
+        "entropy": entropy,
+        "on_step": _observer(work),
+        "public": job.validation,
+    }
+
+
+def _trained_alone(work: _Work, entropy: Entropy) -> list[Ledger | Exception]:
+    try:
+        return [train(**_arguments(work, entropy))]
+    except Exception as error:
+        return [error]
+
+
+def _trained_together(works: Sequence[_Work], ground: Ground, entropy: Entropy) -> list[Ledger | Exception]:
+    """For each cell its open ledger, or what ended it."""
+    opened: list[Run | Exception] = []
+    for work in works:
+        try:
+            opened.append(open_run(**_arguments(work, entropy)))
+        except Exception as error:
+            opened.append(error)
+    runs = [run for run in opened if isinstance(run, Run)]
+    errors = iter(train_together(ground.base, runs) if runs else [])
+    return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
+
+
+def _finish(work: _Work, ledger: Ledger, device: str, together: int) -> None:
+    """Everything that a finished cell leaves behind, the ledger's last line last."""
+    job, directory = work.job, work.job.cell.directory
+    after = _evaluate(job, final=True)
+    _save_adapter(job.model, directory)
+    contents = _contents(ledger)
+    _save_policy(job, contents, directory)
+    _write_crafted(work.canaries, directory)
+    seconds = time.monotonic() - work.started
+    result = result_of(job, contents, work.before, after, work.history, seconds, device)
+    result["together"] = together
+    result["adapter_sha256"] = adapter_digest(directory)
+    draw_curves([result], directory / "curves.png")
+    write_json(directory / "result.json", result)
+    if work.child:
+        work.child.flush()
+    ledger.finish()
 
 
 def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
@@ -133,14 +251,13 @@ def _contents(ledger: Ledger) -> LedgerContents:
     return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
 
 
-def _observer(
-    job: Job, child: ChildRun | None, meter: Meter, history: History, canaries: CraftedCanaries | None
-) -> Callable[[StepReport], None]:
+def _observer(work: _Work) -> Callable[[StepReport], None]:
     """Called after each step: logs it, and at times evaluates."""
+    job, child, history, canaries = work.job, work.child, work.history, work.canaries
     every, total = job.cell.training.evaluate_every, job.plan.steps
 
     def observe(report: StepReport) -> None:
-        meter.update(report.releases)
+        work.meter.update(report.releases)
         metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
         if job.cell.telemetry == "research":
             metrics |= report.private
@@ -198,30 +315,21 @@ def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:
             policy.write(directory / "controller")
 
 
-def _finished(directory: Path) -> bool:
-    ledger, result = directory / "ledger.jsonl", directory / "result.json"
-    try:
-        return result.exists() and read_ledger(ledger).complete
-    except LedgerError:
-        return False  # resuming mends a torn last line, and refuses anything worse with its reason
-
-
 def main(
-    cell: Annotated[Path, typer.Argument(help="cell.json of the run")],
+    cells: Annotated[list[Path], typer.Argument(help="cell.json of each run; several share one base model")],
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
     parent: Annotated[str | None, typer.Option(help="MLflow run id of the experiment")] = None,
     flow_run: Annotated[str, typer.Option(help="Prefect flow run id")] = "none",
 ) -> None:
-    """Run one cell."""
+    """Run one cell, or several side by side on one base model."""
+    run_stage(lambda: run_cells([_read(cell) for cell in cells], device, parent, flow_run))
 
-    def work() -> None:
-        try:
-            spec = Cell.model_validate_json(cell.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(str(cell), f"is no cell ({error})", fix="let the flow write it") from None
-        run_cell(spec, device, parent, flow_run)
 
-    run_stage(work)
+def _read(path: Path) -> Cell:
+    try:
+        return Cell.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), f"is no cell ({error})", fix="let the flow write it") from None
 
 
 if __name__ == "__main__":

@@ -24,12 +24,44 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import Plan
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer
 from dptune.training.per_sample import lora_pairs
+from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, digests
+from tasks.cells import Cell, ground_digests, policy_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What cells of one model and one schedule of training share: the frozen base on its device, and the records."""
+
+    base: Any
+    train: Corpus
+    evaluation: Tokens
+    validation: Tokens
+    about: dict[str, Any]
+
+
+def ground_of(cell: Cell, device: torch.device) -> Ground:
+    """Load what the cell's run stands on, as do all cells with its model, data and length of records.
+
+    Raises: ConfigError if the data or model are no longer those the cell was made for.
+    """
+    if not ground_digests(cell.model).items() <= cell.inputs.items():
+        raise ConfigError(
+            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
+        )
+    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    tokenizer = load_tokenizer(base)
+    return Ground(
+        base=load_base(base, device),
+        train=_corpus(cell, TRAIN, tokenizer),
+        evaluation=_corpus(cell, EVAL, tokenizer).tokens,
+        validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
+        about=read_about(TRAIN),
+    )
 
 
 @dataclass
@@ -49,21 +81,16 @@ class Job:
     pairs: tuple[str, ...]
 
 
-def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
-    """Load model and data, and calibrate the noise to the cell's budget.
+def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
+    """Attach the cell's adapters, and calibrate the noise to its budget.
 
-    Raises: ConfigError if the data or model are no longer those the cell was made for, or the run would leak
-    what private telemetry promises to keep.
+    Raises: ConfigError if a hyper-policy is no longer the one the cell was made for, or the run would leak what
+    private telemetry promises to keep.
     """
-    if digests(cell.model, cell.options) != cell.inputs:
-        raise ConfigError(
-            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
-        )
-    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
-    tokenizer = load_tokenizer(base)
-    about, corpus = read_about(TRAIN), _corpus(cell, TRAIN, tokenizer)
-    model = attach_lora(load_base(base, device), Lora(**cell.lora.model_dump()), cell.seed)
-    units, expected_batch_size = _units(cell, corpus)
+    if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
+        raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
+    model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)
+    units, expected_batch_size = _units(cell, ground.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
     pairs = tuple(pair.name for pair in adapters)
@@ -80,7 +107,7 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         delta=cell.delta,
         unit=units.kind,
         units=len(units),
-        data=str(about["label"]),
+        data=str(ground.about["label"]),
         telemetry=cell.telemetry,
         leaks=entropy.leaks,
         renyi_filter=ready.renyi_filter,
@@ -100,10 +127,10 @@ def prepare(cell: Cell, device: torch.device, entropy: Entropy) -> Job:
         plan=plan,
         header=header,
         units=units,
-        train=corpus.tokens,
-        evaluation=_corpus(cell, EVAL, tokenizer).tokens,
-        validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
-        about=about,
+        train=ground.train.tokens,
+        evaluation=ground.evaluation,
+        validation=ground.validation,
+        about=dict(ground.about),
         pairs=pairs,
     )
 

@@ -83,7 +83,7 @@ class StepReport:
     Attributes:
         step: 1-based optimiser step.
         releases: length of the ledger.
-        composition: what the ledger holds so far.
+        ledger: of the run; ``composition`` copies what it holds when asked, so ask within ``on_step``.
         knobs: radii, noise multiplier and what the controller tells; as public as what it reads.
         public: functions of the configuration and of releases.
         private: functions of raw records (batch loss, clipped fraction).
@@ -91,10 +91,15 @@ class StepReport:
 
     step: int
     releases: int
-    composition: Composition
+    ledger: Ledger = field(repr=False)
     knobs: dict[str, float]
     public: dict[str, float]
     private: dict[str, float] = field(repr=False)
+
+    @property
+    def composition(self) -> Composition:
+        """What the ledger holds now, as a copy."""
+        return Counter(self.ledger.composition)
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,8 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | Non
         quietest = mechanism.most_noise()
         later = plan.steps - ledger.releases - 1
         reserve = later * renyi_cost(renyi_filter.order, plan.sample_rate, quietest)
-        spent = renyi_filter.spent(ledger.composition) + reserve
+        assert ledger.spent is not None  # there is a filter
+        spent = ledger.spent + reserve
         allowed = renyi_filter.raise_noise_multiplier(wanted, plan.sample_rate, spent)
         if not math.isfinite(allowed):
             return None
@@ -304,13 +310,13 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     # Without noise the sum is as private as the records.
     norm = float(torch.cat(released.gradient).norm())
     (public if mechanism.private else private)["gradient_norm"] = norm
-    return StepReport(run.step + 1, ledger.releases, Counter(ledger.composition), moved, public, private)
+    return StepReport(run.step + 1, ledger.releases, ledger, moved, public, private)
 
 
 def _observation(run: Run, released: Released) -> Observation:
     renyi_filter, ledger = run.ledger.header.renyi_filter, run.ledger
-    if renyi_filter is not None and run.mechanism.controller.adaptive:
-        spent = renyi_filter.spent(ledger.composition) / renyi_filter.budget
+    if renyi_filter is not None and ledger.spent is not None and run.mechanism.controller.adaptive:
+        spent = ledger.spent / renyi_filter.budget
     else:
         spent = ledger.releases / run.plan.steps
     return Observation(

@@ -18,7 +18,7 @@ from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger, read_ledger
-from dptune.training import loop
+from dptune.training import run as running
 from dptune.training.evaluation import perplexity
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks import finetune, job
@@ -32,7 +32,7 @@ KEYS = {
     "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
     "knobs", "seconds", "crafted", "adapter_sha256",
-    "device",
+    "device", "together",
 }  # fmt: skip
 
 
@@ -141,10 +141,10 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "before the first charge": (Ledger, "charge", 1),
     "before the third charge": (Ledger, "charge", 3),
     "after a charge, before its noise": (Mechanism, "privatise", 3),
-    "in an optimiser step": (loop, "_apply", 3),
-    "at the first checkpoint": (loop, "save_checkpoint", 1),
-    "at the last checkpoint": (loop, "save_checkpoint", 2),
-    "when the weights are checked": (loop, "assert_trained", 1),
+    "in an optimiser step": (running, "_apply", 3),
+    "at the first checkpoint": (running, "save_checkpoint", 1),
+    "at the last checkpoint": (running, "save_checkpoint", 2),
+    "when the weights are checked": (running, "assert_trained", 1),
     "when the adapter is saved": (finetune, "save_adapter", 1),
     "when the ledger is priced": (finetune, "result_of", 1),
     "when the result is written": (finetune, "write_json", 1),
@@ -196,7 +196,7 @@ def test_crashes_in_a_row_never_release_more_than_the_plan(
 ) -> None:
     cell = static({"training": {"epochs": 0.8}})
     steps = 9
-    for place in ((Mechanism, "privatise", 2), (loop, "_apply", 1), (loop, "save_checkpoint", 1)):
+    for place in ((Mechanism, "privatise", 2), (running, "_apply", 1), (running, "save_checkpoint", 1)):
         with monkeypatch.context() as patch:
             crash(patch, *place)
             with pytest.raises(Killed):
@@ -214,7 +214,7 @@ def test_a_budget_spent_before_any_checkpoint_is_said_clearly(
     """No weights exist and none may be made: running again cannot mend it, so it is the user's error."""
     cell = static({"training": {"checkpoint_every": 50}})
     with monkeypatch.context() as patch:
-        crash(patch, loop, "save_checkpoint", 1)
+        crash(patch, running, "save_checkpoint", 1)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for one in opened:
@@ -231,7 +231,7 @@ def test_a_torn_last_line_is_mended_and_a_torn_middle_refused(
     cell = static()
     ledger = cell.directory / "ledger.jsonl"
     with monkeypatch.context() as patch:
-        crash(patch, loop, "_apply", 3)
+        crash(patch, running, "_apply", 3)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for one in opened:
@@ -312,7 +312,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
         return float(real_perplexity(model, tokens, *args, **kwargs))
 
     def train(*args: Any, on_step: Callable[..., None], **kwargs: Any) -> Any:
-        def observe(report: loop.StepReport) -> None:
+        def observe(report: running.StepReport) -> None:
             raw.extend(value for value in report.private.values() if not value.is_integer())
             on_step(report)
 
@@ -378,7 +378,7 @@ def test_a_bad_specification_ends_with_a_message(
     if content is not None:
         path.write_text(content)
     with pytest.raises(SystemExit) as ended:
-        main(path)
+        main([path])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: cell.json: is no cell")

@@ -237,10 +237,10 @@ def test_an_observer_cannot_rewrite_the_ledger(tmp_path: Path) -> None:
     assert ledger.composition.total() == 4
 
 
-def test_reports_of_earlier_steps_keep_what_they_said(tmp_path: Path) -> None:
-    reports: list[StepReport] = []
-    trained(tmp_path, on_step=reports.append)
-    assert [report.composition.total() for report in reports] == [1, 2, 3, 4]
+def test_a_report_tells_what_was_charged_so_far(tmp_path: Path) -> None:
+    totals: list[int] = []
+    trained(tmp_path, on_step=lambda report: totals.append(report.composition.total()))
+    assert totals == [1, 2, 3, 4]
 
 
 def test_warm_up_is_linear_then_constant() -> None:
