@@ -19,7 +19,7 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro policy test test-slow check format ui paper clean
+.PHONY: help setup repro policy test test-slow check check-scale format ui paper clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -27,6 +27,7 @@ help:
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import rules"
+	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/scale.md"
 	@echo "make ui      Prefect UI and scheduler, and MLflow UI, on this machine"
 	@echo "make paper   the published study: real table, hub models, five epsilons, three seeds (needs GPUs)"
 
@@ -44,10 +45,13 @@ policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
 
 test: $(SETUP)
-	@$(ACTIVATE) $(TEST) -m "not slow and not gpu"
+	@$(ACTIVATE) $(TEST) -m "not slow and not gpu and not scale"
 
 test-slow: $(SETUP)
-	@$(ACTIVATE) $(TEST)
+	@$(ACTIVATE) $(TEST) -m "not scale"
+
+check-scale: $(SETUP)
+	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m pytest -m scale
 
 check: $(SETUP)
 	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports

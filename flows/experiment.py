@@ -5,10 +5,13 @@ python -m flows.experiment        # what the DVC stage runs
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -19,25 +22,48 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 
+from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
+from flows.child import child
+from flows.places import free_place, wait_until_unlocked
+from flows.runners import THREADS, started
 from tasks import tracking
 from tasks.cells import Cell, grid
-from tasks.paths import EXPERIMENT, RUNS, TRAIN
+from tasks.paths import DATA, EXPERIMENT, RUNS, TRAIN
 from tasks.settings import Experiment, load_settings, merge
 from tasks.stage import USER_ERROR, run_stage
 
 _LAST_LINES = 15
+_LOCK_SECONDS = 120  # a lock on a shared file system outlives a dead machine by about 90
+# A cell takes these from its flow: Dask and Ray give one thread to whatever their workers start.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 class CellError(Exception):
     """A cell's process ended with an error; ``hopeless`` when trying again cannot mend it."""
 
     def __init__(self, label: str, status: int, output: str) -> None:
-        super().__init__(f"cell {label} ended with status {status}:\n{output}")
+        super().__init__(label, status, output)  # all of them, from which another process makes it anew
         self.hopeless = status == USER_ERROR
+
+    def __str__(self) -> str:
+        label, status, output = self.args
+        return f"cell {label} ended with status {status}:\n{output}"
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a cell needs to know besides itself, on whichever machine it runs. Public."""
+
+    settings: Experiment
+    parent: str
+    home: Path
+    environment: Mapping[str, str | None]
+    terminal: bool
 
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -50,6 +76,8 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
         await state.aresult()
     except CellError as error:
         return not error.hopeless
+    except DptuneError:
+        return False
     except Exception:
         return True
     return False
@@ -63,18 +91,48 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=2,
     retry_condition_fn=_worth_retrying,
 )
-def fine_tune(cell: Cell, device: str, parent: str, terminal: bool = False) -> str:
-    """Run one cell to its end; a retry resumes from its ledger and checkpoint. Returns its folder."""
-    directory = cell.directory
-    specification = directory / "cell.json"
-    write_text(specification, cell.model_dump_json(indent=2))
-    command = [sys.executable, "-m", "tasks.finetune", str(specification), "--device", device]
-    command += ["--parent", parent, "--flow-run", str(flow_run.id or "none")]
-    with concurrency(limit_name(device), occupy=1, strict=True):
+def fine_tune(cell: Cell, device: str | None, errand: Errand) -> str:
+    """Run one cell to its end; a retry resumes from its ledger and checkpoint. Returns its folder.
+
+    Args:
+        device: None takes the first free one of the machine that this runs on.
+    """
+    os.umask(0o077)  # a worker's process was started by somebody's shell
+    directory = _folder(cell, errand.home)
+    write_text(directory / "cell.json", cell.model_dump_json(indent=2))
+    if device is None:
+        wait_until_unlocked(directory / "lock", _LOCK_SECONDS)  # of a killed worker, whose cell dies a moment later
+    with _place(device, errand) as chosen:
+        options = ["--device", chosen, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
+        command = child("tasks.finetune", str(cell.directory / "cell.json"), *options)
         # A lone cell at a terminal draws its own progress bar; otherwise its output becomes log lines.
-        run = _run_attached if terminal else run_process
-        run(cell.label, command)
-    return str(directory)
+        run = _run_attached if errand.terminal else run_process
+        run(cell.label, command, errand.home, _environment(errand))
+    return str(cell.directory)
+
+
+def _folder(cell: Cell, home: Path) -> Path:
+    if not (home / DATA).is_dir():
+        fix = "share the flow's folder with every machine, under the same path"
+        raise DptuneError(f"experiment.runner: the worker on {gethostname()} sees no {home / DATA}. Fix: {fix}.")
+    return home / cell.directory
+
+
+@contextmanager
+def _place(device: str | None, errand: Errand) -> Iterator[str]:
+    """Hold a place on the device that the flow chose, or on any device of this machine; yields the device."""
+    if device is None:
+        devices, cells = available_devices(errand.settings), errand.settings.cells_per_device
+        with free_place(devices, cells, errand.home / DATA / "places") as free:
+            yield free
+    else:
+        with concurrency(limit_name(device), occupy=1, strict=True):
+            yield device
+
+
+def _environment(errand: Errand) -> dict[str, str]:
+    merged = {**os.environ, **errand.environment}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 @flow(name="experiment", log_prints=True)
@@ -82,6 +140,7 @@ def experiment(
     epsilons: list[float] | None = None,
     mechanisms: list[str] | None = None,
     seeds: list[int] | None = None,
+    runner: str | None = None,
     params: str = "params.yaml",
     overrides: dict[str, Any] | None = None,
 ) -> list[str]:
@@ -91,36 +150,62 @@ def experiment(
         epsilons: privacy budgets in place of the file's.
         mechanisms: labels in place of the file's.
         seeds: in place of the file's.
+        runner: threads, dask, ray, or the address of a running cluster, in place of the file's.
         params: the parameter file.
         overrides: any other sections to merge over it, such as ``{"training": {"epochs": 3}}``.
 
     Raises: RuntimeError naming every cell that failed, after all others have run.
     """
-    chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds}
+    chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
     given = {key: value for key, value in chosen.items() if value is not None}
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
-    cells, logger = grid(settings), get_run_logger()
-    devices = available_devices(settings.experiment)
-    parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment))
+    cells, devices = grid(settings), _own_devices(settings.experiment)
+    with started(settings.experiment, places=len(devices) * settings.experiment.cells_per_device) as task_runner:
+        parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment))
+        errand = _errand(settings.experiment, devices, parent)
+        configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
+        futures = [
+            task_runner.submit(configured, {"cell": cell, "device": device, "errand": errand})
+            for cell, device in zip(cells, _chosen_devices(settings.experiment, devices, len(cells)), strict=True)
+        ]
+        failed = _failures(cells, futures)
+    write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
+    tracking.finish_parent(parent, failed=bool(failed))
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
+    return [str(cell.directory) for cell in cells]
+
+
+def _own_devices(settings: Experiment) -> list[str]:
+    """The devices of the flow's machine, which a running cluster has nothing to do with."""
+    return [] if "://" in settings.runner else available_devices(settings)
+
+
+def _chosen_devices(settings: Experiment, devices: list[str], cells: int) -> list[str | None]:
+    """Threads take the flow's devices in turn; a worker's machine knows best which of its own is free."""
+    if settings.runner != THREADS:
+        return [None] * cells
     for device in devices:
-        set_limit(device, settings.experiment.cells_per_device)
-    terminal = sys.stderr.isatty() and len(devices) * settings.experiment.cells_per_device == 1
-    configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
-    futures = [
-        configured.submit(cell, devices[index % len(devices)], parent, terminal) for index, cell in enumerate(cells)
-    ]
-    failed = []
+        set_limit(device, settings.cells_per_device)
+    return [devices[index % len(devices)] for index in range(cells)]
+
+
+def _errand(settings: Experiment, devices: list[str], parent: str) -> Errand:
+    lone = settings.runner == THREADS and len(devices) * settings.cells_per_device == 1
+    environment = {name: os.environ.get(name) for name in _THREADS} | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
+    return Errand(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
+
+
+def _failures(cells: list[Cell], futures: list[PrefectFuture[str]]) -> list[str]:
+    """Wait for every cell; the labels of those that failed."""
+    logger, failed = get_run_logger(), []
     for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
         future.wait()
         state = future.state
         logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, (state.name or state.type).lower())
         if not state.is_completed():
             failed.append(cell.label)
-    write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
-    tracking.finish_parent(parent, failed=bool(failed))
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
-    return [str(cell.directory) for cell in cells]
+    return failed
 
 
 def available_devices(settings: Experiment) -> list[str]:
@@ -159,19 +244,33 @@ def set_limit(device: str, cells: int) -> None:
             client.update_global_concurrency_limit(limit_name(device), freed)
 
 
-def _run_attached(label: str, command: list[str]) -> None:
-    status = subprocess.run(command, check=False).returncode
+def _run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:
+    status = subprocess.run(command, cwd=home, env=environment, check=False).returncode
     if status != 0:
         raise CellError(label, status, "see its output above")
 
 
-def run_process(label: str, command: list[str]) -> None:
+def run_process(
+    label: str, command: list[str], home: Path | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     """Run a process and pass its output on line by line.
+
+    Args:
+        home: its working directory, if not this one.
+        environment: its environment, if not this one.
 
     Raises: CellError with the last lines, if it ends with an error.
     """
     logger, last = get_run_logger(), deque[str](maxlen=_LAST_LINES)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        cwd=home,
+        env=environment,
+    )
     try:
         for line in _lines(process):
             last.append(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+_RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
 class _Section(BaseModel):
@@ -138,7 +140,16 @@ class Experiment(_Section):
     telemetry: Literal["research", "private"]
     devices: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     cells_per_device: Count = 1
+    runner: str = "threads"
     retries: Annotated[int, Field(ge=0)] = 2
+
+    @field_validator("runner")
+    @classmethod
+    def _known_runner(cls, runner: str) -> str:
+        if not _RUNNER.fullmatch(runner):
+            addresses = "tcp://host:8786 (Dask; tls:// too) or ray://host:10001"
+            raise ValueError(f"{runner!r} is none: use threads, dask, ray, or a running cluster's {addresses}")
+        return runner
 
     @field_validator("mechanisms", "epsilons", "seeds")
     @classmethod

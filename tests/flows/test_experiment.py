@@ -24,6 +24,7 @@ from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, rea
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError
 from dptune.privacy.ledger import read_ledger
+from flows import child
 from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
@@ -37,7 +38,7 @@ QUICK = {"experiment": {"cells_per_device": 4}}
 STAND_IN = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
 import json, pathlib, sys, time
-cell = json.loads(pathlib.Path(sys.argv[3]).read_text())
+cell = json.loads(pathlib.Path(sys.argv[5]).read_text())
 label = cell["mechanism"] + str(cell["epsilon"] or "")
 device = sys.argv[sys.argv.index("--device") + 1]
 plan = json.loads(pathlib.Path("plan.json").read_text())
@@ -46,7 +47,7 @@ time.sleep(plan.get("seconds", 0))
 runs = pathlib.Path("ran.jsonl").read_text().splitlines() if pathlib.Path("ran.jsonl").exists() else []
 tries = sum(json.loads(run)["label"] == label for run in runs)
 with open("ran.jsonl", "a") as file:
-    print(json.dumps(dict(label=label, device=device, start=started, end=time.time(), argv=sys.argv[1:])), file=file)
+    print(json.dumps(dict(label=label, device=device, start=started, end=time.time(), argv=sys.argv[4:])), file=file)
 print("a line of", label)
 statuses = plan.get("status", {{}}).get(label, [])
 sys.exit(statuses[tries] if tries < len(statuses) else 0)
@@ -99,7 +100,8 @@ def standing_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     script = directory.parent / "stand-in"
     script.write_text(STAND_IN.format(python=sys.executable))
     script.chmod(0o700)
-    monkeypatch.setattr(module, "sys", SimpleNamespace(executable=str(script), stderr=StringIO()))
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=StringIO()))
+    monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(script)))
 
     def plan(**entries: Any) -> None:
         Path("plan.json").write_text(json.dumps(entries))
@@ -215,12 +217,12 @@ def test_the_process_is_told_its_cell_device_and_runs(stand_in: Callable[..., No
     write_params()
     (folder,) = experiment(mechanisms=["nonprivate"])
     (run,) = ran()
-    assert run["argv"][:2] == ["-m", "tasks.finetune"]
-    options = dict(zip(run["argv"][3::2], run["argv"][4::2], strict=True))
+    assert run["argv"][0] == "tasks.finetune"
+    options = dict(zip(run["argv"][2::2], run["argv"][3::2], strict=True))
     assert options["--device"] == "cpu"
     parent = tracking.client().get_run(options["--parent"])
     assert parent.data.tags["prefect_flow_run"] == options["--flow-run"]
-    assert Path(run["argv"][2]) == Path(folder) / "cell.json"
+    assert Path(run["argv"][1]) == Path(folder) / "cell.json"
 
 
 def test_a_failed_cell_stops_no_other_and_is_named(stand_in: Callable[..., None]) -> None:

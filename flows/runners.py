@@ -1,0 +1,102 @@
+"""Where a flow's cells run: ``experiment.runner`` as one of Prefect's task runners.
+
+threads              the flow's process starts every cell on its own machine
+dask, ray            a temporary cluster of this machine, which ends with the flow
+tcp://host:8786      a running Dask scheduler (tls:// too)
+ray://host:10001     a running Ray cluster
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from dptune.errors import ConfigError
+from tasks.settings import Experiment
+
+THREADS = "threads"
+
+
+@contextmanager
+def started(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
+    """The task runner that ``settings.runner`` names, ready for work.
+
+    Args:
+        places: how many cells a temporary cluster runs at a time.
+
+    Raises: ConfigError for an extra that is not installed, and for a Prefect server that workers cannot reach.
+    """
+    with ExitStack() as stack:
+        if settings.runner != THREADS:
+            stack.enter_context(_reachable_api(settings.runner))
+        runner = stack.enter_context(_task_runner(settings.runner, places))
+        if _is_ray(settings.runner):
+            stack.enter_context(_gpu_share(settings))
+        yield runner
+
+
+def _task_runner(runner: str, places: int) -> TaskRunner[Any]:
+    if runner == THREADS:
+        return ThreadPoolTaskRunner()
+    return _ray(runner, places) if _is_ray(runner) else _dask(runner, places)
+
+
+def _dask(runner: str, places: int) -> TaskRunner[Any]:
+    build = _integration("prefect_dask", "dask").DaskTaskRunner
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # else every connection is a line
+    if runner != "dask":
+        return build(address=runner)
+    # Without TLS, any other user of this machine could have a worker run code. Port 0: any that is free.
+    local = {"security": True, "dashboard_address": "127.0.0.1:0"}
+    return build(cluster_kwargs={"n_workers": places, "threads_per_worker": 1, **local})
+
+
+def _ray(runner: str, places: int) -> TaskRunner[Any]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    build = _integration("prefect_ray", "ray").RayTaskRunner
+    if runner != "ray":
+        return build(address=runner)
+    return build(init_kwargs={"num_cpus": places, "include_dashboard": False})
+
+
+def _is_ray(runner: str) -> bool:
+    return runner == "ray" or runner.startswith("ray://")
+
+
+def _integration(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        problem = f"needs the extra {extra} ({error.name} is not installed)"
+        raise ConfigError("experiment.runner", problem, fix=f"pip install 'dptune[{extra}]'") from None
+
+
+@contextmanager
+def _reachable_api(runner: str) -> Iterator[None]:
+    """Tell workers where the flow's Prefect server is; without this each would start a server of its own."""
+    url = get_current_settings().api.url
+    if url is None and "://" in runner:
+        problem = "workers of a running cluster cannot reach a flow's temporary Prefect server"
+        raise ConfigError("experiment.runner", problem, fix="start one (prefect server start) and set PREFECT_API_URL")
+    if url is None:
+        with get_client(sync_client=True) as client:
+            url = str(client.api_url)
+    with temporary_settings({PREFECT_API_URL: url.rstrip("/")}):
+        yield
+
+
+def _gpu_share(settings: Experiment) -> AbstractContextManager[Any]:
+    """On a Ray cluster with GPUs, a cell asks for its share of one, and is sent where there is one."""
+    if settings.devices != "auto" or not import_module("ray").cluster_resources().get("GPU"):
+        return nullcontext()
+    share = int(10_000 / settings.cells_per_device) / 10_000  # the finest that Ray counts
+    options: AbstractContextManager[Any] = import_module("prefect_ray.context").remote_options(num_gpus=share)
+    return options

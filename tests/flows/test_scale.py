@@ -1,0 +1,175 @@
+"""Clusters of real worker processes on this machine, a worker killed among them: ``make check-scale``."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_pipeline import BUDGET, UNITS, cells, read_json
+
+from dptune.privacy.calibration import sampling
+from dptune.privacy.ledger import read_ledger
+from tasks import tracking
+from tasks.cells import Cell
+
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
+
+CHECKPOINT_EVERY = 3
+LONG = {
+    "training": {"epochs": 40, "checkpoint_every": CHECKPOINT_EVERY, "evaluate_every": 50},
+    "experiment": {"mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0, 1]},
+}
+
+
+class Flow:
+    """``python -m flows.experiment`` with a Prefect server of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {
+            "PREFECT_HOME": str(directory / "data" / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the user's home
+        }
+        self.log = directory / "flow.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.experiment"], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def finish(self) -> str:
+        """Wait for its end; what it printed."""
+        assert self.process.wait(timeout=400) == 0, self.log.read_text()
+        return self.log.read_text()
+
+    def of(self, cell: Cell) -> psutil.Process | None:
+        """The process that runs a cell, if one does."""
+        for one in self.children():
+            try:
+                if str(cell.directory / "cell.json") in one.cmdline():
+                    return one
+            except psutil.Error:
+                continue
+        return None
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+
+    def end(self) -> None:
+        """Whatever a failed test left."""
+        for one in self.children():
+            one.kill()
+        self.process.kill()
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def start(pipeline: Path) -> Iterator[Callable[[], Flow]]:
+    flows: list[Flow] = []
+
+    def started() -> Flow:
+        flows.append(Flow(pipeline))
+        return flows[-1]
+
+    yield started
+    for flow in flows:
+        flow.end()
+
+
+def charged(cell: Cell) -> int:
+    ledger = cell.directory / "ledger.jsonl"
+    return ledger.read_bytes().count(b'"kind":"release"') if ledger.exists() else 0
+
+
+def checkpoint(cell: Cell) -> Path:
+    return cell.directory / "checkpoint.safetensors"
+
+
+def first_line(cell: Cell) -> Any:
+    return json.loads((cell.directory / "ledger.jsonl").read_text().splitlines()[0])
+
+
+def wait_until(what: str, true: Callable[[], bool], flow: Flow, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert flow.process.poll() is None, flow.log.read_text()
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}:\n{flow.log.read_text()}"
+        time.sleep(0.02)
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def verified(cell: Cell) -> None:
+    command = [sys.executable, "-m", "dptune.cli", "verify", str(cell.directory / "ledger.jsonl")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[[], Flow]) -> None:
+    grid = cells({"experiment": {"runner": runner, "cells_per_device": 2}})
+    output = start().finish()
+    assert "2 of 2 cells" in output
+    for cell in grid:
+        verified(cell)
+        assert read_ledger(cell.directory / "ledger.jsonl").complete
+        assert "result.json" in {path.name for path in cell.directory.iterdir()}
+    found = {path: oct(path.stat().st_mode) for path in Path("data/runs").rglob("*") if path.stat().st_mode & 0o077}
+    assert found == {}
+    again = start().finish()  # what is done is not done again
+    assert again.count("releases") == 0
+
+
+def test_the_cell_of_a_killed_dask_worker_goes_on_from_its_checkpoint(start: Callable[[], Flow]) -> None:
+    """Two workers with a cell each; no retry of Prefect's, so that Dask alone hands the cell on."""
+    victim, other = cells(LONG, {"experiment": {"runner": "dask", "cells_per_device": 2, "retries": 0}})
+    steps = sampling(UNITS, 16, LONG["training"]["epochs"])[1]
+    flow = start()
+    wait_until("the middle of a cell", lambda: charged(victim) >= 30 and checkpoint(victim).exists(), flow)
+    process = flow.of(victim)
+    assert process is not None
+    worker = process.parent()
+    assert worker is not None
+    assert worker.pid != flow.process.pid
+    before, run = first_line(victim), (victim.directory / "mlflow_run").read_text()
+    worker.send_signal(signal.SIGKILL)
+    wait_until("the killed worker's cell to end too", lambda: gone(process), flow, seconds=10)
+    at_kill = charged(victim)
+    kept = (victim.directory / "ledger.jsonl").read_bytes().splitlines()[: at_kill + 1]
+    assert at_kill < steps, "it was killed too late to show anything"
+    assert not (victim.directory / "result.json").exists()
+    output = flow.finish()
+
+    assert "2 of 2 cells" in output
+    assert first_line(victim)["run_id"] == before["run_id"]
+    assert (victim.directory / "ledger.jsonl").read_bytes().splitlines()[: at_kill + 1] == kept
+    for cell in (victim, other):
+        verified(cell)
+        contents, result = read_ledger(cell.directory / "ledger.jsonl"), read_json(cell.directory / "result.json")
+        assert contents.complete
+        assert contents.releases == result["releases"] == steps
+        assert result["epsilon_certified"] == contents.epsilons.certified <= BUDGET
+        assert not checkpoint(cell).exists()
+    # From the start, it would have lost every step that was charged; from its checkpoint, those since then.
+    lost = steps - read_json(victim.directory / "result.json")["history"][-1]["step"]
+    assert 0 <= lost <= CHECKPOINT_EVERY < at_kill
+    assert read_json(other.directory / "result.json")["history"][-1]["step"] == steps
+    assert (victim.directory / "mlflow_run").read_text() == run
+    assert tracking.client().get_run(run).info.status == "FINISHED"
+    logged = {metric.step for metric in tracking.client().get_metric_history(run, "noise_multiplier")}
+    assert max(logged) == steps - lost
