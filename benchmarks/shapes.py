@@ -76,7 +76,7 @@ class Shape:
     @property
     def name(self) -> str:
         """For tables and ``--shape``."""
-        return f"{self.model}, {self.autocast or self.dtype}, {self.batch} x {self.tokens}"
+        return f"{self.model} {self.autocast or self.dtype} {self.batch}x{self.tokens}"
 
 
 @dataclass(frozen=True)
