@@ -17,9 +17,10 @@ from benchmarks.cells import measure_cells
 from benchmarks.measure import Deadline, Effort, Results, machine, measure, quiet
 from benchmarks.report import show
 from benchmarks.shapes import Setting, Shape
-from benchmarks.speed import check_peers, choose
+from benchmarks.speed import check_peers, choose, named
 from benchmarks.steps import MECHANISM_LINES, POISSON, STEPS
 
+_SMALL = 16  # records of a batch whose Poisson variant is measured too
 TABLES = ("steps", "cells", "mechanisms")
 #: (model, dtype of the frozen weights, autocast) -> rows that fit 80 GB, by tokens
 _KINDS = {
@@ -64,24 +65,24 @@ def _measure(
     if table == "cells":
         measure_cells(setting, effort, results, deadline)
         return
-    contenders = choose((*STEPS, POISSON) if table == "steps" else MECHANISM_LINES, only)
+    steps = (*STEPS, POISSON) if setting.shape.batch <= _SMALL else STEPS
+    contenders = choose(steps if table == "steps" else MECHANISM_LINES, only)
     if contenders:
         measure(table, setting, contenders, effort, results, deadline)
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
     if arguments.dry_run:
-        return Effort(rounds=1, steps=1, warmup=1, memory=False)
+        return Effort(rounds=1, steps=1, warmup=1, memory=0)
     return Effort(arguments.rounds, arguments.seconds, warmup=3, steps=arguments.steps)
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Shape]:
     available = shapes(arguments.dry_run)
-    words = [word.lower() for word in arguments.shape]
-    chosen = [shape for shape in available if all(word in shape.name.lower() for word in words)]
+    chosen = [shape for shape in available if named(shape, arguments.shape)]
     if not chosen:
         names = "\n".join(shape.name for shape in available)
-        raise SystemExit(f"no shape has all of {words} in its name:\n{names}")
+        raise SystemExit(f"no shape has all of {arguments.shape} in its name:\n{names}")
     rows = arguments.physical
     return [replace(shape, physical=min(rows, shape.batch)) for shape in chosen] if rows else chosen
 

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -65,15 +66,19 @@ class Results:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Results:
-        """Several files as one; of the same line in two of them the later counts."""
+        """Several files of one kind of machine as one; of the same line in two of them the later counts."""
         merged: dict[tuple[str, str, str], Line] = {}
         notes: dict[str, float] = {}
+        machines: dict[str, dict[str, Any]] = {}
         for path in paths:
             data = json.loads(path.read_text(encoding="utf-8"))
+            machines[data["machine"]["kind"]] = data["machine"]
             notes |= data["notes"]
             for line in (Line(**values) for values in data["lines"]):
                 merged[line.table, line.shape, line.contender] = line
-        return cls(None, data["machine"], notes, list(merged.values()))
+        if len(machines) != 1:
+            raise SystemExit(f"measured on different machines, which are no peers: {', '.join(machines)}")
+        return cls(None, machines.popitem()[1], notes, list(merged.values()))
 
     def line(self, table: str, setting: Setting, contender: str, peer: str) -> Line:
         """A new line."""
@@ -106,14 +111,14 @@ class Effort:
         seconds: of a turn, reached by as many steps as the plain contender needs for it.
         warmup: steps before those that count.
         steps: in place of ``seconds``.
-        memory: whether to measure it on a CPU, in processes of their own.
+        memory: processes to measure it in on a CPU, of which the median counts.
     """
 
     rounds: int = 5
     seconds: float = 2.0
     warmup: int = 1
     steps: int | None = None
-    memory: bool = True
+    memory: int = 3
 
 
 class Deadline:
@@ -167,8 +172,8 @@ def measure(
             if not line.failed and deadline.left > 0:
                 _take_turn(setting, contender, line, effort.warmup, max(steps, contender.steps))
                 results.save()
-    if effort.memory and setting.device.type == "cpu":
-        _measure_memory(setting, pairs, results, deadline)
+        if turn == 0 and effort.memory and setting.device.type == "cpu":
+            _measure_memory(setting, pairs, effort.memory, results, deadline)
 
 
 def _take_turn(setting: Setting, contender: Contender, line: Line, warmup: int, steps: int) -> None:
@@ -220,11 +225,13 @@ def _plan_steps(setting: Setting, contenders: Sequence[Contender], effort: Effor
 
 
 def _measure_memory(
-    setting: Setting, pairs: Sequence[tuple[Contender, Line]], results: Results, deadline: Deadline
+    setting: Setting, pairs: Sequence[tuple[Contender, Line]], times: int, results: Results, deadline: Deadline
 ) -> None:
     for contender, line in pairs:
         if line.seconds and deadline.left > 0:
-            line.memory = peak_memory(setting, contender)
+            found = [peak_memory(setting, contender) for _ in range(times)]
+            known = [memory for memory in found if memory is not None]
+            line.memory = statistics.median(known) if known else None
             results.save()
 
 

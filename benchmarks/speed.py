@@ -41,12 +41,12 @@ def main(argv: list[str] | None = None) -> None:
     rounds, only = arguments.rounds, arguments.only
     work = [
         ("steps", DEFAULT, (*STEPS, POISSON), Effort(rounds, seconds=1.5)),
-        ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7)),
-        ("steps", LARGER, STEPS, Effort(2, steps=1)),
+        ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7, memory=1)),
+        ("steps", LARGER, STEPS, Effort(2, steps=1, memory=1)),
     ]
     for table, shape, contenders, effort in work:
         chosen = choose(contenders, only)
-        if chosen:
+        if chosen and named(shape, arguments.shape):
             print(f"{shape.name}: {', '.join(one.name for one in chosen)}", flush=True)
             measure(table, Setting(shape, CPU), chosen, effort, results, deadline)
     show(results, "speed", arguments.output, arguments.readme)
@@ -71,12 +71,18 @@ def choose(contenders: tuple[Contender, ...], only: list[str] | None) -> list[Co
     return [one for one in contenders if one in wanted or one.name in peers]
 
 
+def named(shape: Shape, words: list[str]) -> bool:
+    """Whether the shape's name has every word."""
+    return all(word.lower() in shape.name.lower() for word in words)
+
+
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=4.5, help="when to stop; what is measured by then is shown")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders or mechanisms; their peer joins them")
+    parser.add_argument("--shape", nargs="+", default=[], metavar="WORD", help="shapes with all these in their names")
     parser.add_argument("--output", type=Path, default=Path("data/benchmarks"))
     parser.add_argument("--readme", action="store_true", help="write tables and picture into benchmarks/README.md")
     return parser.parse_args(argv)

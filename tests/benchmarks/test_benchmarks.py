@@ -66,7 +66,7 @@ def test_clipped_gradients_agree(model: str) -> None:
 def test_without_opacus_its_lines_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("benchmarks.steps.importlib.util.find_spec", lambda name: None)
     results = Results(tmp_path / "results.json", {})
-    measure("steps", TINY, STEPS, Effort(rounds=1, steps=1, memory=False), results, Deadline(5))
+    measure("steps", TINY, STEPS, Effort(rounds=1, steps=1, memory=0), results, Deadline(5))
     assert {line.contender: line.failed for line in results.lines if line.failed} == {
         "Opacus hooks": "opacus is not installed",
         "Opacus ghost": "opacus is not installed",
@@ -103,11 +103,11 @@ def test_a_failure_of_ours_is_not_hidden() -> None:
         results = Results(None, {})
         contenders = [plain, Contender("broken", fails, foreign=foreign)]
         if foreign:
-            measure("steps", TINY, contenders, Effort(1, steps=1, memory=False), results, Deadline(5))
+            measure("steps", TINY, contenders, Effort(1, steps=1, memory=0), results, Deadline(5))
             assert results.lines[1].failed == "ValueError: broken"
         else:
             with pytest.raises(ValueError, match="broken"):
-                measure("steps", TINY, contenders, Effort(1, steps=1, memory=False), results, Deadline(5))
+                measure("steps", TINY, contenders, Effort(1, steps=1, memory=0), results, Deadline(5))
 
 
 def test_several_files_are_one_table_and_the_later_line_counts(tmp_path: Path) -> None:
@@ -118,6 +118,13 @@ def test_several_files_are_one_table_and_the_later_line_counts(tmp_path: Path) -
         results.save()
     merged = Results.read([tmp_path / "a", tmp_path / "b"])
     assert [(line.contender, line.seconds) for line in merged.lines] == [("plain", [2.0]), ("a", [1.0]), ("b", [2.0])]
+
+
+def test_two_machines_are_not_one_table(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Results(tmp_path / name, machine(CPU) | {"kind": name}).save()
+    with pytest.raises(SystemExit, match="different machines"):
+        Results.read([tmp_path / "a", tmp_path / "b"])
 
 
 def test_the_readme_has_a_place_for_both_and_keeps_the_rest(tmp_path: Path) -> None:
