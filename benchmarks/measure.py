@@ -111,6 +111,7 @@ class Effort:
         seconds: of a turn, reached by as many steps as the plain contender needs for it.
         warmup: steps before those that count.
         steps: in place of ``seconds``.
+        least: seconds that must be left to try at all.
         memory: processes to measure it in on a CPU, of which the median counts.
     """
 
@@ -118,6 +119,7 @@ class Effort:
     seconds: float = 2.0
     warmup: int = 1
     steps: int | None = None
+    least: float = 0.0
     memory: int = 3
 
 
@@ -212,6 +214,8 @@ def _plan_steps(setting: Setting, contenders: Sequence[Contender], effort: Effor
 
     Raises: CannotRunError if one round takes longer than there is time.
     """
+    if deadline.left < effort.least:
+        raise CannotRunError("not enough time was left (--minutes)")
     watch = Stopwatch(setting.device, 1, 1)
     contenders[0].run(setting, 2, watch)
     steps = effort.steps or max(1, min(_MOST_STEPS, round(effort.seconds / watch.seconds)))

@@ -76,7 +76,8 @@ def _milliseconds(results: Results, line: Line) -> str:
 
 
 def _records(results: Results, line: Line) -> str:
-    return f"{line.batch / statistics.median(line.seconds):.0f}"
+    records = line.batch / statistics.median(line.seconds)
+    return f"{records:.0f}" if records >= 100 else f"{records:.3g}"
 
 
 def _memory(results: Results, line: Line) -> str:

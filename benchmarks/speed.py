@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     work = [
         ("steps", DEFAULT, (*STEPS, POISSON), Effort(rounds, seconds=1.5)),
         ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7, memory=1)),
-        ("steps", LARGER, STEPS, Effort(2, steps=1, memory=1)),
+        ("steps", LARGER, STEPS, Effort(2, steps=1, least=90, memory=1)),
     ]
     for table, shape, contenders, effort in work:
         chosen = choose(contenders, only)
