@@ -19,13 +19,14 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro policy test test-slow check check-scale format ui paper clean
+.PHONY: help setup repro policy test test-slow check check-scale bench format ui paper clean
 
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
+	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
 	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/scale.md"
 	@echo "make ui      Prefect UI and scheduler, and MLflow UI, on this machine"
@@ -52,6 +53,9 @@ test-slow: $(SETUP)
 
 check-scale: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m pytest -m scale
+
+bench: $(SETUP)
+	@$(ACTIVATE) python -m benchmarks.speed
 
 check: $(SETUP)
 	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports

@@ -291,7 +291,7 @@ def test_a_fixed_seed_is_refused_under_certified_accounting(pipeline: Path) -> N
 
 
 ALLOWED = {
-    "crafted",
+    "crafted", "together",
     "units", "delta", "seed", "budget_epsilon", "noise_multiplier", "sample_rate", "releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "before.public_perplexity",
     "after.public_perplexity", "history.public_perplexity", "history.step", "history.releases",

@@ -1,0 +1,321 @@
+"""Who is measured: functions that run N optimiser steps on the same records and call ``tick`` after each.
+
+Every contender starts from the same model and gets the same micro-batches; building them is in its time. The private
+one is ``dptune.training.loop.train`` itself, with its ledger and the fsync of every charge.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy, pad
+
+from benchmarks.shapes import Setting, trainable
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.registry import MECHANISMS, build
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import RunHeader
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.loop import Plan, train
+from dptune.training.losses import sequence_losses
+from dptune.training.per_sample import lora_pairs
+
+IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
+LEARNING_RATE = 5e-4
+#: A batch of the Poisson contender is drawn from this many batches of records.
+POISSON_BATCHES = 16
+
+Tick = Callable[[], None]
+#: (setting, steps, tick) -> figures of its own, beside its time
+Run = Callable[[Setting, int, Tick], dict[str, float]]
+
+
+class CannotRunError(Exception):
+    """A contender does not work here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of a table.
+
+    Attributes:
+        peer: the line that its ratio is taken over.
+        steps: at least so many in every round.
+        foreign: not ours, so that its failures are results.
+    """
+
+    name: str
+    run: Run
+    peer: str = "plain"
+    steps: int = 1
+    foreign: bool = False
+
+
+# ------------------------------------------------------------------------------------------------ without privacy
+
+
+def plain(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """The floor: LoRA as a user writes it with PEFT, with the model's own loss."""
+
+    def loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        return model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+
+    return _plain_steps(setting, steps, tick, loss)
+
+
+def plain_per_sequence(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """The floor with dptune's loss: each sequence's own mean."""
+
+    def loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return sequence_losses(logits, ids, mask).mean()
+
+    return _plain_steps(setting, steps, tick, loss)
+
+
+def _plain_steps(setting: Setting, steps: int, tick: Tick, loss: Callable[..., torch.Tensor]) -> dict[str, float]:
+    model = setting.model()
+    optimizer = _adamw(model)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        for ids, mask in setting.micro_batches():
+            with setting.autocast():
+                part = loss(model, ids, mask) * (setting.shape.physical / setting.shape.batch)
+            part.backward()
+        optimizer.step()
+        tick()
+    return {}
+
+
+def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(trainable(model), lr=LEARNING_RATE, weight_decay=0.0)
+
+
+# --------------------------------------------------------------------------------------------------------- dptune
+
+#: As in params.yaml and profiles/comparison.yaml; without dp_lora_fed, whose step is a round of local training.
+ENTRIES: dict[str, dict[str, Any]] = {name: {} for name in MECHANISMS if name != "dp_lora_fed"} | {
+    "rldp": {"interval": 8, "warmup": 8, "batch_size": 4},
+    "rldp_ab": {"like": "rldp", "design": "AB", "interval": 8, "warmup": 8, "batch_size": 4},
+    "rldp_published": {"interval": 8, "warmup": 8, "batch_size": 4},
+}
+
+
+def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """A registered mechanism on batches of exactly the same records; also the controller's share of its step."""
+    options = ENTRIES[name] if name == "nonprivate" else ENTRIES[name] | {"noise_multiplier": 1.0}
+    model = setting.model()
+    mechanism = build(name, options | {"pairs": len(lora_pairs(model))})
+    watched = Watched(mechanism.controller)
+    first: list[float] = []
+
+    def on_step() -> None:
+        tick()
+        first.append(time.perf_counter())
+
+    _train(setting, model, replace(mechanism, controller=watched), setting.records, steps, on_step)
+    elapsed = first[-1] - first[0]
+    return {"controller_share": watched.seconds * (steps - 1) / steps / elapsed} if elapsed else {}
+
+
+def private_poisson(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """``static`` as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
+    model = setting.model()
+    mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    records = setting.more_records(POISSON_BATCHES)
+    _train(setting, model, mechanism, records, steps, tick, checkpoint_every=10)
+    return {}
+
+
+def _train(
+    setting: Setting,
+    model: Any,
+    mechanism: Mechanism,
+    records: Tokens,
+    steps: int,
+    tick: Tick,
+    checkpoint_every: int = 1_000_000,
+) -> None:
+    shape, count = setting.shape, len(records.rows)
+    units = PrivacyUnits.of("encounter", np.arange(count), 1)
+    plan = Plan(
+        shape.batch / count,
+        float(shape.batch),
+        steps,
+        learning_rate=LEARNING_RATE,
+        warmup_steps=1,
+        physical_batch_size=shape.physical,
+        checkpoint_every=checkpoint_every,
+        autocast=shape.autocast,
+    )
+    header = RunHeader(mechanism.name, mechanism.published_accountant, "certified", None, 1e-5, "encounter", count)
+    with tempfile.TemporaryDirectory() as directory:
+        train(
+            model, records, units, mechanism, plan, header, Path(directory), OsEntropy(),
+            on_step=lambda _: tick(), public=setting.records,
+        ).close()  # fmt: skip
+
+
+@dataclass
+class Watched:
+    """A controller that is watched: how long its methods take, and what it is told."""
+
+    controller: Any
+    seconds: float = 0.0
+    observation: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.controller, name)
+        return self._timed(value) if name in ("knobs", "observe") else value
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(argument: Any) -> Any:
+            self.observation, start = argument, time.perf_counter()
+            try:
+                return method(argument)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return call
+
+
+# --------------------------------------------------------------------------------------------------------- Opacus
+
+
+def opacus_hooks(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """Opacus with per-sample gradients from hooks: ``GradSampleModule`` and ``DPOptimizer``."""
+    return _opacus_steps(setting, steps, tick, *_opacus(setting.model(), setting))
+
+
+def opacus_ghost(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """Opacus' ghost clipping: norms without gradients, then a second backward pass."""
+    return _opacus_steps(setting, steps, tick, *_opacus(setting.model(), setting, ghost=True))
+
+
+def _opacus_steps(
+    setting: Setting, steps: int, tick: Tick, wrapped: Any, optimizer: Any, criterion: Callable[..., Any]
+) -> dict[str, float]:
+    parts = setting.shape.batch // setting.shape.physical
+    for _ in range(steps):
+        for part, (ids, mask) in enumerate(setting.micro_batches(), start=1):
+            # As its BatchMemoryManager does: only the last part of a batch moves the weights.
+            optimizer.signal_skip_step(do_skip=part < parts)
+            with setting.autocast():
+                logits = wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                # Hugging Face's own way to shift: the labels move, for copying logits would cost more.
+                labels = pad(ids.masked_fill(mask == 0, IGNORED)[:, 1:], (0, 1), value=IGNORED)
+                loss = criterion(logits.flatten(0, 1).float(), labels.flatten(), shape=logits.shape)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        tick()
+    return {}
+
+
+def _opacus(
+    model: Any, setting: Setting, *, ghost: bool = False, max_grad_norm: float = 1.0, noise_multiplier: float = 1.0
+) -> tuple[Any, Any, Callable[..., Any]]:
+    """Opacus' model, optimiser and loss, as its documentation puts them together for a language model."""
+    if not importlib.util.find_spec("opacus"):
+        raise CannotRunError("opacus is not installed")
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    options: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier,
+        "max_grad_norm": max_grad_norm,
+        "expected_batch_size": setting.shape.batch,
+    }
+    if not ghost:
+        wrapped = GradSampleModule(model)
+        return wrapped, DPOptimizer(_adamw(model), **options), _mean_of_sequences
+    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=max_grad_norm, use_ghost_clipping=True)
+    optimizer = DPOptimizerFastGradientClipping(_adamw(model), **options)
+    return wrapped, optimizer, DPLossFastGradientClipping(wrapped, optimizer, torch.nn.CrossEntropyLoss())
+
+
+def _mean_of_sequences(logits: torch.Tensor, labels: torch.Tensor, shape: Any) -> torch.Tensor:
+    """What ``DPLossFastGradientClipping`` computes before it averages."""
+    losses = cross_entropy(logits, labels, reduction="none").view(shape[:2])
+    return (losses.sum(dim=1) / (labels.view(shape[:2]) != IGNORED).sum(dim=1).clamp(min=1)).mean()
+
+
+# ------------------------------------------------------------------------------------ the contenders, and a check
+
+STEPS = (
+    Contender("plain", plain),
+    Contender("plain, per-sequence loss", plain_per_sequence),
+    Contender("dptune static", partial(private, "static")),
+    Contender("Opacus hooks", opacus_hooks, foreign=True),
+    Contender("Opacus ghost", opacus_ghost, foreign=True),
+)
+POISSON = Contender("dptune static, Poisson batches", private_poisson, steps=8)
+#: Two intervals of RLDP, or its agent would be measured at rest.
+MECHANISM_LINES = tuple(
+    Contender(name, partial(private, name), peer="static", steps=16 if name.startswith("rldp") else 1)
+    for name in ["static", *sorted(set(ENTRIES) - {"static"})]
+)
+
+
+def clipped_gradients(setting: Setting) -> dict[str, torch.Tensor]:
+    """The mean clipped gradient before noise, ours and Opacus', at a radius that clips half of the records.
+
+    Raises: CannotRunError without Opacus.
+    """
+    radius = _median_norm(setting)
+    return {
+        "dptune static": _private_gradient(setting, radius),
+        "Opacus hooks": _opacus_gradient(setting, radius, ghost=False),
+        "Opacus ghost": _opacus_gradient(setting, radius, ghost=True),
+    }
+
+
+def disagreement(gradients: dict[str, torch.Tensor]) -> float:
+    """The largest distance from the first, over the first's length."""
+    first, *others = gradients.values()
+    return max(float((other - first).norm() / first.norm()) for other in others)
+
+
+def _median_norm(setting: Setting) -> float:
+    """Of the per-sample gradients of the last micro-batch."""
+    norms: list[torch.Tensor] = []
+
+    def note(optimizer: Any) -> None:
+        rows = torch.cat([part.flatten(1).float() for part in optimizer.grad_samples], dim=1)
+        norms.append(rows.norm(dim=1).median())
+
+    wrapped, optimizer, criterion = _opacus(setting.model(moved=True), setting)
+    optimizer.attach_step_hook(note)
+    _opacus_steps(setting, 1, lambda: None, wrapped, optimizer, criterion)
+    return float(norms[0])
+
+
+def _private_gradient(setting: Setting, radius: float) -> torch.Tensor:
+    model = setting.model(moved=True)
+    parts = {"clipper": "flat", "noise": "none", "controller": "constant"}
+    mechanism = build("clipped", parts | {"max_grad_norm": radius, "pairs": len(lora_pairs(model))})
+    watched = Watched(mechanism.controller)
+    _train(setting, model, replace(mechanism, controller=watched), setting.records, 1, lambda: None)
+    return torch.cat([part.float().cpu() for part in watched.observation.released.gradient])
+
+
+def _opacus_gradient(setting: Setting, radius: float, ghost: bool) -> torch.Tensor:
+    taken: list[torch.Tensor] = []
+    wrapped, optimizer, criterion = _opacus(
+        setting.model(moved=True), setting, ghost=ghost, max_grad_norm=radius, noise_multiplier=0.0
+    )
+    optimizer.attach_step_hook(lambda done: taken.extend(part.grad.flatten().clone().cpu() for part in done.params))
+    _opacus_steps(setting, 1, lambda: None, wrapped, optimizer, criterion)
+    return torch.cat(taken)
