@@ -42,7 +42,7 @@ from dptune.training.token_file import opened, token_batch, write
 
 FEW, BATCH, STEPS = 100_000, 16, 8
 VOCABULARY, SHORTEST, LONGEST = 97, 8, 24
-HEADER = {"published_accountant": "gdp_clt", "accounting": "certified", "epsilon": None, "delta": 1e-5}
+HEADER: dict[str, Any] = {"published_accountant": "gdp_clt", "accounting": "certified", "epsilon": None, "delta": 1e-5}
 
 
 def main() -> None:
