@@ -59,6 +59,9 @@ RENYI_ORDERS = (
 )
 
 
+#: Distinct releases beyond which noise is rounded down to a grid before it is priced: each costs up to 40 ms.
+_MANY = 1024
+_NOISE_GRID = 0.005  # in log noise: epsilon grows by about half as much
 #: Whole numbers, which are fast.
 _FEW_ORDERS = (2, 4, 8, 16, 32, 64)
 
@@ -397,7 +400,21 @@ def _as_key(composition: Composition) -> tuple[tuple[float, float, int], ...]:
     for release, count in composition.items():
         pair = (release.sample_rate, gaussian_dp_multiplier(release))
         totals[pair] = totals.get(pair, 0) + count
+    if len(totals) > _MANY:
+        totals = _rounded_down(totals)
     return tuple((q, z, count) for (q, z), count in sorted(totals.items()))
+
+
+def _rounded_down(totals: dict[tuple[float, float], int]) -> dict[tuple[float, float], int]:
+    """As many releases with at most as much noise each, so never priced too low, of far fewer kinds.
+
+    The grid is the same for all compositions: a part of one never costs more than the whole.
+    """
+    rounded: dict[tuple[float, float], int] = {}
+    for (q, z), count in totals.items():
+        pair = (q, min(z, math.exp(math.floor(math.log(z) / _NOISE_GRID) * _NOISE_GRID)))
+        rounded[pair] = rounded.get(pair, 0) + count
+    return rounded
 
 
 def _has_noiseless(composition: Composition) -> bool:

@@ -105,13 +105,13 @@ class _Singles(Sequence[NDArray[np.int64]]):
 class _Grouped(Sequence[NDArray[np.int64]]):
     """Records in the order of their units, and where each unit starts: two flat arrays, however many units."""
 
-    def __init__(self, units: NDArray[np.int64], count: int | None, absent: NDArray[np.bool_] | None) -> None:
+    def __init__(self, units: NDArray[np.integer[Any]], count: int | None, absent: NDArray[np.bool_] | None) -> None:
         """``units``: (records,) whose each is. They are the numbers below ``count``, or all that occur."""
         small = np.int32 if len(units) < 2**31 else np.int64
         order = np.argsort(units, kind="stable").astype(small)
         ordered = units[order]
         if count is None:
-            starts = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]])
+            starts = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [len(ordered)]])
         else:
             starts = np.searchsorted(ordered, np.arange(count + 1))
         if absent is not None and absent.any():
@@ -149,7 +149,7 @@ class PrivacyUnits:
 
     @classmethod
     def of(
-        cls, kind: str, patients: NDArray[np.int64], most: int, absent: NDArray[np.bool_] | None = None
+        cls, kind: str, patients: NDArray[np.integer[Any]], most: int, absent: NDArray[np.bool_] | None = None
     ) -> PrivacyUnits:
         """Group records into units.
 
@@ -173,7 +173,9 @@ class PrivacyUnits:
         return cls("encounter", _Singles(count, absent), 1)
 
     @classmethod
-    def clients(cls, count: int, patients: NDArray[np.int64], absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
+    def clients(
+        cls, count: int, patients: NDArray[np.integer[Any]], absent: NDArray[np.bool_] | None = None
+    ) -> PrivacyUnits:
         """Deal whole patients out to simulated clients by a public hash of their number.
 
         Where a patient goes depends on that patient alone, so that a client can join or leave without any other

@@ -71,10 +71,12 @@ class Corpus:
     _batches: list[pa.RecordBatch] = field(repr=False)
 
     @property
-    def patients(self) -> NDArray[np.int64]:
-        """(records,) the patient of each; eight bytes a record, so only for units that need it."""
-        columns = [batch.column("patient").to_numpy() for batch in self._batches]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *columns])
+    def patients(self) -> NDArray[np.integer[Any]]:
+        """(records,) the patient of each, in four bytes where all numbers fit: only for units that need it."""
+        columns = [batch.column("patient").to_numpy() for batch in self._batches if len(batch)]
+        fits = all(column.min() >= -(2**31) and column.max() < 2**31 for column in columns)
+        narrow = np.int32 if fits else np.int64
+        return np.concatenate([np.zeros(0, narrow), *columns], dtype=narrow, casting="unsafe")
 
 
 def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], tokenizer: Any, max_length: int) -> Corpus:
@@ -104,17 +106,22 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int) -> None:
-    about = {"padding": tokenizer.pad_token_id, "width": max_length}
-    schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(about, sort_keys=True)})
     encoded = (_encoded(batch, tokenizer, max_length) for batch in batches)
     try:
-        with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as to:
-            for batch in encoded:
-                to.write_batch(batch)
+        write(path, encoded, padding=tokenizer.pad_token_id, width=max_length)
     except OSError as error:
         problem = f"the token ids cannot be written ({error.strerror or type(error).__name__})"
         raise DataError(problem, fix="free space on its disk, or make its folder writable", file=path) from None
     pa.default_memory_pool().release_unused()
+
+
+def write(path: Path, batches: Iterable[pa.RecordBatch], *, padding: int, width: int) -> None:
+    """Write batches of ``token_batch`` one after the other; whole or not at all, mode 0600."""
+    about = json.dumps({"padding": padding, "width": width}, sort_keys=True)
+    schema = _SCHEMA.with_metadata({_METADATA_KEY: about})
+    with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
+        for batch in batches:
+            file.write_batch(batch)
 
 
 def _encoded(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> pa.RecordBatch:

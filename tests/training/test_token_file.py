@@ -80,6 +80,13 @@ def test_mapped_rows_are_a_sequence_like_a_list(rows: list[list[int]], per_batch
         mapped[len(rows)]
 
 
+@pytest.mark.parametrize("number", [0, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**62])
+def test_any_number_of_a_patient_is_kept(tmp_path: Path, number: int) -> None:
+    rows = [np.array([1], dtype=np.int32)] * 2
+    token_file.write(tmp_path / "t.arrow", [token_batch(rows, np.array([7, number]))], padding=0, width=6)
+    assert opened(tmp_path / "t.arrow").patients.tolist() == [7, number]
+
+
 def test_batches_of_mapped_and_listed_rows_are_equal(tmp_path: Path) -> None:
     held = ["a b c", "", "d", "a b c d e f g"]
     ours, theirs = corpus_of(tmp_path / "t.arrow", held).tokens, tokenize(held, tokenizer(), WIDTH)
