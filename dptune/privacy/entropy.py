@@ -108,7 +108,7 @@ def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[
     """Sorted indices of a Poisson sample: each of ``units`` enters with probability ``sample_rate``, independently.
 
     Draws the geometric gaps between successes, so that the work grows with the sample and not with ``units``. Uniforms
-    of 52 bits put each gap's probability off by 2^-52 at most: a rate of 1e-9 by a few millionths of itself.
+    of 52 bits put each gap's probability off by 2^-52 at most: a rate of 1e-9 by less than a millionth of itself.
     """
     if sample_rate >= 1.0:
         return np.arange(units, dtype=np.int64)
