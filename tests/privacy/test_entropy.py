@@ -66,6 +66,31 @@ def test_samples_are_sorted_distinct_and_in_range(seed: int, units: int, rate: f
     assert ((sample >= 0) & (sample < units)).all()
 
 
+def test_few_of_very_many_units_enter_evenly_and_cost_little() -> None:
+    """Number and places of 2,000 samples of about 3 among 10^9, by Poisson and Kolmogorov-Smirnov: false alarm 2e-9.
+    A sample takes 16 words and twice what it may have (6 standard deviations), not one for a unit.
+    """
+    units, rate, times, entropy = 10**9, 3e-9, 2000, Counted()
+    samples = [poisson_sample(entropy, units, rate) for _ in range(times)]
+    total = sum(map(len, samples))
+    assert 2 * min(stats.poisson.cdf(total, 3 * times), stats.poisson.sf(total - 1, 3 * times)) > 1e-9
+    assert stats.kstest(np.concatenate(samples) / units, "uniform").pvalue > 1e-9
+    assert entropy.drawn <= times * (16 + 2 * (3 + 6 * 3**0.5))
+
+
+class Counted:
+    """The system's entropy, and how much of it was drawn."""
+
+    leaks = ()
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        self.drawn += count
+        return OsEntropy().words(count)
+
+
 def test_rate_one_takes_everything() -> None:
     assert poisson_sample(OsEntropy(), 7, 1.0).tolist() == list(range(7))
 
