@@ -32,7 +32,8 @@ from flows.child import child
 from flows.places import free_place, wait_until_unlocked
 from flows.runners import THREADS, started
 from tasks import tracking
-from tasks.cells import Cell, grid
+from tasks.cells import Cell, grid, is_published
+from tasks.groups import Group, grouped
 from tasks.paths import DATA, EXPERIMENT, RUNS, TRAIN
 from tasks.settings import Experiment, load_settings, merge
 from tasks.stage import USER_ERROR, run_stage
@@ -68,7 +69,7 @@ class Errand:
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
     """A cell's result lies in its own folder, so removing the folder forgets the result."""
-    return f"{parameters['cell'].directory.name}/prefect_result"
+    return str(parameters["group"].key)
 
 
 async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
@@ -85,30 +86,34 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
 
 @task(
     name="fine-tune",
-    task_run_name="{cell.label}",
+    task_run_name="{group.label}",
     cache_key_fn=_cache_key,
     persist_result=True,
     retry_delay_seconds=2,
     retry_condition_fn=_worth_retrying,
 )
-def fine_tune(cell: Cell, device: str | None, errand: Errand) -> str:
-    """Run one cell to its end; a retry resumes from its ledger and checkpoint. Returns its folder.
+def fine_tune(group: Group, device: str | None, errand: Errand) -> list[str]:
+    """Run cells to their ends in one process; a retry resumes from their ledgers and checkpoints.
 
     Args:
         device: None takes the first free one of the machine that this runs on.
+
+    Returns: the cells' folders.
     """
     os.umask(0o077)  # a worker's process was started by somebody's shell
-    directory = _folder(cell, errand.home)
-    write_text(directory / "cell.json", cell.model_dump_json(indent=2))
-    if device is None:
-        wait_until_unlocked(directory / "lock", _LOCK_SECONDS)  # of a killed worker, whose cell dies a moment later
-    with _place(device, errand) as chosen:
-        options = ["--device", chosen, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
-        command = child("tasks.finetune", str(cell.directory / "cell.json"), *options)
-        # A lone cell at a terminal draws its own progress bar; otherwise its output becomes log lines.
-        run = _run_attached if errand.terminal else run_process
-        run(cell.label, command, errand.home, _environment(errand))
-    return str(cell.directory)
+    for cell in group.cells:
+        directory = _folder(cell, errand.home)
+        write_text(directory / "cell.json", cell.model_dump_json(indent=2))
+        if device is None:
+            wait_until_unlocked(directory / "lock", _LOCK_SECONDS)  # of a killed worker, whose cell dies a moment later
+    if not all(is_published(_folder(cell, errand.home)) for cell in group.cells):
+        with _place(device, errand) as chosen:
+            files = [str(cell.directory / "cell.json") for cell in group.cells]
+            options = ["--device", chosen, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
+            # A lone process at a terminal draws its own progress bars; otherwise its output becomes log lines.
+            run = _run_attached if errand.terminal else run_process
+            run(group.label, child("tasks.finetune", *files, *options), errand.home, _environment(errand))
+    return [str(cell.directory) for cell in group.cells]
 
 
 def _folder(cell: Cell, home: Path) -> Path:
@@ -160,15 +165,17 @@ def experiment(
     given = {key: value for key, value in chosen.items() if value is not None}
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
-    with started(settings.experiment, places=len(devices) * settings.experiment.cells_per_device) as task_runner:
+    places = len(devices) * settings.experiment.cells_per_device
+    groups = grouped(cells, settings.experiment.cells_together, places)
+    with started(settings.experiment, places) as task_runner:
         parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment))
         errand = _errand(settings.experiment, devices, parent)
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
-            task_runner.submit(configured, {"cell": cell, "device": device, "errand": errand})
-            for cell, device in zip(cells, _chosen_devices(settings.experiment, devices, len(cells)), strict=True)
+            task_runner.submit(configured, {"group": group, "device": device, "errand": errand})
+            for group, device in zip(groups, _chosen_devices(settings.experiment, devices, len(groups)), strict=True)
         ]
-        failed = _failures(cells, futures)
+        failed = _failures(groups, futures)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
     tracking.finish_parent(parent, failed=bool(failed))
     if failed:
@@ -181,13 +188,13 @@ def _own_devices(settings: Experiment) -> list[str]:
     return [] if "://" in settings.runner else available_devices(settings)
 
 
-def _chosen_devices(settings: Experiment, devices: list[str], cells: int) -> list[str | None]:
+def _chosen_devices(settings: Experiment, devices: list[str], groups: int) -> list[str | None]:
     """Threads take the flow's devices in turn; a worker's machine knows best which of its own is free."""
     if settings.runner != THREADS:
-        return [None] * cells
+        return [None] * groups
     for device in devices:
         set_limit(device, settings.cells_per_device)
-    return [devices[index % len(devices)] for index in range(cells)]
+    return [devices[index % len(devices)] for index in range(groups)]
 
 
 def _errand(settings: Experiment, devices: list[str], parent: str) -> Errand:
@@ -196,15 +203,16 @@ def _errand(settings: Experiment, devices: list[str], parent: str) -> Errand:
     return Errand(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
 
 
-def _failures(cells: list[Cell], futures: list[PrefectFuture[str]]) -> list[str]:
+def _failures(groups: list[Group], futures: list[PrefectFuture[list[str]]]) -> list[str]:
     """Wait for every cell; the labels of those that failed."""
-    logger, failed = get_run_logger(), []
-    for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
+    logger, failed, done = get_run_logger(), [], 0
+    total = sum(len(group.cells) for group in groups)
+    for group, future in zip(groups, futures, strict=True):
         future.wait()
-        state = future.state
-        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, (state.name or state.type).lower())
+        state, done = future.state, done + len(group.cells)
+        logger.info("%d of %d cells: %s %s", done, total, group.label, (state.name or state.type).lower())
         if not state.is_completed():
-            failed.append(cell.label)
+            failed += [cell.label for cell in group.unfinished or group.cells]
     return failed
 
 

@@ -24,6 +24,8 @@ from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings import Lora, Model, Settings, Training
 
+#: In a run's folder, once its results are in MLflow.
+PUBLISHED = "published"
 _CODE = ("privacy", "mechanisms", "training")
 
 
@@ -67,6 +69,11 @@ def is_finished(directory: Path) -> bool:
         return (directory / "result.json").exists() and read_ledger(directory / "ledger.jsonl").complete
     except LedgerError:
         return False  # resuming mends a torn last line, and refuses anything worse with its reason
+
+
+def is_published(directory: Path) -> bool:
+    """Whether a finished run's results were sent to MLflow too, so that nothing is left to do."""
+    return (directory / PUBLISHED).exists() and is_finished(directory)
 
 
 def grid(settings: Settings) -> list[Cell]:

@@ -9,6 +9,7 @@ from typing import Any
 from dptune.files import jsonable, write_text
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
+from tasks.cells import PUBLISHED
 from tasks.job import Job
 from tasks.paths import TRAIN
 from tasks.tracking import ChildRun, add_to_run, dvc_hash, git_commit
@@ -17,7 +18,6 @@ GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
     "private": "The guarantee covers the adapter and all logged values (releases, public data), not wall-clock times.",
 }
-_PUBLISHED = "published"
 _MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
 
 
@@ -161,7 +161,7 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
 
 def publish(directory: Path, parent: str | None) -> None:
     """Send a finished cell's results to MLflow, once; after a crash, whatever was not sent yet."""
-    marker = directory / _PUBLISHED
+    marker = directory / PUBLISHED
     if parent is None or marker.exists():
         return
     contents, result = read_ledger(directory / "ledger.jsonl"), json.loads((directory / "result.json").read_text())

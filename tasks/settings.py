@@ -140,6 +140,7 @@ class Experiment(_Section):
     telemetry: Literal["research", "private"]
     devices: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     cells_per_device: Count = 1
+    cells_together: Count = 1
     runner: str = "threads"
     retries: Annotated[int, Field(ge=0)] = 2
 

@@ -56,6 +56,7 @@ _CHANGES: dict[str, Any] = {
         "mechanisms": ["nonprivate", "static"],
         "epsilons": [BUDGET],
         "devices": ["cpu"],
+        "cells_together": 1,
         "retries": 0,
     },
 }

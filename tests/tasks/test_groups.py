@@ -1,0 +1,116 @@
+"""Cells that share a process: which they are, and that each ends as it would alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import BUDGET, STEPS, cells
+
+from dptune.errors import ConfigError
+from dptune.privacy.ledger import read_ledger
+from tasks import finetune
+from tasks.cells import Cell, is_finished
+from tasks.finetune import CellsError, run_cells
+from tasks.groups import Group, grouped
+from tasks.settings import Model
+
+SEVERAL = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"], "seeds": [0, 1]}}
+
+
+def several() -> list[Cell]:
+    return cells(SEVERAL)
+
+
+def sizes(groups: list[Group]) -> list[int]:
+    return [len(group.cells) for group in groups]
+
+
+@pytest.fixture(autouse=True)
+def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+
+
+def test_groups_hold_every_cell_once_and_fill_the_places(pipeline: Path) -> None:
+    six = several()
+    assert sizes(grouped(six, 1)) == [1] * 6
+    assert sizes(grouped(six, 8)) == [6]
+    assert sizes(grouped(six, 4)) == [3, 3]
+    assert sizes(grouped(six, 8, places=2)) == [3, 3]
+    assert sizes(grouped(six, 8, places=9)) == [1] * 6
+    for most in (1, 2, 4, 8):
+        found = [cell for group in grouped(six, most) for cell in group.cells]
+        assert sorted(cell.label for cell in found) == sorted(cell.label for cell in six)
+
+
+def test_cells_of_another_ground_and_local_training_do_not_share(pipeline: Path) -> None:
+    first, second, *_ = several()
+    others = [
+        second.model_copy(update={"model": Model(source="elsewhere")}),
+        second.model_copy(update={"training": second.training.model_copy(update={"max_length": 32})}),
+        second.model_copy(update={"inputs": second.inputs | {"data": "other"}}),
+        second.model_copy(update={"mechanism": "dp_lora_fed", "options": {}}),
+    ]
+    for other in others:
+        assert sizes(grouped([first, other], 8)) == [1, 1]
+    assert sizes(grouped([first, second.model_copy(update={"inputs": second.inputs | {"policy": "x"}})], 8)) == [2]
+
+
+def test_what_a_group_left_is_forgotten_with_any_change_of_its_members(pipeline: Path) -> None:
+    six = several()
+    keys = {Group(tuple(six[:number])).key for number in range(1, 7)}
+    assert len(keys) == 6
+    assert all(key.startswith(six[0].directory.name + "/") for key in keys)
+
+
+def test_each_cell_of_a_group_is_a_whole_run(pipeline: Path) -> None:
+    group = several()
+    run_cells(group, "cpu")
+    for cell in group:
+        contents = read_ledger(cell.directory / "ledger.jsonl")
+        result = json.loads((cell.directory / "result.json").read_text())
+        assert contents.complete
+        assert contents.releases == STEPS
+        assert result["label"] == cell.label
+        assert result["together"] == 6
+        assert contents.header.mechanism == cell.mechanism
+        assert (cell.directory / "adapter" / "adapter_model.safetensors").exists()
+        assert not (cell.directory / "checkpoint.safetensors").exists()
+        if cell.epsilon:
+            assert contents.epsilons.certified <= BUDGET
+    assert sizes(grouped(group, 8)) == [1] * 6  # finished: nothing to share
+    adapters = {(cell.directory / "adapter" / "adapter_model.safetensors").read_bytes() for cell in group}
+    assert len(adapters) == 6
+
+
+def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first step, or at its end; the others are not run again with it."""
+    group = several()[:4]
+    real_prepare, real_result = finetune.prepare, finetune.result_of
+
+    def prepare(cell: Cell, *rest: Any) -> Any:
+        if cell == group[0]:
+            raise ConfigError("mechanisms.nonprivate", "is broken", fix="mend it")
+        return real_prepare(cell, *rest)
+
+    def result_of(job: Any, *rest: Any) -> Any:
+        if job.cell == group[2]:
+            raise MemoryError
+        return real_result(job, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "prepare", prepare)
+        with pytest.raises(CellsError, match=r"small\.nonprivate\.seed0: mechanisms\.nonprivate: is broken"):
+            run_cells(group[:2], "cpu")
+        patch.setattr(finetune, "result_of", result_of)
+        with pytest.raises(RuntimeError, match="MemoryError"):
+            run_cells(group, "cpu")
+    assert [is_finished(cell.directory) for cell in group] == [False, True, False, True]
+    seen: list[str] = []
+    monkeypatch.setattr(finetune, "prepare", lambda cell, *rest: seen.append(cell.label) or real_prepare(cell, *rest))
+    run_cells(group, "cpu")
+    assert seen == [group[0].label, group[2].label]
+    assert all(is_finished(cell.directory) for cell in group)
+    assert [read_ledger(cell.directory / "ledger.jsonl").releases for cell in group] == [STEPS] * 4
