@@ -2,24 +2,75 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Deadline, Effort, Results
-from benchmarks.shapes import Setting
-from benchmarks.steps import CannotRunError
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Deadline, Effort, Results, Stopwatch
+from benchmarks.shapes import LORA, Setting
+from dptune.mechanisms.registry import build
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import RunHeader
+from dptune.training.data import PrivacyUnits
+from dptune.training.loop import Plan, train
+from dptune.training.model import attach_lora
+from dptune.training.per_sample import lora_pairs
+from dptune.training.run import open_run
+from dptune.training.together import shared_copy, train_together
 
 CELLS = 8
 APART, TOGETHER = f"{CELLS} cells, one after another", f"{CELLS} cells, together"
 
 
 def cells_per_hour(setting: Setting, steps: int, warmup: int) -> tuple[float, float]:
-    """LEFT OPEN until ``dptune.training.together`` is there.
+    """``CELLS`` runs of ``static`` with Poisson batches, each by itself and then all of them on one base.
 
-    To measure, in this order and in one process: ``CELLS`` runs of ``static`` (``benchmarks.steps.private``), one
-    after another, then the same cells by ``train_together``, with the same records, steps and seeds. Set-up and
-    the first ``warmup`` steps are left out of both, as ``benchmarks.measure.Stopwatch`` does.
+    Set-up and the first ``warmup`` steps are left out of both.
 
     Returns: cells of ``steps`` steps an hour, one after another and together.
     """
-    raise CannotRunError("not measured: dptune.training.together is not in this version")
+    base, total, alone = setting.base(), warmup + steps, 0.0
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(CELLS):
+            watch = Stopwatch(setting.device, warmup, steps)
+            train(**_cell(setting, base, number, total, Path(directory) / f"alone{number}", watch)).close()
+            alone += watch.seconds
+        watches = [Stopwatch(setting.device, warmup, steps) for _ in range(CELLS)]
+        runs = [
+            open_run(**_cell(setting, base, number, total, Path(directory) / f"{number}", watch))
+            for number, watch in enumerate(watches)
+        ]
+        failed = [error for error in train_together(base, runs) if error]
+        for run in runs:
+            run.ledger.close()
+    if failed:
+        raise failed[0]
+    # All cells make a step of theirs in this time.
+    return 3600 * CELLS / (alone * steps), 3600 * CELLS / (watches[-1].seconds * steps)
+
+
+def _cell(setting: Setting, base: Any, number: int, steps: int, directory: Path, tick: Any) -> dict[str, Any]:
+    directory.mkdir()
+    model = attach_lora(shared_copy(base), LORA, init_seed=number)
+    mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    shape, records = setting.shape, setting.poisson_records
+    count = len(records.rows)
+    plan = Plan(
+        shape.batch / count, float(shape.batch), steps, physical_batch_size=shape.physical, autocast=shape.autocast
+    )
+    return {
+        "model": model,
+        "tokens": records,
+        "units": PrivacyUnits.of("encounter", np.arange(count), 1),
+        "mechanism": mechanism,
+        "plan": plan,
+        "header": RunHeader("static", mechanism.published_accountant, "certified", None, 1e-5, "encounter", count),
+        "directory": directory,
+        "entropy": OsEntropy(),
+        "on_step": lambda _: tick(),
+    }
 
 
 def measure_cells(setting: Setting, effort: Effort, results: Results, deadline: Deadline) -> None:
@@ -29,11 +80,7 @@ def measure_cells(setting: Setting, effort: Effort, results: Results, deadline: 
     for _ in range(effort.rounds):
         if deadline.left <= 0:
             break
-        try:
-            one_after_another, at_once = cells_per_hour(setting, steps, effort.warmup)
-        except CannotRunError as error:
-            apart.failed = together.failed = str(error)
-            break
+        one_after_another, at_once = cells_per_hour(setting, steps, effort.warmup)
         apart.seconds.append(3600 / one_after_another / steps)
         together.seconds.append(3600 / at_once / steps)
     results.save()

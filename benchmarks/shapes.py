@@ -13,8 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from dptune.training.data import Tokens
-from dptune.training.model import Lora, attach_lora
+from dptune.training.model import Lora, attach_lora, fuse_activations
 
+#: Records that Poisson batches are drawn from, in batches.
+POISSON_BATCHES = 16
 LORA = Lora(rank=8, alpha=16, dropout=0.0)
 
 
@@ -86,14 +88,18 @@ class Setting:
     shape: Shape
     device: torch.device
 
-    def model(self, moved: bool = False) -> Any:
-        """The model with its adapters, the same one at every call; ``moved`` takes B away from zero."""
+    def base(self, ours: bool = True) -> Any:
+        """The frozen model, the same one at every call; with ``ours`` as ``dptune.training.model.load_base`` has it."""
         torch.manual_seed(0)
         with torch.device(self.device):
             base = AutoModelForCausalLM.from_config(
                 MODELS[self.shape.model](), dtype=getattr(torch, self.shape.dtype)
             ).requires_grad_(False)
-        model = attach_lora(base, LORA, init_seed=0).train()
+        return fuse_activations(base) if ours else base
+
+    def model(self, moved: bool = False, ours: bool = False) -> Any:
+        """The model with its adapters, the same one at every call; ``moved`` takes B away from zero."""
+        model = attach_lora(self.base(ours), LORA, init_seed=0).train()
         if moved:
             for parameter in trainable(model):
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -103,6 +109,11 @@ class Setting:
     def records(self) -> Tokens:
         """A batch of random records, half to three quarters as long as the batch is wide."""
         return self.more_records(1)
+
+    @cached_property
+    def poisson_records(self) -> Tokens:
+        """What batches of the same expected size are drawn from."""
+        return self.more_records(POISSON_BATCHES)
 
     def more_records(self, times: int) -> Tokens:
         """``times`` batches of records."""

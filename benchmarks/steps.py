@@ -26,13 +26,11 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import Plan, train
-from dptune.training.losses import sequence_losses
+from dptune.training.losses import model_losses
 from dptune.training.per_sample import lora_pairs
 
 IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
 LEARNING_RATE = 5e-4
-#: A batch of the Poisson contender is drawn from this many batches of records.
-POISSON_BATCHES = 16
 
 Tick = Callable[[], None]
 #: (setting, steps, tick) -> figures of its own, beside its time
@@ -73,18 +71,19 @@ def plain(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     return _plain_steps(setting, steps, tick, loss)
 
 
-def plain_per_sequence(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
-    """The floor with dptune's loss: each sequence's own mean."""
+def plain_with_ours(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """A lower floor: no privacy, but dptune's loss without logits and its activation of one kernel."""
 
     def loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        return sequence_losses(logits, ids, mask).mean()
+        return model_losses(model, ids, mask).mean()
 
-    return _plain_steps(setting, steps, tick, loss)
+    return _plain_steps(setting, steps, tick, loss, ours=True)
 
 
-def _plain_steps(setting: Setting, steps: int, tick: Tick, loss: Callable[..., torch.Tensor]) -> dict[str, float]:
-    model = setting.model()
+def _plain_steps(
+    setting: Setting, steps: int, tick: Tick, loss: Callable[..., torch.Tensor], ours: bool = False
+) -> dict[str, float]:
+    model = setting.model(ours=ours)
     optimizer = _adamw(model)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +113,7 @@ ENTRIES: dict[str, dict[str, Any]] = {name: {} for name in MECHANISMS if name !=
 def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """A registered mechanism on batches of exactly the same records; also the controller's share of its step."""
     options = ENTRIES[name] if name == "nonprivate" else ENTRIES[name] | {"noise_multiplier": 1.0}
-    model = setting.model()
+    model = setting.model(ours=True)
     mechanism = build(name, options | {"pairs": len(lora_pairs(model))})
     watched = Watched(mechanism.controller)
     first: list[float] = []
@@ -130,10 +129,9 @@ def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, fl
 
 def private_poisson(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """``static`` as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
-    model = setting.model()
+    model = setting.model(ours=True)
     mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
-    records = setting.more_records(POISSON_BATCHES)
-    _train(setting, model, mechanism, records, steps, tick, checkpoint_every=10)
+    _train(setting, model, mechanism, setting.poisson_records, steps, tick, checkpoint_every=10)
     return {}
 
 
@@ -256,7 +254,7 @@ def _mean_of_sequences(logits: torch.Tensor, labels: torch.Tensor, shape: Any) -
 
 STEPS = (
     Contender("plain", plain),
-    Contender("plain, per-sequence loss", plain_per_sequence),
+    Contender("plain, dptune's loss and activation", plain_with_ours),
     Contender("dptune static", partial(private, "static")),
     Contender("Opacus hooks", opacus_hooks, foreign=True),
     Contender("Opacus ghost", opacus_ghost, foreign=True),

@@ -8,6 +8,7 @@ python -m tasks.finetune CELL.json ... [--device cuda:0] [--parent MLFLOW_RUN] [
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ from tasks.plots import draw_curves
 from tasks.results import History, child_run, named, publish, result_of
 from tasks.stage import run_stage
 from tasks.tracking import ChildRun
+
+
+_log = logging.getLogger(__name__)
 
 
 def run_cell(
@@ -85,7 +89,7 @@ class CellsError(DptuneError):
 
 
 def _joined(errors: dict[str, Exception]) -> Exception:
-    message = "; ".join(f"cell {label}: {error or type(error).__name__}" for label, error in errors.items())
+    message = "; ".join(f"cell {label}: {str(error) or type(error).__name__}" for label, error in errors.items())
     hopeless = all(isinstance(error, DptuneError) for error in errors.values())
     return CellsError(message) if hopeless else RuntimeError(message)
 
@@ -115,7 +119,7 @@ def _train_cells(
         try:
             works.append(_begun(cell, ground, parent, flow_run, entropy))
         except Exception as error:
-            errors[cell.label] = error
+            errors[cell.label] = _failed(cell.label, error)
     try:
         ended = _trained_alone(works[0], entropy) if len(works) == 1 else _trained_together(works, ground, entropy)
     except BaseException:  # the whole process is to end
@@ -130,12 +134,19 @@ def _train_cells(
                 with end as ledger:
                     _finish(work, ledger, device, len(cells))
         except Exception as error:
-            errors[work.job.cell.label] = error
+            errors[work.job.cell.label] = _failed(work.job.cell.label, error)
             _fail(work)
         except BaseException:
             _fail(work)
             raise
     return errors
+
+
+def _failed(label: str, error: Exception) -> Exception:
+    """The error, its traceback logged where it is none of the user's and would otherwise be lost."""
+    if not isinstance(error, DptuneError):
+        _log.error("cell %s failed", label, exc_info=error)
+    return error
 
 
 def _fail(work: _Work) -> None:
