@@ -43,7 +43,6 @@ from tasks.results import History, child_run, named, publish, result_of
 from tasks.stage import run_stage
 from tasks.tracking import ChildRun
 
-
 _log = logging.getLogger(__name__)
 
 
