@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.cells import CELLS, measure_cells
 from benchmarks.measure import Deadline, Effort, Results, machine, measure, quiet
 from benchmarks.report import show
 from benchmarks.shapes import Setting, Shape
@@ -41,14 +42,20 @@ def main(argv: list[str] | None = None) -> None:
     rounds, only = arguments.rounds, arguments.only
     work = [
         ("steps", DEFAULT, (*STEPS, POISSON), Effort(rounds, seconds=1.5)),
+        ("cells", DEFAULT, (), Effort(2, steps=3)),
         ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7, memory=1)),
         ("steps", LARGER, STEPS, Effort(2, steps=1, least=90, memory=1)),
     ]
     for table, shape, contenders, effort in work:
+        if not named(shape, arguments.shape):
+            continue
         chosen = choose(contenders, only)
-        if chosen and named(shape, arguments.shape):
+        if chosen:
             print(f"{shape.name}: {', '.join(one.name for one in chosen)}", flush=True)
             measure(table, Setting(shape, CPU), chosen, effort, results, deadline)
+        elif table == "cells" and only is None:
+            print(f"{shape.name}: {CELLS} cells", flush=True)
+            measure_cells(Setting(shape, CPU), effort, results, deadline)
     show(results, "speed", arguments.output, arguments.readme)
 
 

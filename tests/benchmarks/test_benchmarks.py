@@ -13,8 +13,8 @@ import pytest
 import torch
 import transformers
 
-from benchmarks import cells, gpu, report, speed
-from benchmarks.measure import Deadline, Effort, Results, Stopwatch, machine, measure, peak_memory
+from benchmarks import cells, gpu, projection, report, speed
+from benchmarks.measure import Deadline, Effort, Line, Results, Stopwatch, machine, measure, peak_memory
 from benchmarks.shapes import Setting, Shape
 from benchmarks.steps import ENTRIES, MECHANISM_LINES, STEPS, Contender, clipped_gradients, disagreement
 from dptune.mechanisms.registry import MECHANISMS
@@ -171,3 +171,30 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     memory = peak_memory(Setting(Shape("default", batch=8, tokens=64, physical=8), CPU), STEPS[0])
     assert memory is not None
     assert 1 < memory < 2000
+
+
+def line(shape: str, contender: str, seconds: float, batch: int) -> Line:
+    return Line("steps", shape, batch, contender, "plain", [seconds])
+
+
+def test_a_projection_says_of_each_line_how_it_is_known(tmp_path: Path) -> None:
+    lines = [
+        line("GPT-2-small bfloat16 16x128", "dptune static", 0.016, 16),
+        line("GPT-2-small bfloat16 16x128", "plain", 0.001, 16),
+        line("Llama-3.2-1B bfloat16 16x128", "dptune static", 0.16, 16),
+    ]
+    results = Results(tmp_path / "gpu.json", machine(CPU), {}, lines)
+    found = {
+        what.split(",")[1].strip().split(":")[0]: (hours, how)
+        for what, hours, how in projection.rows(projection.measured(results))
+        if "grid" in what
+    }
+    assert list(found) == list(projection.PARAMETERS)
+    # 400 runs of 3 epochs of 73,271 records of 1 ms, four times as wide.
+    assert found["GPT-2-small"][0] == pytest.approx(400 * 3 * 73_271 * 0.001 * 4 / 3600)
+    assert found["Mistral-7B"][0] == pytest.approx(found["Llama-3.2-1B"][0] * 7.24 / 1.24)
+    assert "parameters" in found["Mistral-7B"][1]
+    assert "parameters" not in found["GPT-2-small"][1]
+    text = projection.table(results)
+    assert text.count("| measured |") == 2  # the plain step is no private one
+    assert text.count("| computed") == len(found) + 2
