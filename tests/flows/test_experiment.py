@@ -238,6 +238,31 @@ def test_a_failed_cell_stops_no_other_and_is_named(stand_in: Callable[..., None]
     assert tracking.client().get_run(parent).info.status == "FINISHED"
 
 
+def test_cells_of_one_model_share_a_process(stand_in: Callable[..., None]) -> None:
+    write_params({"experiment": {"cells_together": 3, "cells_per_device": 1}})
+    stand_in(status={"static1.0": [1]})
+    with pytest.raises(RuntimeError, match=r"2 of 2 cells failed: small\.static\.eps1\.seed0, small\."):
+        experiment(epsilons=[1, 4], mechanisms=["static"])
+    folders = experiment(epsilons=[1, 4], mechanisms=["static"])
+    assert len(ran()) == 2
+    for run in ran():
+        assert run["argv"][1:4] == [*(str(Path(folder) / "cell.json") for folder in folders), "--device"]
+    experiment(epsilons=[1, 4], mechanisms=["static"])
+    assert len(ran()) == 2
+
+
+def test_finished_cells_start_no_process(whole: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another grouping left no result of Prefect's in their folders."""
+    standing_in(whole.directory, monkeypatch)
+    write_params({"experiment": {"cells_together": 8}})
+    before, kept = ran(), list(RUNS.glob("*/prefect_result*"))
+    assert len(kept) == 2
+    for path in kept:
+        path.unlink()
+    experiment()
+    assert ran() == before
+
+
 def test_retries_mend_what_can_be_mended_and_nothing_else(
     stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
