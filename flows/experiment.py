@@ -202,7 +202,8 @@ def _failures(cells: list[Cell], futures: list[PrefectFuture[str]]) -> list[str]
     for number, (cell, future) in enumerate(zip(cells, futures, strict=True), start=1):
         future.wait()
         state = future.state
-        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, (state.name or state.type).lower())
+        name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
+        logger.info("%d of %d cells: %s %s", number, len(cells), cell.label, name)
         if not state.is_completed():
             failed.append(cell.label)
     return failed

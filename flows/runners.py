@@ -55,7 +55,8 @@ def _dask(runner: str, places: int) -> TaskRunner[Any]:
     if runner != "dask":
         return build(address=runner)
     # Without TLS, any other user of this machine could have a worker run code. Port 0: any that is free.
-    local = {"security": True, "dashboard_address": "127.0.0.1:0"}
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
+    local = {"security": True, "dashboard_address": "127.0.0.1:0", "env": quiet}
     return build(cluster_kwargs={"n_workers": places, "threads_per_worker": 1, **local})
 
 
