@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from socket import gethostname
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -98,6 +99,43 @@ def test_workers_are_told_the_flows_server(pipeline: Path, monkeypatch: pytest.M
     url = "http://127.0.0.1:4200/api"
     with temporary_settings({PREFECT_API_URL: url}), started(settings(runner="tcp://node-1:8786"), 1):
         assert PREFECT_API_URL.value() == url
+
+
+@pytest.mark.parametrize("runner", ["tcp://node-1:8786", "ray://head:10001"])
+def test_a_cluster_that_does_not_answer_is_named(
+    runner: str, server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> None:
+        raise OSError("timed out")
+
+    monkeypatch.setattr(runners, "_dask", silent)
+    monkeypatch.setattr(runners, "_ray", silent)
+    with (
+        pytest.raises(ConfigError, match=rf"no answer from {runner} \(timed out\)"),
+        started(settings(runner=runner), 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("resources", "devices", "share"),
+    [({"CPU": 4.0, "GPU": 2.0}, "auto", {"num_gpus": 0.3333}), ({"CPU": 4.0}, "auto", {}), ({"GPU": 1.0}, ["cpu"], {})],
+)
+def test_on_ray_a_cell_asks_for_its_share_of_a_gpu(
+    resources: dict[str, float],
+    devices: object,
+    share: dict[str, float],
+    server: str,
+    pipeline: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    context = pytest.importorskip("prefect_ray.context")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: resources))
+    monkeypatch.setattr(runners, "_ray", lambda *_: ThreadPoolTaskRunner())
+    with started(settings(runner="ray", devices=devices, cells_per_device=3), 1):
+        assert context.RemoteOptionsContext.get().current_remote_options == share
 
 
 # ---- on a worker
