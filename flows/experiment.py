@@ -210,7 +210,8 @@ def _failures(groups: list[Group], futures: list[PrefectFuture[list[str]]]) -> l
     for group, future in zip(groups, futures, strict=True):
         future.wait()
         state, done = future.state, done + len(group.cells)
-        logger.info("%d of %d cells: %s %s", done, total, group.label, (state.name or state.type).lower())
+        name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
+        logger.info("%d of %d cells: %s %s", done, total, group.label, name)
         if not state.is_completed():
             failed += [cell.label for cell in group.unfinished or group.cells]
     return failed

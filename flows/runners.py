@@ -32,15 +32,28 @@ def started(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
     Args:
         places: how many cells a temporary cluster runs at a time.
 
-    Raises: ConfigError for an extra that is not installed, and for a Prefect server that workers cannot reach.
+    Raises: ConfigError for an extra that is not installed, a cluster that does not answer, and a Prefect server that
+        workers cannot reach.
     """
     with ExitStack() as stack:
         if settings.runner != THREADS:
             stack.enter_context(_reachable_api(settings.runner))
-        runner = stack.enter_context(_task_runner(settings.runner, places))
+        runner = stack.enter_context(_connected(settings.runner, places))
         if _is_ray(settings.runner):
             stack.enter_context(_gpu_share(settings))
         yield runner
+
+
+@contextmanager
+def _connected(runner: str, places: int) -> Iterator[TaskRunner[Any]]:
+    with ExitStack() as stack:
+        try:
+            entered = stack.enter_context(_task_runner(runner, places))
+            getattr(entered, "client", None)  # Dask's connects when it is asked for
+        except OSError as error:
+            fix = "start the cluster, or correct the address"
+            raise ConfigError("experiment.runner", f"no answer from {runner} ({error})", fix=fix) from None
+        yield entered
 
 
 def _task_runner(runner: str, places: int) -> TaskRunner[Any]:
@@ -55,12 +68,14 @@ def _dask(runner: str, places: int) -> TaskRunner[Any]:
     if runner != "dask":
         return build(address=runner)
     # Without TLS, any other user of this machine could have a worker run code. Port 0: any that is free.
-    local = {"security": True, "dashboard_address": "127.0.0.1:0"}
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
+    local = {"security": True, "dashboard_address": "127.0.0.1:0", "env": quiet}
     return build(cluster_kwargs={"n_workers": places, "threads_per_worker": 1, **local})
 
 
 def _ray(runner: str, places: int) -> TaskRunner[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it, whoever reaches a cluster runs code on it
     build = _integration("prefect_ray", "ray").RayTaskRunner
     if runner != "ray":
         return build(address=runner)

@@ -135,9 +135,10 @@ def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[
     assert again.count("releases") == 0
 
 
-def test_the_cell_of_a_killed_dask_worker_goes_on_from_its_checkpoint(start: Callable[[], Flow]) -> None:
-    """Two workers with a cell each; no retry of Prefect's, so that Dask alone hands the cell on."""
-    victim, other = cells(LONG, {"experiment": {"runner": "dask", "cells_per_device": 2, "retries": 0}})
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, start: Callable[[], Flow]) -> None:
+    """Two workers with a cell each; no retry of Prefect's, so that the cluster alone hands the cell on."""
+    victim, other = cells(LONG, {"experiment": {"runner": runner, "cells_per_device": 2, "retries": 0}})
     steps = sampling(UNITS, 16, LONG["training"]["epochs"])[1]
     flow = start()
     wait_until("the middle of a cell", lambda: charged(victim) >= 30 and checkpoint(victim).exists(), flow)

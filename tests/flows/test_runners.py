@@ -1,0 +1,228 @@
+"""Where cells run: the parameter, what it needs, and what a worker's machine does by itself. No cluster is started."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from socket import gethostname
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from tiny_pipeline import ROOT, write_params
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.files import locked
+from flows import runners
+from flows.experiment import CellError, experiment, fine_tune
+from flows.places import free_place, wait_until_unlocked
+from flows.runners import started
+from tasks.settings import Experiment, load_settings
+
+
+def settings(**changes: object) -> Experiment:
+    write_params({"experiment": changes})
+    return load_settings().experiment
+
+
+# ---- the parameter
+
+
+def test_the_repository_runs_on_threads() -> None:
+    assert load_settings(ROOT / "params.yaml").experiment.runner == "threads"
+
+
+@pytest.mark.parametrize(
+    "runner",
+    ["threads", "dask", "ray", "tcp://node-1:8786", "tls://10.0.0.1:8786", "tcp://[::1]:1", "ray://head:10001"],
+)
+def test_a_runner_is_a_word_or_an_address(runner: str, pipeline: Path) -> None:
+    assert settings(runner=runner).runner == runner
+
+
+@pytest.mark.parametrize("runner", ["thread", "dask://h:1", "tcp://host", "ray://", "host:8786", "http://h:1", ""])
+def test_any_other_runner_is_an_error_that_says_what_there_is(runner: str, pipeline: Path) -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.runner: .* is none: use threads, dask, ray, .*tcp://host:8786"):
+        settings(runner=runner)
+
+
+def test_it_is_a_parameter_of_the_flow(server: str, pipeline: Path) -> None:
+    write_params()
+    with pytest.raises(ConfigError, match=r"experiment\.runner"):
+        experiment(runner="mesos")
+    with pytest.raises(ConfigError, match=r"experiment\.runner"):
+        experiment(overrides={"experiment": {"runner": "mesos"}})
+
+
+def test_threads_are_prefects_own_runner(pipeline: Path) -> None:
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    with started(settings(), 1) as runner:
+        assert type(runner) is ThreadPoolTaskRunner
+
+
+@pytest.mark.parametrize(("runner", "module"), [("dask", "prefect_dask"), ("ray", "prefect_ray")])
+def test_a_missing_extra_says_how_to_install_it(
+    runner: str, module: str, server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    fix = rf"needs the extra {runner} .*\. Fix: pip install 'dptune\[{runner}\]'\."
+    with pytest.raises(ConfigError, match=fix), started(settings(runner=runner), 1):
+        pass
+
+
+@pytest.mark.parametrize("runner", ["tcp://node-1:8786", "ray://head:10001"])
+def test_a_running_cluster_needs_a_server_that_its_workers_reach(
+    runner: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with (
+        temporary_settings({PREFECT_API_URL: None}),
+        pytest.raises(ConfigError, match=r"prefect server start.*PREFECT_API_URL"),
+        started(settings(runner=runner), 1),
+    ):
+        pass
+
+
+def test_workers_are_told_the_flows_server(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    monkeypatch.setattr(runners, "_dask", lambda *_: ThreadPoolTaskRunner())
+    url = "http://127.0.0.1:4200/api"
+    with temporary_settings({PREFECT_API_URL: url}), started(settings(runner="tcp://node-1:8786"), 1):
+        assert PREFECT_API_URL.value() == url
+
+
+@pytest.mark.parametrize("runner", ["tcp://node-1:8786", "ray://head:10001"])
+def test_a_cluster_that_does_not_answer_is_named(
+    runner: str, server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> None:
+        raise OSError("timed out")
+
+    monkeypatch.setattr(runners, "_dask", silent)
+    monkeypatch.setattr(runners, "_ray", silent)
+    with (
+        pytest.raises(ConfigError, match=rf"no answer from {runner} \(timed out\)"),
+        started(settings(runner=runner), 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("resources", "devices", "share"),
+    [({"CPU": 4.0, "GPU": 2.0}, "auto", {"num_gpus": 0.3333}), ({"CPU": 4.0}, "auto", {}), ({"GPU": 1.0}, ["cpu"], {})],
+)
+def test_on_ray_a_cell_asks_for_its_share_of_a_gpu(
+    resources: dict[str, float],
+    devices: object,
+    share: dict[str, float],
+    server: str,
+    pipeline: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    context = pytest.importorskip("prefect_ray.context")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: resources))
+    monkeypatch.setattr(runners, "_ray", lambda *_: ThreadPoolTaskRunner())
+    with started(settings(runner="ray", devices=devices, cells_per_device=3), 1):
+        assert context.RemoteOptionsContext.get().current_remote_options == share
+
+
+# ---- on a worker
+
+
+def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
+    error = pickle.loads(pickle.dumps(CellError("small.static", 2, "last lines")))
+    assert str(error) == "cell small.static ended with status 2:\nlast lines"
+    assert error.hopeless
+    assert not CellError("x", 1, "").hopeless
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    from flows.experiment import Errand
+    from tasks.cells import Cell
+
+    errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
+    with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
+        fine_tune.fn(Cell.model_construct(), None, errand)
+
+
+def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:
+    with free_place(["cpu", "cuda:0"], 2, tmp_path) as first, free_place(["cpu", "cuda:0"], 2, tmp_path) as second:
+        with free_place(["cpu", "cuda:0"], 2, tmp_path) as third, free_place(["cpu", "cuda:0"], 2, tmp_path) as fourth:
+            assert [first, second, third, fourth] == ["cpu", "cuda:0", "cpu", "cuda:0"]
+            waiting = threading.Thread(target=lambda: taken.append(place_once(tmp_path)))
+            taken: list[str] = []
+            waiting.start()
+            time.sleep(0.2)
+            assert taken == []
+        waiting.join(timeout=20)
+        assert taken == ["cpu"]
+
+
+def place_once(folder: Path) -> str:
+    with free_place(["cpu", "cuda:0"], 2, folder) as device:
+        return device
+
+
+def test_workers_that_see_one_gpu_each_do_not_share_its_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    with free_place(["cuda:1"], 1, tmp_path):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+        with free_place(["cuda:0"], 1, tmp_path), free_place(["cpu"], 1, tmp_path):
+            names = sorted(path.name.removeprefix(f"{gethostname()}-") for path in tmp_path.iterdir())
+    assert names == ["cpu-0-0", "cuda-3-0", "cuda-4-0"]
+
+
+def test_a_lock_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    begun = time.monotonic()
+    with locked(file):
+        wait_until_unlocked(file, 0.6)
+        assert 0.5 < time.monotonic() - begun < 10
+    begun = time.monotonic()
+    wait_until_unlocked(file, 60)
+    assert time.monotonic() - begun < 30
+
+
+PARENT = """
+import subprocess, sys, time
+from flows.child import child
+process = subprocess.Popen(child("{module}", "7"))
+print(process.pid, flush=True)
+sys.exit(process.wait())
+"""
+
+
+def parent(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    (tmp_path / "work_of_a_test.py").write_text(body)
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", PARENT.format(module="work_of_a_test")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_a_child_is_the_module_with_its_arguments_and_status(tmp_path: Path) -> None:
+    process = parent(tmp_path, "import sys\nprint(__name__, sys.argv[1:], flush=True)\nsys.exit(int(sys.argv[1]))\n")
+    output = process.communicate(timeout=60)[0]
+    assert "__main__ ['7']" in output
+    assert process.returncode == 7
+
+
+def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    process = parent(tmp_path, "import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
+    assert process.stdout is not None
+    lines = sorted([process.stdout.readline().strip(), process.stdout.readline().strip()])
+    child = psutil.Process(int(lines[0]))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert psutil.wait_procs([child], timeout=30)[1] == []
