@@ -1,12 +1,14 @@
 """One cell: fine-tune, evaluate, price, and write down. Runs as a process of its own and can be killed at any time.
 
 python -m tasks.finetune CELL.json [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
+torchrun --nproc-per-node 4 -m tasks.finetune CELL.json          # one run on four GPUs
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +28,9 @@ from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, read_ledg
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.loop import StepReport, train
+from dptune.training.loop import StepReport, follow, train
 from dptune.training.model import save_adapter
+from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from tasks.cells import Cell
 from tasks.job import Job, prepare
 from tasks.paths import CRAFTED
@@ -38,25 +41,41 @@ from tasks.tracking import ChildRun
 
 
 def run_cell(
-    cell: Cell, device: str, parent: str | None = None, flow_run: str = "none", entropy: Entropy | None = None
+    cell: Cell,
+    device: str,
+    parent: str | None = None,
+    flow_run: str = "none",
+    entropy: Entropy | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
     """Run a cell to its end, resuming whatever its folder holds; returns what result.json says.
 
     The last line of the ledger is written after everything else is safe, so a finished ledger means a
-    finished cell.
+    finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
     """
     directory = private_directory(cell.directory)
     with locked(directory / "lock"):
-        if not _finished(directory):
-            _train_cell(cell, directory, device, parent, flow_run, entropy or OsEntropy())
+        if ranks.told(not _finished(directory)):
+            _train_cell(cell, directory, device, parent, flow_run, entropy or OsEntropy(), ranks)
         publish(directory, parent)
         (directory / "checkpoint.safetensors").unlink(missing_ok=True)
         return dict(json.loads((directory / "result.json").read_text(encoding="utf-8")))
 
 
-def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, flow_run: str, entropy: Entropy) -> None:
+def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
+    """What the other ranks do while rank 0 is in ``run_cell``."""
+    if ranks.told(None):
+        entropy = OsEntropy()
+        job = prepare(cell, torch.device(device), entropy)
+        follow(job.model, job.train, job.units, job.mechanism, job.plan, entropy, ranks)
+
+
+def _train_cell(
+    cell: Cell, directory: Path, device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
+) -> None:
     started = time.monotonic()
     job = prepare(cell, torch.device(device), entropy)
+    ranks.check(job.mechanism)
     canaries = _crafted(cell, directory)
     mechanism = audited(job.mechanism, canaries) if canaries else job.mechanism
     child, history = child_run(job, parent, flow_run), History(directory, job.plan.steps)
@@ -76,6 +95,7 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
                 entropy,
                 on_step=_observer(job, child, meter, history, canaries),
                 public=job.validation,
+                ranks=ranks,
             ) as ledger,
         ):
             after = _evaluate(job, final=True)
@@ -83,7 +103,8 @@ def _train_cell(cell: Cell, directory: Path, device: str, parent: str | None, fl
             contents = _contents(ledger)
             _save_policy(job, contents, directory)
             _write_crafted(canaries, directory)
-            result = result_of(job, contents, before, after, history, time.monotonic() - started, device)
+            used = device if ranks.world == 1 else f"{ranks.world} ranks, this one on {device}"
+            result = result_of(job, contents, before, after, history, time.monotonic() - started, used)
             result["adapter_sha256"] = adapter_digest(directory)
             draw_curves([result], directory / "curves.png")
             write_json(directory / "result.json", result)
@@ -208,7 +229,7 @@ def _finished(directory: Path) -> bool:
 
 def main(
     cell: Annotated[Path, typer.Argument(help="cell.json of the run")],
-    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="torch device; default cpu, under torchrun the own GPU")] = None,
     parent: Annotated[str | None, typer.Option(help="MLflow run id of the experiment")] = None,
     flow_run: Annotated[str, typer.Option(help="Prefect flow run id")] = "none",
 ) -> None:
@@ -219,7 +240,14 @@ def main(
             spec = Cell.model_validate_json(cell.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(str(cell), f"is no cell ({error})", fix="let the flow write it") from None
-        run_cell(spec, device, parent, flow_run)
+        try:
+            with joined() as ranks:
+                if ranks.rank:
+                    help_cell(spec, device or own_device(), ranks)
+                else:
+                    run_cell(spec, device or own_device(), parent, flow_run, ranks=ranks)
+        except LostRankError as error:
+            sys.exit(f"error: {error}")
 
     run_stage(work)
 

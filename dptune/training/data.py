@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,11 @@ class PrivacyUnits:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def part(self, rank: int, world: int) -> PrivacyUnits:
+        """The units that one of ``world`` processes draws: a range of them, by public numbers alone."""
+        start, end = (len(self) * bound // world for bound in (rank, rank + 1))
+        return replace(self, members=self.members[start:end])
 
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
