@@ -3,6 +3,7 @@
 Several cells of one model share a process, the base and every forward pass, and nothing else.
 
 python -m tasks.finetune CELL.json ... [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
+torchrun --nproc-per-node 4 -m tasks.finetune CELL.json          # one run on four GPUs
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,8 +33,9 @@ from dptune.privacy.ledger import Ledger, LedgerContents
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.loop import StepReport, train
+from dptune.training.loop import StepReport, follow, train
 from dptune.training.model import save_adapter
+from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from dptune.training.run import Run, open_run
 from dptune.training.together import train_together
 from tasks.cells import Cell, is_finished
@@ -47,14 +50,19 @@ _log = logging.getLogger(__name__)
 
 
 def run_cell(
-    cell: Cell, device: str, parent: str | None = None, flow_run: str = "none", entropy: Entropy | None = None
+    cell: Cell,
+    device: str,
+    parent: str | None = None,
+    flow_run: str = "none",
+    entropy: Entropy | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
     """Run a cell to its end, resuming whatever its folder holds; returns what result.json says.
 
     The last line of the ledger is written after everything else is safe, so a finished ledger means a
-    finished cell.
+    finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
     """
-    run_cells([cell], device, parent, flow_run, entropy)
+    run_cells([cell], device, parent, flow_run, entropy, ranks)
     return dict(json.loads((cell.directory / "result.json").read_text(encoding="utf-8")))
 
 
@@ -64,8 +72,9 @@ def run_cells(
     parent: str | None = None,
     flow_run: str = "none",
     entropy: Entropy | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> None:
-    """Run cells of one model to their ends in one process; see ``run_cell``.
+    """Run cells of one model to their ends in one process; see ``run_cell``. Several ranks take one cell.
 
     Raises: what ended the cell, of one cell; CellsError or RuntimeError naming those that failed, of several, after
     all others have ended.
@@ -74,13 +83,23 @@ def run_cells(
         for cell in cells:
             locks.enter_context(locked(private_directory(cell.directory) / "lock"))
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
-        errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy()) if waiting else {}
+        errors = {}
+        if ranks.told(bool(waiting)):
+            errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
         for cell in cells:
             if cell.label not in errors:
                 publish(cell.directory, parent)
                 (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
     if errors:
         raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
+
+
+def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
+    """What the other ranks do while rank 0 is in ``run_cell``."""
+    if ranks.told(None):
+        entropy = OsEntropy()
+        job = prepare(cell, ground_of(cell, torch.device(device)), entropy)
+        follow(job.model, job.train, job.units, job.mechanism, job.plan, entropy, ranks)
 
 
 class CellsError(DptuneError):
@@ -108,7 +127,7 @@ class _Work:
 
 
 def _train_cells(
-    cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy
+    cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[str, Exception]:
     """Train what is not finished; what ended the cells that failed, by their labels."""
     ground = ground_of(cells[0], torch.device(device))
@@ -116,22 +135,26 @@ def _train_cells(
     works: list[_Work] = []
     for cell in cells:
         try:
-            works.append(_begun(cell, ground, parent, flow_run, entropy))
+            works.append(_begun(cell, ground, parent, flow_run, entropy, ranks))
         except Exception as error:
             errors[cell.label] = _failed(cell.label, error)
     try:
-        ended = _trained_alone(works[0], entropy) if len(works) == 1 else _trained_together(works, ground, entropy)
+        if len(works) == 1:
+            ended = _trained_alone(works[0], entropy, ranks)
+        else:
+            ended = _trained_together(works, ground, entropy)
     except BaseException:  # the whole process is to end
         for work in works:
             _fail(work)
         raise
+    used = device if ranks.world == 1 else f"{ranks.world} ranks, this one on {device}"
     for work, end in zip(works, ended, strict=True):
         try:
             with work.meter:
                 if isinstance(end, Exception):
                     raise end
                 with end as ledger:
-                    _finish(work, ledger, device, len(cells))
+                    _finish(work, ledger, used, len(cells))
         except Exception as error:
             errors[work.job.cell.label] = _failed(work.job.cell.label, error)
             _fail(work)
@@ -153,9 +176,10 @@ def _fail(work: _Work) -> None:
         work.child.end("FAILED")
 
 
-def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entropy: Entropy) -> _Work:
+def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks) -> _Work:
     started = time.monotonic()
     job = prepare(cell, ground, entropy)
+    ranks.check(job.mechanism)
     canaries = _crafted(cell, cell.directory)
     return _Work(
         job=job,
@@ -185,9 +209,9 @@ def _arguments(work: _Work, entropy: Entropy) -> dict[str, Any]:
     }
 
 
-def _trained_alone(work: _Work, entropy: Entropy) -> list[Ledger | Exception]:
+def _trained_alone(work: _Work, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
     try:
-        return [train(**_arguments(work, entropy))]
+        return [train(**_arguments(work, entropy), ranks=ranks)]
     except Exception as error:
         return [error]
 
@@ -327,12 +351,26 @@ def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:
 
 def main(
     cells: Annotated[list[Path], typer.Argument(help="cell.json of each run; several share one base model")],
-    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="torch device; default cpu, under torchrun the own GPU")] = None,
     parent: Annotated[str | None, typer.Option(help="MLflow run id of the experiment")] = None,
     flow_run: Annotated[str, typer.Option(help="Prefect flow run id")] = "none",
 ) -> None:
     """Run one cell, or several side by side on one base model."""
-    run_stage(lambda: run_cells([_read(cell) for cell in cells], device, parent, flow_run))
+
+    def work() -> None:
+        chosen = [_read(cell) for cell in cells]
+        try:
+            with joined() as ranks:
+                if ranks.world > 1 and len(chosen) > 1:
+                    raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
+                if ranks.rank:
+                    help_cell(chosen[0], device or own_device(), ranks)
+                else:
+                    run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks)
+        except LostRankError as error:
+            sys.exit(f"error: {error}")
+
+    run_stage(work)
 
 
 def _read(path: Path) -> Cell:

@@ -8,7 +8,7 @@ what the releases show in that coordinate. They cost utility: use them in runs t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from secrets import SystemRandom
@@ -83,12 +83,13 @@ class AuditedMechanism(Mechanism):
         knobs: Knobs,
         expected_batch_size: float,
         entropy: Entropy,
+        total: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
     ) -> Released:
-        """The private step on the batch and the canaries in it."""
+        """The private step on the batch and the canaries in it, which are all units of this process."""
         drawn = poisson_sample(entropy, len(self.canaries.included), self._facts[0].sample_rate)
         drawn = drawn[self.canaries.included[drawn]]
         crafted = [_Crafted.of(drawn, zeros, _HUGE if self.private else _PLAIN)] if len(drawn) else []
-        released = super().privatise(chain(batches, crafted), zeros, knobs, expected_batch_size, entropy)
+        released = super().privatise(chain(batches, crafted), zeros, knobs, expected_batch_size, entropy, total)
         self.canaries.watch(released)
         return released
 

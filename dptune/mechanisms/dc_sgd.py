@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
@@ -82,13 +83,12 @@ class DcSgd(Constant):
             return None
         import torch
 
-        stride, bins = self._stride, self.bins
         return Statistics(
             ("histogram of gradient norms",),
             1.0,
             self.histogram_noise,
-            lambda gradients: histogram(gradients, stride, bins),
-            torch.zeros(bins, dtype=torch.float64),
+            partial(histogram, stride=self._stride, bins=self.bins),
+            torch.zeros(self.bins, dtype=torch.float64),
         )
 
     def observe(self, observation: Observation) -> None:

@@ -95,7 +95,7 @@ class Statistics:
         names: what it tells, for the ledger.
         sensitivity: l2 bound of one unit's vector.
         deviation: noise on every entry, as noise multiplier times scale: the standard deviation, if it is Gaussian.
-        sum_of: the exact sum over the units of a micro-batch, (size,) float64.
+        sum_of: the exact sum over the units of a micro-batch, (size,) float64; can be pickled.
         empty: the sum over no unit.
     """
 
@@ -391,9 +391,15 @@ class Mechanism:
         """The same knobs with another noise multiplier."""
         return replace(knobs, noise_multiplier=effective * self.clipper.sensitivity(knobs, self.pairs))
 
+    def statistics(self, knobs: Knobs) -> Statistics | None:
+        """What a step with these knobs releases beside the gradients. Reads no data."""
+        if not self.private:
+            return None
+        return self.controller.statistics(knobs, self.effective_noise_multiplier(knobs))
+
     def release(self, knobs: Knobs, sample_rate: float) -> Release:
         """What the ledger is charged for a step with these knobs. Reads no data."""
-        statistics = self._statistics(knobs)
+        statistics = self.statistics(knobs)
         return Release(
             sample_rate=sample_rate,
             noise_multiplier=knobs.noise_multiplier,
@@ -416,7 +422,7 @@ class Mechanism:
 
         Raises: ConfigError if the statistics alone cost more than the whole release may.
         """
-        scales, statistics = self.clipper.scales(knobs, self.pairs), self._statistics(knobs)
+        scales, statistics = self.clipper.scales(knobs, self.pairs), self.statistics(knobs)
         if statistics is None:
             return scales
         effective = self.effective_noise_multiplier(knobs)
@@ -437,18 +443,7 @@ class Mechanism:
         Guarantee: one unit more or less moves them, divided by ``scales(knobs)`` block by block, by at most
         the sensitivity of ``release(knobs, q)`` in l2, whatever it is, if ``knobs`` are public.
         """
-        import torch
-
-        statistics = self._statistics(knobs)
-        sums = [block.clone() for block in self.clipper.empty(zeros, knobs)]
-        if statistics:
-            sums.append(statistics.empty.to(device=zeros[0].device, dtype=zeros[0].dtype, copy=True))
-        for gradients in batches:
-            parts = self.clipper.clipped_sum(gradients, knobs)
-            if statistics:
-                parts = [*parts, statistics.sum_of(gradients)]
-            torch._foreach_add_(sums, parts)
-        return sums
+        return clipped_sums(self.clipper, self.statistics(knobs), batches, zeros, knobs)
 
     def privatise(
         self,
@@ -457,6 +452,7 @@ class Mechanism:
         knobs: Knobs,
         expected_batch_size: float,
         entropy: Entropy,
+        total: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
     ) -> Released:
         """Clip, sum over the micro-batches of one Poisson batch, add noise once.
 
@@ -469,13 +465,15 @@ class Mechanism:
             knobs: from ``knobs()``, charged to the ledger before this call.
             expected_batch_size: public divisor.
             entropy: the source of the noise.
+            total: from the exact sums of these micro-batches to those of the whole batch, if others have parts of it.
         """
         if self.controller.raw_inputs:
             batches = list(batches)
             knobs = self._peek(batches, zeros, knobs)
         scales = self.scales(knobs) if self.private else self.clipper.scales(knobs, self.pairs)
-        noisy = self.noise.add(self.exact_sums(batches, zeros, knobs), scales, knobs.noise_multiplier, entropy)
-        statistics = noisy.pop() if self._statistics(knobs) else None
+        sums = total(self.exact_sums(batches, zeros, knobs))
+        noisy = self.noise.add(sums, scales, knobs.noise_multiplier, entropy)
+        statistics = noisy.pop() if self.statistics(knobs) else None
         return Released(
             gradient=self.clipper.restore(noisy, zeros, knobs, expected_batch_size),
             blocks=noisy,
@@ -484,14 +482,30 @@ class Mechanism:
             deviations=tuple(self.noise.deviation(knobs.noise_multiplier) * scale for scale in scales[: len(noisy)]),
         )
 
-    def _statistics(self, knobs: Knobs) -> Statistics | None:
-        if not self.private:
-            return None
-        return self.controller.statistics(knobs, self.effective_noise_multiplier(knobs))
-
     def _peek(self, batches: list[Gradients], zeros: list[torch.Tensor], knobs: Knobs) -> Knobs:
         import torch
 
         norms = torch.cat([zeros[0].new_zeros(0, self.pairs), *(batch.norms() for batch in batches)])
         losses = torch.cat([zeros[0].new_zeros(0), *(batch.losses() for batch in batches)])
         return self.controller.peek(norms, losses, knobs)
+
+
+def clipped_sums(
+    clipper: Clipper,
+    statistics: Statistics | None,
+    batches: Iterable[Gradients],
+    zeros: list[torch.Tensor],
+    knobs: Knobs,
+) -> list[torch.Tensor]:
+    """See ``Mechanism.exact_sums``; for a process that has no controller. Private: noise must be added."""
+    import torch
+
+    sums = [block.clone() for block in clipper.empty(zeros, knobs)]
+    if statistics:
+        sums.append(statistics.empty.to(device=zeros[0].device, dtype=zeros[0].dtype, copy=True))
+    for gradients in batches:
+        parts = clipper.clipped_sum(gradients, knobs)
+        if statistics:
+            parts = [*parts, statistics.sum_of(gradients)]
+        torch._foreach_add_(sums, parts)
+    return sums

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dptune.errors import ConfigError
@@ -85,7 +86,7 @@ class Quantile(Constant):
             ("unclipped count",),
             sensitivity,
             deviation,
-            lambda gradients: centred_counts(gradients, knobs.radii),
+            partial(centred_counts, radii=knobs.radii),
             empty,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -128,18 +129,12 @@ class Rldp(LearnedControl):
             return None
         import torch
 
-        pairs = len(knobs.radii)
-        public_loss, bound = self._public_loss, self.loss_bound
-
-        def sum_of(gradients: Gradients) -> torch.Tensor:
-            return bounded_statistics(gradients, knobs.radii, public_loss, bound).sum(dim=0)
-
         return Statistics(
             ("clipped fractions", "centred clipped loss"),
             1.0,
             effective_noise_multiplier / math.sqrt(self.statistics_share),
-            sum_of,
-            torch.zeros(pairs + 1, dtype=torch.float64),
+            partial(_bounded_sum, radii=knobs.radii, public_loss=self._public_loss, bound=self.loss_bound),
+            torch.zeros(len(knobs.radii) + 1, dtype=torch.float64),
         )
 
     def observe(self, observation: Observation) -> None:
@@ -246,6 +241,10 @@ def bounded_statistics(
     else:
         loss = (gradients.losses() - public_loss).clamp(-bound, bound) / bound * math.sqrt(0.5)
     return torch.cat([counts, loss[:, None]], dim=1) * (1 - 1e-12)
+
+
+def _bounded_sum(gradients: Gradients, radii: tuple[float, ...], public_loss: float, bound: float) -> torch.Tensor:
+    return bounded_statistics(gradients, radii, public_loss, bound).sum(dim=0)
 
 
 def released_features(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,20 @@ class _Grouped(Sequence[NDArray[np.int64]]):
 
 
 @dataclass(frozen=True)
+class _Span(Sequence[NDArray[np.int64]]):
+    """A range of other units."""
+
+    whole: Sequence[NDArray[np.int64]]
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, unit: Any) -> Any:
+        return self.whole[self.numbers[unit]]
+
+
+@dataclass(frozen=True)
 class PrivacyUnits:
     """Which records belong to which unit of privacy.
 
@@ -191,6 +205,11 @@ class PrivacyUnits:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def part(self, rank: int, world: int) -> PrivacyUnits:
+        """The units that one of ``world`` processes draws: a range of them, by public numbers alone."""
+        start, end = (len(self) * bound // world for bound in (rank, rank + 1))
+        return replace(self, members=_Span(self.members, range(start, end)))
 
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.

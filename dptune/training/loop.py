@@ -17,9 +17,10 @@ from dptune.training.data import PrivacyUnits, Tokens, micro_batches
 from dptune.training.federated import local_update
 from dptune.training.model import train_adapters
 from dptune.training.per_sample import PairGradients, per_sample_gradients
-from dptune.training.run import Plan, Run, StepReport, open_run, seed_dropout
+from dptune.training.ranks import Ranks
+from dptune.training.run import Plan, Share, StepReport, contribute, open_run, open_share, seed_dropout
 
-__all__ = ["Plan", "StepReport", "train"]
+__all__ = ["Plan", "StepReport", "follow", "train"]
 
 
 def train(
@@ -33,6 +34,7 @@ def train(
     entropy: Entropy,
     on_step: Callable[[StepReport], None] = lambda report: None,
     public: Tokens | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Ledger:
     """Fine-tune the model's adapters, resuming what ``directory`` holds of the run.
 
@@ -45,14 +47,16 @@ def train(
         directory: receives ledger.jsonl and checkpoint.safetensors.
         on_step: called after each step.
         public: public records, for controllers that follow the loss on them.
+        ranks: of which this is rank 0; the others call ``follow`` with the same arguments.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
 
     Returns: the ledger, still open: the caller finishes it when the run's results are safe.
 
-    Raises: ConfigError, LedgerError, CheckpointError, BudgetError; RuntimeError if adapters did not move.
+    Raises: ConfigError, LedgerError, CheckpointError, BudgetError, LostRankError; RuntimeError if adapters did not
+        move.
     """
-    run = open_run(model, tokens, units, mechanism, plan, header, directory, entropy, on_step, public)
+    run = open_run(model, tokens, units, mechanism, plan, header, directory, entropy, on_step, public, ranks)
     seed_dropout(entropy, run.step)
     try:
         while (step := run.begin()) is not None:
@@ -65,7 +69,31 @@ def train(
     return run.ledger
 
 
-def gradients_of(run: Run, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
+def follow(
+    model: Any,
+    tokens: Tokens,
+    units: PrivacyUnits,
+    mechanism: Mechanism,
+    plan: Plan,
+    entropy: Entropy,
+    ranks: Ranks,
+) -> None:
+    """What the other ranks do while rank 0 is in ``train``, where the arguments are described.
+
+    Guarantee: no coin is tossed for a step before rank 0's ledger holds it, and nothing is kept or written.
+
+    Raises: ConfigError; LostRankError if rank 0 fails.
+    """
+    share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
+    seed_dropout(entropy, ranks.rank)
+    train_adapters(model)
+    while (order := ranks.told(None, share.weights[0].device)) is not None:
+        ranks.copy(share.weights)
+        batch = share.units.draw(plan.sample_rate, entropy)
+        contribute(share, order, gradients_of(share, batch))
+
+
+def gradients_of(run: Share, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
     """The gradients of a batch, micro-batch by micro-batch, from the run's own model. Private."""
     if run.mechanism.local is not None:
         yield from _local_updates(run, run.mechanism.local, batch)
@@ -78,7 +106,7 @@ def gradients_of(run: Run, batch: list[NDArray[np.int64]]) -> Iterator[PairGradi
         )
 
 
-def _local_updates(run: Run, local: LocalUpdates, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
+def _local_updates(run: Share, local: LocalUpdates, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
     for members in batch:
         if not len(members):
             continue  # a client whose patients are all elsewhere sends nothing

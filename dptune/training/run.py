@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Observation, Released, RunFacts
+from dptune.mechanisms.mechanism import (
+    Gradients,
+    Knobs,
+    Mechanism,
+    Observation,
+    Released,
+    RunFacts,
+    clipped_sums,
+)
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
@@ -38,6 +46,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained, freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
+from dptune.training.ranks import Order, Ranks
 
 _PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
 
@@ -116,8 +125,13 @@ class Step:
 
 
 @dataclass
-class Run:
-    """A run that is open: its ledger is locked. ``open_run`` makes it; its arguments are described at ``train``."""
+class Share:
+    """What a process needs to make its part of a step; ``open_share`` makes it.
+
+    Attributes:
+        units: those that this process draws.
+        fingerprint: of the frozen weights.
+    """
 
     model: Any
     pairs: list[PairModules]
@@ -125,14 +139,26 @@ class Run:
     units: PrivacyUnits
     mechanism: Mechanism
     plan: Plan
+    entropy: Entropy
+    ranks: Ranks
+    fingerprint: str
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """All that trains."""
+        return [parameter for pair in self.pairs for parameter in pair.parameters]
+
+
+@dataclass
+class Run(Share):
+    """A run that is open: its ledger is locked. ``open_run`` makes it; its arguments are described at ``train``."""
+
     ledger: Ledger
     optimizer: torch.optim.Optimizer
-    entropy: Entropy
     public: Tokens | None
     directory: Path
     on_step: Callable[[StepReport], None]
     initial: dict[str, torch.Tensor] = field(repr=False)
-    fingerprint: str
     step: int
 
     def begin(self) -> Step | None:
@@ -148,6 +174,8 @@ class Run:
             return None
         knobs = knobs or self.mechanism.knobs()
         self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate))
+        self.ranks.told(Order(knobs, self.mechanism.statistics(knobs)))
+        self.ranks.copy(self.weights)
         return Step(knobs, self.units.draw(self.plan.sample_rate, self.entropy))
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
@@ -163,10 +191,11 @@ class Run:
             self._save()
 
     def end(self) -> None:
-        """Check that the run did what it should have done.
+        """Let the other ranks go, and check that the run did what it should have done.
 
         Raises: BudgetError if no weights were saved; RuntimeError if adapters did not move.
         """
+        self.ranks.told(None)
         if self.step == 0:
             raise BudgetError(
                 f"{self.directory}: every release is charged and no checkpoint was written before the process died. "
@@ -193,20 +222,60 @@ def open_run(
     entropy: Entropy,
     on_step: Callable[[StepReport], None] = lambda report: None,
     public: Tokens | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Run:
     """Start a run, or take it up where its folder left it; see ``train``."""
     _check(model, tokens, units, mechanism, plan, header, entropy)
-    if mechanism.freezes_down:
-        freeze_down(model)
-    pairs = lora_pairs(model)
-    optimizer = _optimizer(pairs, plan)
-    initial, fingerprint = trainable_state(model), frozen_fingerprint(model)
-    mechanism.start(_facts(pairs, plan, header))
+    share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
+    optimizer, initial = _optimizer(share.weights, plan), trainable_state(model)
+    mechanism.start(_facts(share.pairs, plan, header))
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
     return Run(
-        model, pairs, tokens, units, mechanism, plan, ledger, optimizer, entropy, public, directory, on_step,
-        initial, fingerprint, progress.step,
-    )  # fmt: skip
+        **vars(share),
+        ledger=ledger,
+        optimizer=optimizer,
+        public=public,
+        directory=directory,
+        on_step=on_step,
+        initial=initial,
+        step=progress.step,
+    )
+
+
+def open_share(
+    model: Any,
+    tokens: Tokens,
+    units: PrivacyUnits,
+    mechanism: Mechanism,
+    plan: Plan,
+    entropy: Entropy,
+    ranks: Ranks,
+) -> Share:
+    """This rank's part of a run, after it and the others agreed on what is run; see ``train``."""
+    ranks.check(mechanism)
+    if mechanism.freezes_down:
+        freeze_down(model)
+    pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
+    ranks.agree(
+        {
+            "model": (fingerprint, [(pair.name, len(_zeros(pair))) for pair in pairs]),
+            "device": pairs[0].up.weight.device.type,
+            "data": (units.kind, len(units), units.most, tokens.width, tokens.padding, tokens.truncated),
+            "mechanism": (mechanism.name, repr(mechanism.clipper)),
+            "plan": plan,
+            "entropy": entropy.leaks,
+        }
+    )
+    own = units.part(ranks.rank, ranks.world)
+    return Share(model, pairs, tokens, own, mechanism, plan, entropy, ranks, fingerprint)
+
+
+def contribute(share: Share, order: Order, gradients: Iterable[Gradients]) -> None:
+    """What a rank other than 0 does for a step: the clipped sums of its batch, to rank 0."""
+    raw, zeros = RawStatistics(), [_zeros(pair) for pair in share.pairs]
+    clipper, watched = share.mechanism.clipper, raw.watching(gradients)
+    share.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
+    share.ranks.total([raw.sums(order.knobs, zeros[0])])
 
 
 def seed_dropout(entropy: Entropy, step: int) -> None:
@@ -294,9 +363,11 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
 
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:
     mechanism, plan, ledger, knobs = run.mechanism, run.plan, run.ledger, step.knobs
-    raw = _RawStatistics()
+    raw = RawStatistics()
     zeros = [_zeros(pair) for pair in run.pairs]
-    released = mechanism.privatise(raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy)
+    released = mechanism.privatise(
+        raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total
+    )
     learning_rate = plan.learning_rate_at(run.step)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
     moved = {
@@ -306,7 +377,7 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     }
     mechanism.controller.observe(_observation(run, released))
     public = {"learning_rate": learning_rate}
-    private = raw.summary(released.knobs)
+    private = _summary(run.ranks.total([raw.sums(released.knobs, zeros[0])])[0], released.knobs)
     # Without noise the sum is as private as the records.
     norm = float(torch.cat(released.gradient).norm())
     (public if mechanism.private else private)["gradient_norm"] = norm
@@ -355,7 +426,7 @@ def _zeros(pair: PairModules) -> torch.Tensor:
 
 
 @dataclass
-class _RawStatistics:
+class RawStatistics:
     """Un-noised figures of one batch, for research telemetry only; nothing in a run reads them."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -368,17 +439,24 @@ class _RawStatistics:
             self.norms.append(batch.norms())
             yield batch
 
-    def summary(self, knobs: Knobs) -> dict[str, float]:
-        """Size of the batch, mean loss of its units, and the share of (unit, radius) that was clipped."""
+    def sums(self, knobs: Knobs, like: torch.Tensor) -> torch.Tensor:
+        """(3,) number of units, sum of their losses, and how many (unit, radius) were clipped."""
         if not self.losses:
-            return {"batch_units": 0.0}
+            return like.new_zeros(3)
         norms, losses = torch.cat(self.norms), torch.cat(self.losses)
-        figures = {"batch_units": float(len(norms)), "batch_loss": float(losses.mean())}
         if len(knobs.radii) == 1:
             norms = total_norms(norms)[:, None]
-        if knobs.radii:
-            figures["clipped_fraction"] = float((norms > norms.new_tensor(knobs.radii)).double().mean())
-        return figures
+        clipped = (norms > norms.new_tensor(knobs.radii)).sum() if knobs.radii else losses.new_zeros(())
+        return torch.stack([losses.new_tensor(float(len(losses))), losses.sum(), clipped.double()])
+
+
+def _summary(raw: torch.Tensor, knobs: Knobs) -> dict[str, float]:
+    """Size of the batch, mean loss of its units, and the share of (unit, radius) that was clipped."""
+    units, losses, clipped = raw.tolist()
+    if not units:
+        return {"batch_units": 0.0}
+    figures = {"batch_units": units, "batch_loss": losses / units}
+    return figures | {"clipped_fraction": clipped / (units * len(knobs.radii))} if knobs.radii else figures
 
 
 def _apply(
@@ -395,9 +473,8 @@ def _apply(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _optimizer(pairs: list[PairModules], plan: Plan) -> torch.optim.AdamW:
-    parameters = [parameter for pair in pairs for parameter in pair.parameters]
-    return torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
+def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
+    return torch.optim.AdamW(weights, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
 
 
 def _open(

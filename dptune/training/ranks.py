@@ -1,0 +1,164 @@
+"""One run on several devices, a process ("rank") each, by torch's distributed package; torchrun starts them.
+
+rank 0                                        the others
+------                                        ----------
+choose the knobs, charge the ledger           wait
+tell the order, send the weights         ->   take them
+draw a batch of its own units                 draw a batch of their own units
+clipped sums of it                       <-   clipped sums of it
+add noise once, move the weights              wait
+
+Guarantee: that of the same run in one process. Units are dealt to ranks by a public rule and every unit has a coin of
+its own, so the union of the ranks' batches is a Poisson batch of all units; the sum over ranks is its clipped sum; one
+rank adds noise to it, once, after the charge. Everything else that ranks are told is a function of releases and of
+public data. What they send, exact sums, is private and not encrypted: the network between them must be trusted.
+
+The other ranks keep no state (no optimiser, controller, ledger or checkpoint), so they cannot drift apart and have
+nothing to resume. All traffic is through Gloo in host memory, for GPUs too: it is the size of the adapters, a rank
+that waits for a long evaluation occupies no device, and a rank that dies is noticed by its closed connection.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Knobs, Mechanism, Statistics
+
+_LONGEST_WAIT = timedelta(hours=12)  # for a rank that lives: longer than any evaluation. Dead ones are noticed at once.
+
+
+class LostRankError(RuntimeError):
+    """Another rank ended, or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 asks of all for a step that is charged. Public.
+
+    Attributes:
+        knobs: to clip with.
+        statistics: to sum beside the gradients.
+    """
+
+    knobs: Knobs
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of its run; ``Ranks()`` is a process alone, for which every method does nothing.
+
+    All ranks must call the same methods in the same order. Raises LostRankError wherever a rank is gone.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def check(self, mechanism: Mechanism) -> None:
+        """Raise ConfigError if the mechanism needs the whole batch in one place."""
+        if self.world > 1 and mechanism.controller.raw_inputs:
+            raise ConfigError(
+                f"mechanisms.{mechanism.name}.controller",
+                f"reads raw statistics of the whole batch ({', '.join(mechanism.controller.raw_inputs)}), "
+                f"of which each of {self.world} ranks has a part",
+                fix="run it in one process",
+            )
+
+    def agree(self, facts: dict[str, object]) -> None:
+        """Raise ConfigError, on every rank, unless all of them have the same facts."""
+        if self.world == 1:
+            return
+        everybodys: list[Any] = [None] * self.world
+        with _connected(self):
+            dist.all_gather_object(everybodys, facts)
+        different = sorted(name for name in facts if any(other[name] != facts[name] for other in everybodys))
+        if different:
+            raise ConfigError("ranks", f"differ in {', '.join(different)}", fix="give all of them the same run")
+
+    def told(self, value: Any, device: torch.device | None = None) -> Any:
+        """Rank 0's value, on every rank; its tensors on the rank's own device."""
+        if self.world == 1:
+            return value
+        # An object with a tensor of cuda:0 would be unpickled onto cuda:0, whatever the rank's device is.
+        message = [_packed(value) if self.rank == 0 else None]
+        with _connected(self):
+            dist.broadcast_object_list(message, src=0)
+        return value if self.rank == 0 else _unpacked(message[0], device)
+
+    @torch.no_grad()
+    def copy(self, weights: Sequence[torch.Tensor]) -> None:
+        """Rank 0's weights into those of every rank, in place."""
+        if self.world == 1:
+            return
+        flat = torch.cat([weight.flatten() for weight in weights]).cpu()
+        with _connected(self):
+            dist.broadcast(flat, src=0)
+        if self.rank:
+            for weight, new in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
+                weight.copy_(new.view_as(weight))
+
+    def total(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """On rank 0, the sums over all ranks; elsewhere, something without meaning. Private.
+
+        ``FLOAT64_MARGIN`` covers its rounding as it covers that of one process: adding two sums of n units of norm C
+        in all rounds by at most 2^-53 n C in l2, so world - 1 additions change what one unit moves by less than
+        1e-9 C while (world - 1) n < 4e6; and each rank, with fewer units, has rounded less before.
+        """
+        if self.world == 1:
+            return sums
+        flat = torch.cat(sums).cpu()
+        with _connected(self):
+            dist.reduce(flat, dst=0)
+        return list(flat.to(sums[0].device).split([part.numel() for part in sums]))
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Meet the other ranks that torchrun started, and leave them at the end, however it comes; else a process alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    dist.init_process_group("gloo", timeout=_LONGEST_WAIT)
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def own_device() -> str:
+    """The GPU that torchrun means for this process, where there are any; else the CPU."""
+    local = os.environ.get("LOCAL_RANK")
+    return f"cuda:{local}" if local is not None and torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def _connected(ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRankError(
+            f"rank {ranks.rank}: another rank ended ({str(error).splitlines()[0]}). "
+            "Fix: see what that rank says; the same torchrun command resumes the run."
+        ) from error
+
+
+def _packed(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(message: bytes | None, device: torch.device | None) -> Any:
+    assert message is not None
+    # Pickle, but of our own rank 0.
+    return torch.load(io.BytesIO(message), map_location=device, weights_only=False)

@@ -1,0 +1,310 @@
+"""One run in two processes is the same run: the same sums, one noise, one ledger, and coins for every unit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tiny_models import adapted, close, encounters, make_header, make_plan, records, release_lines, weights
+from tiny_ranks import results, together
+
+from dptune.audit.crafted import CraftedCanaries, audited
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.registry import build
+from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
+from dptune.privacy.ledger import read_ledger
+from dptune.training import ranks as ranks_module
+from dptune.training import run as running
+from dptune.training.data import PrivacyUnits
+from dptune.training.loop import Plan, follow, train
+from dptune.training.per_sample import lora_pairs
+from dptune.training.ranks import Ranks, joined, own_device
+
+NOISE = 0.5
+RLDP = {"interval": 2, "warmup": 2, "design": "AB", "batch_size": 2}
+QUICK = {"static": {}, "quantile": {}, "dc_sgd_e": {}, "rldp": RLDP, "geoclip": {"rank": 4}}
+
+
+@dataclass
+class Case:
+    """What both ranks are given, and what they note down."""
+
+    directory: Path
+    name: str = "static"
+    options: dict[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=make_plan)
+    seed: int | None = None
+    canaries: int = 0
+    absent: tuple[int, ...] = ()
+    epsilon: float | None = None
+    dies: tuple[int, int] | None = None
+
+    @property
+    def entropy(self) -> Entropy:
+        return OsEntropy() if self.seed is None else FixedSeed(self.seed)
+
+    def units(self) -> PrivacyUnits:
+        tokens = records()
+        absent = np.isin(np.arange(len(tokens.rows)), self.absent)
+        if self.name == "dp_lora_fed":
+            return PrivacyUnits.clients(8, np.arange(len(tokens.rows)))
+        return PrivacyUnits.of("encounter", np.arange(len(tokens.rows)), 1, absent)
+
+    def mechanism(self, model: Any) -> Mechanism:
+        noise = {} if self.name == "nonprivate" else {"noise_multiplier": NOISE}
+        return build(self.name, {**noise, "pairs": len(lora_pairs(model)), **self.options})
+
+
+class Watched(Ranks):
+    """Notes the weights that every step starts from."""
+
+    def copy(self, sent: Sequence[torch.Tensor]) -> None:
+        super().copy(sent)
+        self.seen.append(torch.cat([weight.detach().flatten() for weight in sent]))
+
+    @property
+    def seen(self) -> list[torch.Tensor]:
+        return self.__dict__.setdefault("_seen", [])
+
+
+class Noting:
+    """Notes how many releases were on the disk whenever words were drawn; may kill its process at one of them."""
+
+    def __init__(self, case: Case, kills_at: int | None) -> None:
+        self.case, self.source, self.leaks = case, case.entropy, case.entropy.leaks
+        self.kills_at, self.drawn = kills_at, []
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        self.drawn.append((release_lines(self.case.directory), count))
+        if len(self.drawn) == self.kills_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.source.words(count)
+
+
+def spied(case: Case, ranks: Ranks) -> dict[str, Any]:
+    """One rank's part of the run, and all that came of it."""
+    noted: dict[str, Any] = {"batches": [], "gradients": [], "reports": []}
+    draw, apply = PrivacyUnits.draw, running._apply
+
+    def drawing(self: PrivacyUnits, *args: Any) -> Any:
+        batch = draw(self, *args)
+        noted["batches"].append([int(record) for unit in batch for record in unit])
+        return batch
+
+    def applying(pairs: Any, gradients: list[torch.Tensor], *rest: Any) -> None:
+        noted["gradients"].append(torch.cat(gradients))
+        apply(pairs, gradients, *rest)
+
+    PrivacyUnits.draw, running._apply = drawing, applying  # type: ignore[method-assign]
+    try:
+        return noted | run(case, Watched(ranks.rank, ranks.world), noted["reports"])
+    finally:
+        PrivacyUnits.draw, running._apply = draw, apply  # type: ignore[method-assign]
+
+
+def run(case: Case, ranks: Ranks, reports: list[Any]) -> dict[str, Any]:
+    model, tokens, units = adapted(), records(), case.units()
+    mechanism, canaries = case.mechanism(model), None
+    entropy = Noting(case, case.dies[1] if case.dies and case.dies[0] == ranks.rank else None)
+    if ranks.rank:
+        follow(model, tokens, units, mechanism, case.plan, entropy, ranks)
+    else:
+        header = make_header(
+            case.entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant,
+            epsilon=case.epsilon,
+        )  # fmt: skip
+        if case.canaries:
+            canaries = CraftedCanaries(np.arange(case.canaries) % 2 == 0, np.zeros(case.canaries))
+            mechanism = audited(mechanism, canaries)
+        public = records(4, seed=9)
+        close(
+            train(
+                model, tokens, units, mechanism, case.plan, header, case.directory, entropy,
+                on_step=reports.append, public=public, ranks=ranks,
+            )
+        )  # fmt: skip
+    scores = canaries.scores if canaries else None
+    return {"weights": weights(model), "starts": ranks.seen, "drawn": entropy.drawn, "scores": scores}
+
+
+def work(ranks: Ranks, case: Case) -> dict[str, Any]:
+    """``spied`` for the processes, which call it with the ranks first."""
+    return spied(case, ranks)
+
+
+def one_and_two(tmp_path: Path, case: Case) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The run in this process, and in two."""
+    one = spied(replace(case, directory=tmp_path / "one"), Ranks())
+    return one, results(tmp_path / "ranks", work, replace(case, directory=tmp_path / "two"))
+
+
+def assert_same_run(one: dict[str, Any], two: dict[str, Any], directory: Path) -> None:
+    """To 1e-4 of what moved: rows of a micro-batch are rounded by their neighbours, in float32."""
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], weight, rtol=1e-4, atol=1e-4, msg=name)
+    first, second = (read_ledger(directory / name / "ledger.jsonl") for name in ("one", "two"))
+    assert first.composition == second.composition
+    assert [report.private["batch_units"] for report in two["reports"]] == [8.0] * len(one["reports"])
+    for alone, among in zip(one["reports"], two["reports"], strict=True):
+        assert among.knobs == pytest.approx(alone.knobs, rel=1e-4)
+        assert among.private == pytest.approx(alone.private, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_processes_make_the_run_that_one_makes(tmp_path: Path, name: str) -> None:
+    """All units enter, and rank 0 has the noise of the one: then everything must agree."""
+    plan = make_plan(sample_rate=1.0, steps=7)
+    case = Case(tmp_path, name, QUICK[name], plan, seed=3)
+    one, (leader, follower) = one_and_two(tmp_path, case)
+    assert_same_run(one, leader, tmp_path)
+    assert [len(leader["batches"][0]), len(follower["batches"][0])] == [4, 4]
+    assert follower["reports"] == follower["gradients"] == []
+
+
+def test_a_run_without_noise_and_one_of_clients_too(tmp_path: Path) -> None:
+    """Clients take their records in a random order, so of their run only the raw figures of the first step agree."""
+    plan = make_plan(sample_rate=1.0, steps=3)
+    for name, options in (("nonprivate", {}), ("dp_lora_fed", {"clients": 8, "clients_per_round": 8.0})):
+        directory = tmp_path / name
+        one, (leader, _) = one_and_two(directory, Case(directory, name, options, plan))
+        if name == "nonprivate":
+            assert_same_run(one, leader, directory)
+        assert len(leader["reports"]) == 3
+        assert leader["reports"][0].private["batch_units"] == one["reports"][0].private["batch_units"] > 0
+        assert leader["reports"][0].private["batch_loss"] == pytest.approx(one["reports"][0].private["batch_loss"])
+
+
+def test_crafted_canaries_are_units_of_rank_0(tmp_path: Path) -> None:
+    case = Case(tmp_path, plan=make_plan(sample_rate=1.0, steps=3), seed=3, canaries=16)
+    one, (leader, _) = one_and_two(tmp_path, case)
+    np.testing.assert_allclose(leader["scores"], one["scores"], rtol=1e-3, atol=1e-3)
+    assert leader["scores"][::2].mean() > leader["scores"][1::2].mean() + 1
+
+
+def test_noise_is_added_once_and_both_ranks_hold_the_same_weights(tmp_path: Path) -> None:
+    """No unit enters at a rate of 1e-12. Of 4 x 1024 normals the deviation errs by 1.1 %: 8 % are 7 sigma, a false
+    alarm in 4e11; two noises would be 41 % more.
+    """
+    case = Case(tmp_path / "run", plan=make_plan(sample_rate=1e-12))
+    leader, follower = results(tmp_path / "ranks", work, case)
+    assert float(torch.cat(leader["gradients"]).double().std()) == pytest.approx(NOISE / 8e-12, rel=0.08)
+    assert [report.private for report in leader["reports"]] == [{"batch_units": 0.0}] * 4
+    assert read_ledger(case.directory / "ledger.jsonl").releases == 4
+    assert len(leader["starts"]) == 4
+    assert all(map(torch.equal, leader["starts"], follower["starts"]))
+    assert not torch.equal(leader["starts"][0], leader["starts"][1])
+
+
+def test_each_rank_tosses_the_coins_of_its_own_units_after_the_charge_and_only_rank_0_draws_noise(
+    tmp_path: Path,
+) -> None:
+    case = Case(tmp_path / "run", plan=make_plan(steps=12))
+    leader, follower = results(tmp_path / "ranks", work, case)
+    for ended, own in ((leader, {0, 1, 2, 3}), (follower, {4, 5, 6, 7})):
+        assert set().union(*ended["batches"]) <= own
+        assert len(ended["batches"]) == 12
+        steps = [step for step, _ in ended["drawn"]]
+        assert list(dict.fromkeys(steps)) == list(range(1, 13)), "in order, and never before the ledger holds the step"
+    size = len(leader["gradients"][0])
+    assert sum(count == size for _, count in leader["drawn"]) == 12
+    assert max(count for _, count in follower["drawn"]) < size / 10
+    sizes = [len(a) + len(b) for a, b in zip(leader["batches"], follower["batches"], strict=True)]
+    assert [report.private["batch_units"] for report in leader["reports"]] == sizes
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_union_of_the_parts_is_a_poisson_sample(world: int) -> None:
+    """8 frequencies and 28 pairs of 20 000 draws, each within 5 sigma of independent coins: false alarm 2e-5."""
+    draws, rate, units = 20_000, 0.3, encounters(records())
+    parts = [units.part(rank, world) for rank in range(world)]
+    assert np.concatenate([np.concatenate(part.members) for part in parts]).tolist() == list(range(8))
+    entered = np.zeros((draws, 8))
+    for row in entered:
+        for part in parts:
+            row[[int(records[0]) for records in part.draw(rate, OsEntropy())]] = 1
+    joint = entered.T @ entered / draws
+    expected = np.where(np.eye(8, dtype=bool), rate, rate**2)
+    assert (np.abs(joint - expected) < 5 * np.sqrt(expected * (1 - expected) / draws)).all()
+
+
+def test_a_rank_without_units_or_with_empty_ones_sends_zeros(tmp_path: Path) -> None:
+    case = Case(tmp_path / "run", absent=(4, 5, 6, 7), plan=make_plan(steps=6))
+    leader, follower = results(tmp_path / "ranks", work, case)
+    assert follower["batches"] == [[]] * 6
+    assert read_ledger(case.directory / "ledger.jsonl").releases == 6
+    assert [report.private["batch_units"] for report in leader["reports"]] == list(map(len, leader["batches"]))
+    lone = PrivacyUnits.of("patient", np.zeros(3, dtype=np.int64), 3)
+    assert [len(lone.part(rank, 3)) for rank in range(3)] == [0, 0, 1]
+    assert lone.part(0, 3).draw(0.5, OsEntropy()) == []
+
+
+@pytest.mark.parametrize(("dying", "world"), [(0, 2), (1, 2), (2, 3)])
+def test_a_rank_that_is_killed_ends_the_others_and_the_run_resumes(tmp_path: Path, dying: int, world: int) -> None:
+    """At its 6th draw of words: in the middle of a step that is charged."""
+    case = Case(tmp_path / "run", plan=make_plan(steps=9), dies=(dying, 6))
+    for rank, ended in enumerate(together(tmp_path / "killed", work, case, world=world)):
+        if rank == dying:
+            assert ended.exitcode == -signal.SIGKILL
+        else:
+            assert ended.error.startswith(f"LostRankError: rank {rank}: another rank ended"), ended
+    charged = release_lines(case.directory)
+    assert 3 <= charged < 9
+    leader, *others = results(tmp_path / "resumed", work, replace(case, dies=None), world=world)
+    contents = read_ledger(case.directory / "ledger.jsonl")
+    assert contents.releases == contents.composition.total() == 9
+    # A checkpoint every 2 steps: the charges after it stay, and their steps are lost.
+    assert len(leader["gradients"]) == 9 - charged
+    assert leader["reports"][0].step == 1 + 2 * ((charged - 1) // 2)
+    assert all(
+        torch.equal(start, other["starts"][step]) for other in others for step, start in enumerate(leader["starts"])
+    )
+
+
+def test_what_rank_0_refuses_ends_the_others(tmp_path: Path) -> None:
+    leader, follower = together(tmp_path / "ranks", work, Case(tmp_path / "run", epsilon=0.1))
+    assert leader.error.startswith("BudgetError")
+    assert follower.error.startswith("LostRankError")
+    assert release_lines(tmp_path / "run") == 0
+
+
+def disagree(ranks: Ranks, case: Case) -> dict[str, Any]:
+    return spied(replace(case, plan=make_plan(steps=5 + ranks.rank)), ranks)
+
+
+def test_ranks_that_were_given_different_runs_are_refused_before_a_charge(tmp_path: Path) -> None:
+    for ended in together(tmp_path / "ranks", disagree, Case(tmp_path / "run")):
+        assert ended.error.startswith("ConfigError: ranks: differ in plan"), ended
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_controller_that_reads_the_raw_batch_is_refused(tmp_path: Path) -> None:
+    case = Case(tmp_path / "run", "rldp_published")
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match=r"mechanisms\.rldp_published\.controller: reads raw .* one process"):
+            spied(case, Ranks(rank, 2))
+    assert not case.directory.exists()
+
+
+def test_a_process_alone_uses_nothing_of_torchs_distributed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so makes the run that it made before there were ranks, bit for bit."""
+    monkeypatch.setattr(ranks_module, "dist", None)
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert own_device() == "cpu"
+    with joined() as ranks:
+        assert (ranks.rank, ranks.world) == (0, 1)
+        after = [spied(Case(tmp_path / name, seed=1), ranks)["weights"] for name in ("a", "b")]
+    assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])
+    whole = encounters(records())
+    assert list(map(list, whole.part(0, 1).members)) == list(map(list, whole.members))
