@@ -79,7 +79,8 @@ def _ray(runner: str, places: int) -> TaskRunner[Any]:
     build = _integration("prefect_ray", "ray").RayTaskRunner
     if runner != "ray":
         return build(address=runner)
-    return build(init_kwargs={"num_cpus": places, "include_dashboard": False})
+    # "local": without an address, Ray would join whatever cluster it last knew of on this machine.
+    return build(init_kwargs={"address": "local", "num_cpus": places, "include_dashboard": False})
 
 
 def _is_ray(runner: str) -> bool:

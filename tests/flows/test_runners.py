@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from socket import gethostname
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -136,6 +137,15 @@ def test_on_ray_a_cell_asks_for_its_share_of_a_gpu(
     monkeypatch.setattr(runners, "_ray", lambda *_: ThreadPoolTaskRunner())
     with started(settings(runner="ray", devices=devices, cells_per_device=3), 1):
         assert context.RemoteOptionsContext.get().current_remote_options == share
+
+
+def test_a_temporary_ray_cluster_joins_no_other(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prefect_ray")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE"):
+        monkeypatch.setenv(name, "")
+    runner: Any = runners._ray("ray", 3)
+    assert runner.init_kwargs["address"] == "local"
+    assert runner.init_kwargs["num_cpus"] == 3
 
 
 # ---- on a worker
