@@ -16,8 +16,8 @@ from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import Plan, train
 from dptune.training.model import attach_lora
+from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
-from dptune.training.run import open_run
 from dptune.training.together import shared_copy, train_together
 
 CELLS = 8

@@ -35,8 +35,9 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import StepReport, follow, train
 from dptune.training.model import save_adapter
+from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
-from dptune.training.run import Run, open_run
+from dptune.training.run import Run
 from dptune.training.together import train_together
 from tasks.cells import Cell, is_finished
 from tasks.job import Ground, Job, ground_of, prepare

@@ -16,9 +16,10 @@ from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.training.data import PrivacyUnits, Tokens, micro_batches
 from dptune.training.federated import local_update
 from dptune.training.model import train_adapters
+from dptune.training.opening import open_run, open_share
 from dptune.training.per_sample import PairGradients, per_sample_gradients
 from dptune.training.ranks import Ranks
-from dptune.training.run import Plan, Share, StepReport, contribute, open_run, open_share, seed_dropout
+from dptune.training.run import Plan, Share, StepReport, contribute, seed_dropout
 
 __all__ = ["Plan", "StepReport", "follow", "train"]
 

@@ -32,20 +32,17 @@ from dptune.mechanisms.mechanism import (
     Mechanism,
     Observation,
     Released,
-    RunFacts,
     clipped_sums,
 )
-from dptune.mechanisms.planning import Schedule, planned
-from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.filters import renyi_cost
-from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader, composition_of
+from dptune.privacy.ledger import BudgetError, Ledger
 from dptune.privacy.release import Composition
-from dptune.training.checkpoints import Progress, load_checkpoint, save_checkpoint
+from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
-from dptune.training.model import assert_trained, freeze_down, frozen_fingerprint, trainable_state, uses_dropout
-from dptune.training.per_sample import PairModules, lora_pairs
+from dptune.training.model import assert_trained
+from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
 
 _PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
@@ -211,68 +208,9 @@ class Run(Share):
         save_checkpoint(self.directory / "checkpoint.safetensors", self.model, self.optimizer, progress)
 
 
-def open_run(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
-    directory: Path,
-    entropy: Entropy,
-    on_step: Callable[[StepReport], None] = lambda report: None,
-    public: Tokens | None = None,
-    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
-) -> Run:
-    """Start a run, or take it up where its folder left it; see ``train``."""
-    _check(model, tokens, units, mechanism, plan, header, entropy)
-    share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
-    optimizer, initial = _optimizer(share.weights, plan), trainable_state(model)
-    mechanism.start(_facts(share.pairs, plan, header))
-    ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
-    return Run(
-        **vars(share),
-        ledger=ledger,
-        optimizer=optimizer,
-        public=public,
-        directory=directory,
-        on_step=on_step,
-        initial=initial,
-        step=progress.step,
-    )
-
-
-def open_share(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    entropy: Entropy,
-    ranks: Ranks,
-) -> Share:
-    """This rank's part of a run, after it and the others agreed on what is run; see ``train``."""
-    ranks.check(mechanism)
-    if mechanism.freezes_down:
-        freeze_down(model)
-    pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
-    ranks.agree(
-        {
-            "model": (fingerprint, [(pair.name, len(_zeros(pair))) for pair in pairs]),
-            "device": pairs[0].up.weight.device.type,
-            "data": (units.kind, len(units), units.most, tokens.width, tokens.padding, tokens.truncated),
-            "mechanism": (mechanism.name, repr(mechanism.clipper)),
-            "plan": plan,
-            "entropy": entropy.leaks,
-        }
-    )
-    own = units.part(ranks.rank, ranks.world)
-    return Share(model, pairs, tokens, own, mechanism, plan, entropy, ranks, fingerprint)
-
-
 def contribute(share: Share, order: Order, gradients: Iterable[Gradients]) -> None:
     """What a rank other than 0 does for a step: the clipped sums of its batch, to rank 0."""
-    raw, zeros = RawStatistics(), [_zeros(pair) for pair in share.pairs]
+    raw, zeros = RawStatistics(), [pair.zeros() for pair in share.pairs]
     clipper, watched = share.mechanism.clipper, raw.watching(gradients)
     share.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
     share.ranks.total([raw.sums(order.knobs, zeros[0])])
@@ -281,18 +219,6 @@ def contribute(share: Share, order: Order, gradients: Iterable[Gradients]) -> No
 def seed_dropout(entropy: Entropy, step: int) -> None:
     """Dropout masks must be secret: known masks would tie the records of a batch together."""
     torch.manual_seed(secrets.randbits(63) if not entropy.leaks else step)
-
-
-def _facts(pairs: list[PairModules], plan: Plan, header: RunHeader) -> RunFacts:
-    return RunFacts(
-        pair_sizes=tuple(len(_zeros(pair)) for pair in pairs),
-        device=pairs[0].up.weight.device,
-        expected_batch_size=plan.expected_batch_size,
-        sample_rate=plan.sample_rate,
-        steps=plan.steps,
-        epsilon=header.epsilon,
-        delta=header.delta,
-    )
 
 
 def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | None:
@@ -316,55 +242,10 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | Non
     return knobs if ledger.admits(mechanism.release(knobs, plan.sample_rate)) else None
 
 
-def _check(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
-    entropy: Entropy,
-) -> None:
-    """Everything that must not come to light after a charge."""
-    _check_header(units, mechanism, header, entropy)
-    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
-        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
-    if (mechanism.local is not None) != (units.kind == "client"):
-        raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
-    if mechanism.local is None and units.most > plan.physical_batch_size:
-        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
-        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and tokens.width > positions:
-        raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
-        raise ConfigError(
-            "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
-        )
-
-
-def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, entropy: Entropy) -> None:
-    """The header must describe this very run; ``verify`` believes it."""
-    if entropy.leaks != header.leaks:
-        raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
-    if (header.unit, header.units) != (units.kind, len(units)):
-        raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
-    if composition_of(header.inherited) != mechanism.controller.inherited:
-        raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
-    unit = mechanism.controller.inherited_unit
-    if unit is not None and not fits_unit(unit, header.unit):
-        # A release that is private about encounters says little about a patient who has many.
-        problem = f"the hyper-policy's run was private about one {unit}, this one about one {header.unit}"
-        raise ConfigError("init_from", problem, fix="start from a run with the same unit")
-    if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
-        raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
-
-
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:
     mechanism, plan, ledger, knobs = run.mechanism, run.plan, run.ledger, step.knobs
     raw = RawStatistics()
-    zeros = [_zeros(pair) for pair in run.pairs]
+    zeros = [pair.zeros() for pair in run.pairs]
     released = mechanism.privatise(
         raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total
     )
@@ -420,11 +301,6 @@ def _adapter_figures(run: Run) -> dict[str, list[float]]:
     return figures
 
 
-def _zeros(pair: PairModules) -> torch.Tensor:
-    size = sum(parameter.numel() for parameter in pair.parameters)
-    return torch.zeros(size, dtype=torch.float64, device=pair.up.weight.device)
-
-
 @dataclass
 class RawStatistics:
     """Un-noised figures of one batch, for research telemetry only; nothing in a run reads them."""
@@ -471,48 +347,3 @@ def _apply(
         group["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
-    return torch.optim.AdamW(weights, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
-
-
-def _open(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
-    directory: Path,
-) -> tuple[Ledger, Progress]:
-    """Start the run, or take it up where its ledger and checkpoint left it."""
-    path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
-    releases = planned(mechanism, Schedule(plan.sample_rate, plan.steps, header.delta))
-    if path.exists() and not checkpoint.exists():
-        Ledger.discard_unborn(path)
-    if not path.exists():
-        if checkpoint.exists():
-            raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")
-        ledger = Ledger.create(path, header, releases)
-        return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
-    ledger = Ledger.resume(path, releases)
-    _check_same_run(ledger, header)
-    if not checkpoint.exists():
-        return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
-    try:
-        progress = load_checkpoint(checkpoint, model, optimizer, ledger)
-    except BaseException:
-        ledger.close()
-        raise
-    mechanism.controller.load_state_dict(progress.controller)
-    return ledger, progress
-
-
-def _check_same_run(ledger: Ledger, header: RunHeader) -> None:
-    ours, theirs = header.to_dict() | {"run_id": ""}, ledger.header.to_dict() | {"run_id": ""}
-    changed = [key for key in ours if ours[key] != theirs.get(key)]
-    if changed:
-        ledger.close()
-        raise LedgerError(
-            f"{ledger.path}: was started with other settings ({', '.join(changed)}). Fix: use another run directory."
-        )

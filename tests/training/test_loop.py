@@ -28,6 +28,7 @@ from dptune.errors import DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger import read_ledger
+from dptune.training import opening
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import Plan, StepReport, train
@@ -301,8 +302,8 @@ def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:
     model = adapted()
     plan = make_plan()
     trained(tmp_path, plan, model=model)
-    assert read_ledger(tmp_path / "ledger.jsonl").composition == running.planned(static(model), plan)
-    assert running.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
+    assert read_ledger(tmp_path / "ledger.jsonl").composition == opening.planned(static(model), plan)
+    assert opening.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
 
 
 def test_the_base_model_may_be_one_layer(tmp_path: Path) -> None:

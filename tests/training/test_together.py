@@ -20,8 +20,9 @@ from dptune.training import together
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import Plan, StepReport, train
 from dptune.training.model import Lora, attach_lora
+from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
-from dptune.training.run import Run, open_run
+from dptune.training.run import Run
 from dptune.training.together import shared_copy, train_together
 
 STEPS = 5
