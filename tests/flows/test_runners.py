@@ -161,10 +161,11 @@ def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from flows.experiment import Errand
     from tasks.cells import Cell
+    from tasks.groups import Group
 
     errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
-        fine_tune.fn(Cell.model_construct(), None, errand)
+        fine_tune.fn(Group((Cell.model_construct(),)), None, errand)
 
 
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
     """Its patients may be in many of them."""
     from dptune.privacy.ledger import RunHeader
     from dptune.training.data import PrivacyUnits
-    from dptune.training.loop import _check_header
+    from dptune.training.opening import _check_header
 
     policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
     policy.write(tmp_path)

@@ -21,7 +21,7 @@ from dptune.training.data import tokenize
 from dptune.training.model import BaseModel, load_tokenizer
 from dptune.training.token_file import MappedRows
 from tasks import job
-from tasks.job import Job, prepare
+from tasks.job import Job, ground_of, prepare
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 
@@ -40,7 +40,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def prepared(cell: Any) -> Job:
-    return prepare(cell, torch.device("cpu"), OsEntropy())
+    return prepare(cell, ground_of(cell, torch.device("cpu")), OsEntropy())
 
 
 def test_the_records_of_a_job_are_those_of_its_files(pipeline: Path) -> None:
