@@ -500,7 +500,7 @@ def clipped_sums(
     """See ``Mechanism.exact_sums``; for a process that has no controller. Private: noise must be added."""
     import torch
 
-    sums = [block.clone() for block in clipper.empty(zeros, knobs)]
+    sums = list(torch._foreach_add(clipper.empty(zeros, knobs), 0.0))  # new tensors, by one call: there are dozens
     if statistics:
         sums.append(statistics.empty.to(device=zeros[0].device, dtype=zeros[0].dtype, copy=True))
     for gradients in batches:

@@ -102,7 +102,7 @@ def rounded_sums(
     torch._foreach_div_(values, steps)
     torch._foreach_round_(values)
     torch._foreach_mul_(values, steps)
-    return [value.float() for value in values]
+    return list(torch.cat(values).float().split([len(value) for value in values]))
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:

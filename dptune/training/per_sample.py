@@ -44,10 +44,6 @@ class PairModules:
         """How many numbers train."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    def zeros(self) -> torch.Tensor:
-        """A flat float64 zero vector of that size, on the pair's device."""
-        return torch.zeros(self.size, dtype=torch.float64, device=self.up.weight.device)
-
 
 def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     """Every LoRA pair, in model order.

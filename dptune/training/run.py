@@ -210,7 +210,7 @@ class Run(Share):
 
 def contribute(share: Share, order: Order, gradients: Iterable[Gradients]) -> None:
     """What a rank other than 0 does for a step: the clipped sums of its batch, to rank 0."""
-    raw, zeros = RawStatistics(), [pair.zeros() for pair in share.pairs]
+    raw, zeros = RawStatistics(), _zeros(share.pairs)
     clipper, watched = share.mechanism.clipper, raw.watching(gradients)
     share.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
     share.ranks.total([raw.sums(order.knobs, zeros[0])])
@@ -245,7 +245,7 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | Non
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:
     mechanism, plan, ledger, knobs = run.mechanism, run.plan, run.ledger, step.knobs
     raw = RawStatistics()
-    zeros = [pair.zeros() for pair in run.pairs]
+    zeros = _zeros(run.pairs)
     released = mechanism.privatise(
         raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total
     )
@@ -299,6 +299,12 @@ def _adapter_figures(run: Run) -> dict[str, list[float]]:
             moments = [run.optimizer.state[parameter][key].norm() for parameter in pair.parameters]
             figures[name].append(float(torch.stack(moments).norm()))
     return figures
+
+
+def _zeros(pairs: list[PairModules]) -> list[torch.Tensor]:
+    """A flat float64 zero vector for each pair: parts of one, for there are dozens."""
+    sizes = [pair.size for pair in pairs]
+    return list(torch.zeros(sum(sizes), dtype=torch.float64, device=pairs[0].up.weight.device).split(sizes))
 
 
 @dataclass

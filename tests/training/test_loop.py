@@ -23,15 +23,17 @@ from tiny_models import (
     trainable,
     weights,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dptune.errors import DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger import read_ledger
-from dptune.training import opening
+from dptune.training import loop, opening, per_sample
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import Plan, StepReport, train
+from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 
 
@@ -309,3 +311,62 @@ def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:
 def test_the_base_model_may_be_one_layer(tmp_path: Path) -> None:
     assert len(lora_pairs(adapted(layers=1))) == 1
     assert gpt2(layers=1).config.n_layer == 1
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations that compute, and not those that only look at a tensor in another way."""
+
+    #: The last reads a number: AdamW keeps its count of steps, one a weight, in the host's memory.
+    LOOKS = (
+        "view", "split", "unbind", "slice", "select", "detach", "expand", "unsqueeze", "transpose", "t.default",
+        "alias", "_local_scalar_dense",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not any(look in str(function) for look in self.LOOKS)
+        return function(*args, **(kwargs or {}))
+
+
+def calls_after_the_gradients(layers: int, directory: Path) -> int:
+    """Operations of a whole half step: clip, sum, noise, AdamW."""
+    model, tokens = adapted(layers=layers, randomised=True), records()
+    units, entropy = encounters(tokens), OsEntropy()
+    run = open_run(model, tokens, units, static(model), make_plan(steps=2), make_header(), directory, entropy)
+    for _ in range(2):  # AdamW makes its moments at the first step
+        step = run.begin()
+        assert step is not None
+        gradients = list(loop.gradients_of(run, step.batch or [np.array([0])]))[:1]
+        with Calls() as calls:
+            run.complete(step, gradients)
+    run.ledger.close()
+    return calls.count
+
+
+def test_no_operation_is_repeated_for_every_pair(tmp_path: Path) -> None:
+    """Clipping, summing, noise and AdamW take as many calls for six pairs as for two."""
+    counts = [calls_after_the_gradients(layers, tmp_path / str(layers)) for layers in (2, 6)]
+    assert counts[0] == counts[1]
+
+
+def test_a_run_shows_the_model_one_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drawn; so a compiled model or a captured graph serves every step."""
+    shapes: list[torch.Size] = []
+    real = per_sample.model_losses
+
+    def noted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shapes.append(ids.shape)
+        return real(model, ids, mask)
+
+    monkeypatch.setattr(per_sample, "model_losses", noted)
+    trained(tmp_path, make_plan(steps=6, physical_batch_size=3))
+    assert len(shapes) > 6
+    assert set(shapes) == {torch.Size([3, records().width])}
+
+
+def test_frozen_weights_get_no_gradient(tmp_path: Path) -> None:
+    model = trained(tmp_path)
+    assert all(parameter.grad is None for parameter in model.parameters())

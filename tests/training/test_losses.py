@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, adapted, records, row_loss
+from tiny_models import CPU, adapted, llama, records, row_loss, trainable
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GPT2Config, GPT2LMHeadModel
 
+from dptune.training import losses
 from dptune.training.data import Tokens
-from dptune.training.losses import sequence_losses, token_losses
+from dptune.training.losses import model_losses, sequence_losses, token_losses
+from dptune.training.model import Lora, attach_lora
 
 
 def batch_losses(model: object, tokens: Tokens, indices: list[int]) -> torch.Tensor:
@@ -76,3 +82,100 @@ def test_a_single_token_has_loss_zero() -> None:
 def test_half_precision_logits_give_float32() -> None:
     logits = torch.randn(1, 3, 9).to(torch.bfloat16)
     assert sequence_losses(logits, torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.long)).dtype == torch.float32
+
+
+# --- the loss without logits
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return made
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])
+@pytest.mark.parametrize("positions", [1, 5, 1000])
+def test_the_loss_without_logits_is_the_same(family: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and the gradients of every adapter weight, whichever pieces the positions come in."""
+    monkeypatch.setattr(losses, "_FEWEST", positions)
+    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    model, tokens = adapted(family, randomised=True), records(5)
+    ids, mask = tokens.batch(np.arange(5), CPU)
+    weights = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
+    found, expected = [], []
+    for store, computed in (
+        (found, model_losses(model, ids, mask)),
+        (expected, sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask)),
+    ):
+        store += [computed.detach(), *torch.autograd.grad((computed * weights).sum(), list(trainable(model).values()))]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_far_apart_logits_give_a_finite_loss() -> None:
+    """The likelihood of the target underflows; its logarithm does not."""
+    hidden = torch.tensor([[[1.0], [1.0], [1.0]]], requires_grad=True)
+    weight = torch.tensor([[0.0], [500.0], [-500.0]])
+    computed = losses._HeadLosses.apply(hidden, weight, torch.tensor([[0, 2, 1]]), torch.ones(1, 3, dtype=torch.long))
+    assert float(computed) == pytest.approx((1000.0 + 0.0) / 2)
+
+
+def test_whole_logits_are_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards and backwards; the plain way makes them, so the watch would see them."""
+    config = GPT2Config(vocab_size=997, n_positions=32, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    base = GPT2LMHeadModel(config).requires_grad_(False)
+    model, tokens = attach_lora(base, Lora(rank=2, dropout=0.0), init_seed=0), records(8, longest=29)
+    ids, mask = tokens.batch(np.arange(8), CPU)
+    whole = ids.numel() * 997
+    monkeypatch.setattr(losses, "_FEWEST", 16)
+    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    with Largest() as watch:
+        model_losses(model, ids, mask).sum().backward()
+    with Largest() as plain:
+        sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).sum().backward()
+    assert plain.numel >= whole
+    assert watch.numel < 0.1 * whole
+
+
+def test_one_rows_infinities_stay_in_it() -> None:
+    """Also beside padding, whose gradient is exactly zero."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, 3, generator=generator)
+    ids, mask = torch.randint(0, 7, (2, 4), generator=generator), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+
+    def gradient(spoiled: bool) -> torch.Tensor:
+        hidden = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1))
+        if spoiled:
+            hidden[1, 0], hidden[0, 2] = float("inf"), float("nan")  # the last real position predicts nothing
+        hidden.requires_grad_()
+        return torch.autograd.grad(losses._HeadLosses.apply(hidden, weight, ids, mask).sum(), hidden)[0]
+
+    assert torch.equal(gradient(True)[0], gradient(False)[0])
+    assert (gradient(True)[0, 2:] == 0).all()
+    assert not torch.isfinite(gradient(True)[1, 0]).any()
+
+
+@pytest.mark.parametrize("reason", ["family", "bias", "trained", "adapter"])
+def test_other_heads_take_the_way_through_logits(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = llama()
+    if reason == "family":
+        base.config.model_type = "another"
+    elif reason == "bias":
+        base.lm_head = torch.nn.Linear(32, 97).requires_grad_(False)
+    elif reason == "trained":
+        base.lm_head.weight.requires_grad_(True)
+    targets = ("q_proj", "lm_head") if reason == "adapter" else ("q_proj",)
+    model = attach_lora(base, Lora(rank=2, dropout=0.0, target_modules=targets), init_seed=0)
+    if reason == "trained":
+        model.get_output_embeddings().weight.requires_grad_(True)  # PEFT froze it
+    ids, mask = records(2).batch(np.arange(2), CPU)
+    monkeypatch.setattr(losses._HeadLosses, "apply", lambda *_: pytest.fail("took the short way"))
+    assert model_losses(model, ids, mask).shape == (2,)
