@@ -205,6 +205,7 @@ class Taps:
     layout: Layout
     _lowest: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _tapped: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
+    _filled: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
 
     def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> None:
         """Watch ``output`` = W ``inputs`` of one weight of a pair, both (rows, tokens, ...)."""
@@ -219,18 +220,22 @@ class Taps:
             # In float32, whatever dtype the forward pass ran in.
             into = self.layout.weight(self.table, pair, weight)
             torch.bmm(gradient.float().mT, kept.float(), out=into)
+            self._filled.add((pair, weight))
 
         output.register_hook(fill)
 
     def backward(self, losses: torch.Tensor) -> None:
         """Fill the table from (rows,) losses.
 
-        Raises: RuntimeError if some pair was not tapped.
+        Raises: RuntimeError if some weight took no part, whose columns would be what the memory last held.
         """
         for pair, shapes in enumerate(self.layout.shapes):
             if any((pair, weight) not in self._tapped for weight in range(len(shapes))):
                 raise RuntimeError(f"LoRA pair {pair} took no part in the forward pass")
         torch.autograd.grad(losses.sum(), self._lowest)
+        if self._filled != self._tapped:
+            pair, _ = min(self._tapped - self._filled)
+            raise RuntimeError(f"LoRA pair {pair} got no gradient: nothing of the loss depends on it")
 
 
 def per_sample_gradients(

@@ -184,6 +184,21 @@ def test_a_layer_that_runs_twice_is_refused() -> None:
         computed(model, records(2))
 
 
+def test_a_layer_that_no_loss_depends_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns would hold whatever was in that memory: another record's gradient, say."""
+    model, tokens = adapted(randomised=True), records(2)
+    last = model.get_base_model().transformer.h[-1].attn
+    real = last.forward
+
+    def cut(*arguments: object, **options: object) -> object:
+        output, *rest = real(*arguments, **options)
+        return (output.detach(), *rest)
+
+    monkeypatch.setattr(last, "forward", cut)
+    with pytest.raises(RuntimeError, match="pair 1 got no gradient"):
+        computed(model, tokens)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_equal_to_opacus(family: str) -> None:
     opacus = pytest.importorskip("opacus")
