@@ -84,11 +84,11 @@ def run_cells(
         for cell in cells:
             locks.enter_context(locked(private_directory(cell.directory) / "lock"))
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
-        errors = {}
+        errors: dict[Path, Exception] = {}
         if ranks.told(bool(waiting)):
             errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
         for cell in cells:
-            if cell.label not in errors:
+            if cell.directory not in errors:
                 publish(cell.directory, parent)
                 (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
     if errors:
@@ -107,8 +107,8 @@ class CellsError(DptuneError):
     """Cells that failed for reasons that trying again cannot mend."""
 
 
-def _joined(errors: dict[str, Exception]) -> Exception:
-    message = "; ".join(f"cell {label}: {str(error) or type(error).__name__}" for label, error in errors.items())
+def _joined(errors: dict[Path, Exception]) -> Exception:
+    message = "; ".join(f"cell {path.name}: {str(error) or type(error).__name__}" for path, error in errors.items())
     hopeless = all(isinstance(error, DptuneError) for error in errors.values())
     return CellsError(message) if hopeless else RuntimeError(message)
 
@@ -129,16 +129,16 @@ class _Work:
 
 def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
-) -> dict[str, Exception]:
-    """Train what is not finished; what ended the cells that failed, by their labels."""
+) -> dict[Path, Exception]:
+    """Train what is not finished; what ended the cells that failed, by their folders."""
     ground = ground_of(cells[0], torch.device(device))
-    errors: dict[str, Exception] = {}
+    errors: dict[Path, Exception] = {}
     works: list[_Work] = []
     for cell in cells:
         try:
             works.append(_begun(cell, ground, parent, flow_run, entropy, ranks))
         except Exception as error:
-            errors[cell.label] = _failed(cell.label, error)
+            errors[cell.directory] = _failed(cell.label, error)
     try:
         if len(works) == 1:
             ended = _trained_alone(works[0], entropy, ranks)
@@ -157,7 +157,7 @@ def _train_cells(
                 with end as ledger:
                     _finish(work, ledger, used, len(cells))
         except Exception as error:
-            errors[work.job.cell.label] = _failed(work.job.cell.label, error)
+            errors[work.job.cell.directory] = _failed(work.job.cell.label, error)
             _fail(work)
         except BaseException:
             _fail(work)
@@ -181,7 +181,7 @@ def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entrop
     started = time.monotonic()
     job = prepare(cell, ground, entropy)
     ranks.check(job.mechanism)
-    canaries = _crafted(cell, cell.directory)
+    canaries, before = _crafted(cell, cell.directory), _evaluate(job, final=True)
     return _Work(
         job=job,
         mechanism=audited(job.mechanism, canaries) if canaries else job.mechanism,
@@ -189,7 +189,7 @@ def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entrop
         child=child_run(job, parent, flow_run),
         history=History(cell.directory, job.plan.steps),
         meter=Meter(cell.label, total=job.plan.steps, unit="releases", keep=True),
-        before=_evaluate(job, final=True),
+        before=before,
         started=started,
     )
 

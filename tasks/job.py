@@ -35,8 +35,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ground:
-    """What cells of one model and one schedule of training share: the frozen base on its device, and the records."""
+    """What cells of one model and one schedule of training share: the frozen base on its device, and the records.
 
+    Attributes:
+        cell: one of them.
+        digests: of what lies under it, as it was read.
+    """
+
+    cell: Cell
+    digests: dict[str, str]
     base: Any
     train: Corpus
     evaluation: Tokens
@@ -45,23 +52,35 @@ class Ground:
 
 
 def ground_of(cell: Cell, device: torch.device) -> Ground:
-    """Load what the cell's run stands on, as do all cells with its model, data and length of records.
+    """Load what the cell's run stands on, as do all cells with its model, LoRA settings, schedule and data.
 
-    Raises: ConfigError if the data or model are no longer those the cell was made for.
+    Raises: ConfigError if the data or model are no longer those the cell was made for, or change while they are read.
     """
-    if not ground_digests(cell.model).items() <= cell.inputs.items():
-        raise ConfigError(
-            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
-        )
+    digests = ground_digests(cell.model)
+    _check_inputs(cell, digests)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer = load_tokenizer(base)
-    return Ground(
+    ground = Ground(
+        cell=cell,
+        digests=digests,
         base=load_base(base, device),
         train=_corpus(cell, TRAIN, tokenizer),
         evaluation=_corpus(cell, EVAL, tokenizer).tokens,
         validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
         about=read_about(TRAIN),
     )
+    if ground_digests(cell.model) != digests:
+        for records in (TRAIN, EVAL, PUBLIC_VALIDATION):
+            _token_file(cell, records).unlink(missing_ok=True)  # it may hold the new records under the old name
+        raise ConfigError("cell.inputs", "data or model changed while they were read", fix="run the flow again")
+    return ground
+
+
+def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
+    if not digests.items() <= cell.inputs.items():
+        raise ConfigError(
+            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
+        )
 
 
 @dataclass
@@ -84,9 +103,14 @@ class Job:
 def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
     """Attach the cell's adapters, and calibrate the noise to its budget.
 
-    Raises: ConfigError if a hyper-policy is no longer the one the cell was made for, or the run would leak what
-    private telemetry promises to keep.
+    Raises: ConfigError if the ground is another cell's, or a hyper-policy is no longer the one the cell was made for,
+    or the run would leak what private telemetry promises to keep.
     """
+    _check_inputs(cell, ground.digests)
+    for name in ("model", "lora", "training"):
+        if getattr(cell, name) != getattr(ground.cell, name):
+            problem = f"is not that of {ground.cell.label}, beside which {cell.label} is to run"
+            raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
     model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)

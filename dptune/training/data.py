@@ -242,7 +242,7 @@ class MicroBatch:
 
     def owners_of(self, height: int, device: torch.device) -> torch.Tensor | None:
         """(height,) the unit of each row, ``units`` for rows that fill up; None where row j is unit j."""
-        if self.units == len(self.records):
+        if np.array_equal(self.owners, np.arange(self.units)):
             return None
         owners = np.full(height, self.units)
         owners[: len(self.owners)] = self.owners

@@ -67,7 +67,7 @@ class _HeadLosses(torch.autograd.Function):
     """Output layer and loss in one, a few positions at a time; the gradient is made on the way forward.
 
     Logits, their softmax and its gradient are each as large as everything else together; no two pieces of them exist at
-    once. The pieces' sizes are public: they follow the shape of the batch alone.
+    once. All pieces have one size, which follows the shape of the batch alone.
     """
 
     @staticmethod
@@ -84,6 +84,9 @@ class _HeadLosses(torch.autograd.Function):
         gradients = torch.empty_like(states)
         at_a_time = max(_FEWEST, (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS) // len(weight))
         for start in range(0, len(states), at_a_time):
+            # The last piece begins earlier rather than being shorter: kernels round differently by shape, and a record
+            # that joins would move others into it.
+            start = max(0, min(start, len(states) - at_a_time))
             piece = slice(start, start + at_a_time)
             logits = (states[piece] @ weight.T).float()
             slope = logits.softmax(dim=1)

@@ -90,25 +90,38 @@ def can_train_together(run: Run) -> bool:
 def _check(base: Any, runs: Sequence[Run]) -> None:
     if not runs:
         raise ConfigError("runs", "there are none", fix="give at least one")
-    frozen = {parameter.data_ptr() for parameter in base.parameters()}
-    first = runs[0]
-    alike = [_alike(run.pairs) for run in runs]
+    first, frozen = runs[0], {parameter.data_ptr() for parameter in base.parameters()}
     for number, run in enumerate(runs):
         if not can_train_together(run):
             raise ConfigError("runs", f"run {number} ({run.mechanism.name}) trains locally", fix="train it alone")
         theirs = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
         if not frozen <= theirs:
             raise ConfigError("runs", f"run {number} has another base", fix="attach its adapters to a shared_copy")
-        if alike[number] != alike[0]:
-            raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
         if run.tokens is not first.tokens:
             raise ConfigError("runs", f"run {number} has other records than run 0", fix="give all the same Tokens")
-        for name in ("physical_batch_size", "autocast"):
-            if getattr(run.plan, name) != getattr(first.plan, name):
-                raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
+        _check_alike(number, run, first)
+    head = base.get_output_embeddings()
+    if any(base.get_submodule(_layer(pair)) is head for pair in first.pairs):
+        raise ConfigError("lora.target_modules", "names the output layer", fix="train such runs alone")
 
 
-def _alike(pairs: Sequence[PairModules]) -> list[tuple[Any, ...]]:
+def _check_alike(number: int, run: Run, first: Run) -> None:
+    if _shapes(run.pairs) != _shapes(first.pairs):
+        raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
+    if run.entropy.leaks != first.entropy.leaks:
+        # One seed of dropout masks for all: an honest run's must not be a known one.
+        raise ConfigError("entropy", f"run {number} has another than run 0", fix="give all the same kind")
+    for name in ("physical_batch_size", "autocast"):
+        if getattr(run.plan, name) != getattr(first.plan, name):
+            raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
+
+
+def _layer(pair: PairModules) -> str:
+    """The pair's name in a model without adapters."""
+    return pair.name.removeprefix("base_model.model.")
+
+
+def _shapes(pairs: Sequence[PairModules]) -> list[tuple[Any, ...]]:
     return [(p.name, p.down.weight.shape, p.up.weight.shape, p.scaling, p.dropout) for p in pairs]
 
 
@@ -134,7 +147,7 @@ def _stacked(runs: Sequence[Run]) -> list[_Stack]:
         for number, pair in enumerate(pairs):
             pair.down.weight.data, pair.up.weight.data = down[number], up[number]
         first = pairs[0]
-        stacks.append(_Stack(first.name.removeprefix("base_model.model."), down, up, first.scaling, first.dropout))
+        stacks.append(_Stack(_layer(first), down, up, first.scaling, first.dropout))
     return stacks
 
 
@@ -182,7 +195,7 @@ class _Pass:
             count = run_of_unit.count(number)
             rows = slice(*np.searchsorted(part.owners, [first_unit, first_unit + count]))
             owners = torch.from_numpy(part.owners[rows] - first_unit).to(table.device)
-            own = None if len(owners) == count else owners
+            own = None if np.array_equal(part.owners[rows], np.arange(first_unit, first_unit + count)) else owners
             layout = Layout.of(self._runs[number].pairs)
             trained = self._trained(table[rows], layout)
             self._ready[number].append(by_unit(trained, layout, losses[rows], own, count))

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -262,6 +263,42 @@ def test_a_ledger_admits_what_pricing_the_whole_would(
         if ledger.releases:
             with Ledger.resume(path, plan) as again:
                 assert again.spent == FILTER.spent(again.composition)
+
+
+def test_the_gate_decides_as_pricing_the_whole_over_long_streams(tmp_path: Path) -> None:
+    """Streams that fill their budget, and in which leaks, parts and what was inherited decide; also after a resume."""
+    drawn = random.Random(5)
+    keeper = RenyiFilter.plan(4.0, DELTA, 0.1, 30)
+    decided: Counter[bool] = Counter()
+    for trial in range(24):
+        parts = (None, None, 0, 1)
+        inherited = tuple(
+            (Release(0.1, drawn.choice([2.0, 5.0]), part=drawn.choice(parts)), 2) for _ in range(trial % 3)
+        )
+        epsilon, accounting = drawn.choice([3.9, 4.0, 4.001, 8.0]), ledgers.ACCOUNTINGS[trial % 3]
+        head = header(accounting=accounting, epsilon=epsilon, renyi_filter=keeper, inherited=inherited)
+        path = tmp_path / f"{trial}.jsonl"
+        if not head.within_budget(Counter()):
+            continue
+        ledger = Ledger.create(path, head, Counter())
+        for step in range(40):
+            release = Release(
+                0.1,
+                drawn.choice([0.9, 1.2, 1.5, 3.0]),
+                adaptive=drawn.random() < 0.8,
+                raw_inputs=("norms",) if drawn.random() < 0.02 else (),
+                part=drawn.choice([0, 1]) if drawn.random() < 0.05 else None,
+            )
+            expected = head.within_budget(ledger.composition + Counter({release: 1}))
+            assert ledger.admits(release) == expected, (trial, step)
+            decided[expected] += 1
+            if expected:
+                ledger.charge(release)
+            if step == 20:
+                ledger.close()
+                ledger = Ledger.resume(path, Counter())
+        ledger.close()
+    assert min(decided.values()) > 100
 
 
 def test_what_was_planned_is_not_admitted_beside_what_came_instead(tmp_path: Path) -> None:

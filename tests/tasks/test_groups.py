@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tiny_pipeline import BUDGET, STEPS, cells
 
+from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError
 from dptune.privacy.ledger import read_ledger
-from tasks import finetune
+from tasks import finetune, job
 from tasks.cells import Cell, is_finished
 from tasks.finetune import CellsError, run_cells
 from tasks.groups import Group, grouped
+from tasks.paths import TOKENS, TRAIN
 from tasks.settings import Model
 
 SEVERAL = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"], "seeds": [0, 1]}}
@@ -85,6 +89,44 @@ def test_each_cell_of_a_group_is_a_whole_run(pipeline: Path) -> None:
     assert len(adapters) == 6
 
 
+@pytest.mark.parametrize("name", ["model", "training", "data", "code"])
+def test_a_cell_of_another_ground_is_refused_and_the_first_ends(pipeline: Path, name: str) -> None:
+    """Its result would be filed under a model, length or data that it never saw."""
+    first, second, *_ = several()
+    changes = {
+        "model": {"model": second.model.model_copy(update={"dtype": "bfloat16"})},
+        "training": {"training": second.training.model_copy(update={"max_length": 32})},
+        "data": {"inputs": second.inputs | {"data": "old"}},
+        "code": {"inputs": second.inputs | {"code": "old"}},
+    }
+    other = second.model_copy(update=changes[name])
+    with pytest.raises(CellsError, match=r"Fix: run "):
+        run_cells([first, other], "cpu")
+    assert is_finished(first.directory)
+    assert not (other.directory / "ledger.jsonl").exists()
+
+
+def test_data_that_changes_while_it_is_read_is_refused_and_not_kept(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell, *_) = several()
+    real, kept = job.load_base, TRAIN.read_bytes()
+
+    def swapping(*arguments: Any) -> Any:
+        records = read_records(TRAIN)
+        write_records(TRAIN, replace(records, text=pa.array(["other words"] * len(records.text))))
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "load_base", swapping)
+        with pytest.raises(ConfigError, match="changed"):
+            run_cells([cell], "cpu")
+    TRAIN.write_bytes(kept)
+    assert not list(TOKENS.glob("train-*"))
+    run_cells([cell], "cpu")
+    assert is_finished(cell.directory)
+
+
 def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its first step, or at its end; the others are not run again with it."""
     group = several()[:4]
@@ -102,7 +144,7 @@ def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(finetune, "prepare", prepare)
-        with pytest.raises(CellsError, match=r"small\.nonprivate\.seed0: mechanisms\.nonprivate: is broken"):
+        with pytest.raises(CellsError, match=r"small\.nonprivate\.seed0-.*: mechanisms\.nonprivate: is broken"):
             run_cells(group[:2], "cpu")
         patch.setattr(finetune, "result_of", result_of)
         with pytest.raises(RuntimeError, match="MemoryError"):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from tiny_models import CPU, FAMILIES, adapted, llama, records, row_gradient, trainable
 
+from dptune.training import losses
+from dptune.training.data import Tokens
 from dptune.training.losses import sequence_losses
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
@@ -93,14 +95,55 @@ def test_rows_that_only_fill_the_batch_belong_to_nobody() -> None:
     assert gradients.norms().shape[0] == 2
 
 
-def test_norms_are_those_of_each_pair() -> None:
-    model, tokens = adapted(randomised=True), records(4)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_those_of_each_pair_in_its_place(family: str) -> None:
+    """To float64's rounding, of the very gradients that are summed; pairs of Llama have two sizes, in turn."""
+    model, tokens = adapted(family, randomised=True), records(4)
     ids, mask = tokens.batch(np.arange(4), CPU)
     pairs = lora_pairs(model)
     gradients = per_sample_gradients(model, pairs, ids, mask, torch.arange(4), 4)
-    sizes = [sum(p.numel() for p in pair.parameters) for pair in pairs]
-    expected = torch.stack([part.norm(dim=1) for part in looped(model, tokens).split(sizes, dim=1)], dim=1)
-    torch.testing.assert_close(gradients.norms(), expected.double(), rtol=1e-5, atol=0)
+    sizes = [pair.size for pair in pairs]
+    assert (len(set(sizes)) > 1) == (family != "gpt2")
+    expected = torch.stack([part.norm(dim=1) for part in flat(gradients, 4).split(sizes, dim=1)], dim=1)
+    torch.testing.assert_close(gradients.norms(), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(flat(gradients, 4).float(), looped(model, tokens), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients.matrix(), flat(gradients, 4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fewest", [7, 10, 11])
+def test_p03_a_record_that_joins_moves_no_bit_where_the_loss_comes_in_pieces(
+    family: str, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of full length and a victim that moves down the batch; 13 positions a row leave remainders."""
+    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    monkeypatch.setattr(losses, "_FEWEST", fewest)
+    model = adapted(family, randomised=True)
+    tokens = Tokens([np.arange(start, start + 13, dtype=np.int32) for start in range(1, 6)], padding=0, width=14)
+    pairs, found = lora_pairs(model), []
+    for others in ([], [1], [1, 2], [4, 3, 2]):
+        ids, mask = tokens.batch(np.array([*others, 0]), CPU, height=4)
+        found.append(flat(per_sample_gradients(model, pairs, ids, mask, None, len(others) + 1), len(others) + 1)[-1])
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_all_pieces_of_the_loss_have_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels round by shape: a shorter last piece would treat the records in it in another way."""
+    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    monkeypatch.setattr(losses, "_FEWEST", 10)
+    sizes: list[int] = []
+    real = torch.Tensor.softmax
+
+    def noted(self: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        sizes.append(len(self))
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", noted)
+    model, tokens = adapted(randomised=True), records(3)
+    computed(model, tokens)
+    positions = 3 * (tokens.width - 1)
+    assert positions % 10
+    assert sizes == [10] * (positions // 10 + 1)
 
 
 def test_a_units_gradient_is_the_sum_of_its_rows() -> None:

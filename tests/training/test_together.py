@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from tiny_models import FAMILIES, encounters, make_header, make_plan, records, w
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
-from dptune.privacy.entropy import FixedSeed
+from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
 from dptune.training import together
 from dptune.training.data import PrivacyUnits, Tokens
@@ -297,6 +298,53 @@ def test_runs_that_cannot_share_a_pass_are_refused_and_closed(tmp_path: Path) ->
         opened(group[0], base, tokens, tmp_path / "d"),
         opened(group[1], base, records(), tmp_path / "e"),
     )
+
+
+def test_runs_of_other_adapters_entropy_or_kind_are_refused_too(tmp_path: Path) -> None:
+    """Before any charge: a run on the output layer would fail after one, at every retry."""
+    base, tokens = FAMILIES["gpt2"](), records()
+    first, second = (
+        opened(cell, base, tokens, tmp_path / str(n)) for n, cell in enumerate(cells(tokens, ["static"] * 2))
+    )
+
+    def refused(match: str, **changes: Any) -> None:
+        with pytest.raises(ConfigError, match=match):
+            together._check(base, [first, replace(second, **changes)])
+
+    together._check(base, [first, second])
+    refused("other adapters", pairs=[replace(pair, scaling=9.0) for pair in second.pairs])
+    refused("other adapters", pairs=second.pairs[:1])
+    refused("entropy", entropy=OsEntropy())
+    local = build("dp_lora_fed", {"noise_multiplier": 1.0, "pairs": len(second.pairs)})
+    refused("trains locally", mechanism=local)
+    with pytest.raises(ConfigError, match="output layer"):
+        together._check(base, [replace(first, pairs=[replace(first.pairs[0], name="base_model.model.lm_head")])])
+    for run in (first, second):
+        run.ledger.close()
+        assert run.ledger.releases == 0
+
+
+def test_a_failed_runs_ledger_is_closed_and_the_base_is_in_evaluation_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tokens = FAMILIES["gpt2"]().train(), records()
+    group = cells(tokens, ["static", "static"])
+    runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
+    modes: list[bool] = []
+    real = together.model_losses
+
+    def failing(model: Any, *arguments: Any) -> torch.Tensor:
+        modes.append(any(module.training for module in model.modules()))
+        if len(modes) > 4:
+            raise MemoryError
+        return real(model, *arguments)
+
+    monkeypatch.setattr(together, "model_losses", failing)
+    assert all(train_together(base, runs))
+    assert not any(modes)
+    for run in runs:
+        with pytest.raises(LedgerError, match="closed"):
+            run.ledger.finish()
 
 
 def test_adapters_cost_a_copy_and_the_base_does_not() -> None:
