@@ -86,6 +86,7 @@ def run_cells(
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
         errors: dict[Path, Exception] = {}
         if ranks.told(bool(waiting)):
+            _agree(cells[0], ranks)
             errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
         for cell in cells:
             if cell.directory not in errors:
@@ -98,9 +99,15 @@ def run_cells(
 def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
     """What the other ranks do while rank 0 is in ``run_cell``."""
     if ranks.told(None):
+        _agree(cell, ranks)
         entropy = OsEntropy()
         job = prepare(cell, ground_of(cell, torch.device(device)), entropy)
         follow(job.model, job.train, job.units, job.mechanism, job.plan, entropy, ranks)
+
+
+def _agree(cell: Cell, ranks: Ranks) -> None:
+    """All ranks run one cell on one data; whose digest is in the cell, and is checked by each against its own files."""
+    ranks.agree({"cell": cell.model_dump_json()})
 
 
 class CellsError(DptuneError):

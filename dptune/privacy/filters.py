@@ -174,7 +174,8 @@ def budget_at(order: float, epsilon: float, delta: float) -> float:
 def renyi_cost(order: float, sample_rate: float, noise_multiplier: float) -> float:
     """rho(alpha) of one Poisson-subsampled Gaussian step (Mironov, Talwar and Zhang 2019)."""
     event = dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
-    return max(0.0, float(RdpAccountant(orders=[order]).compose(event).rdp[0]))
+    # In this order what is no number stays one, and is refused.
+    return max(float(RdpAccountant(orders=[order]).compose(event).rdp[0]), 0.0)
 
 
 def smallest_noise_multiplier(order: float, cost: float, sample_rate: float) -> float:

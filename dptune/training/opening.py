@@ -72,7 +72,15 @@ def open_share(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
             "device": pairs[0].up.weight.device.type,
-            "data": (units.kind, len(units), units.most, tokens.width, tokens.padding, tokens.truncated),
+            "data": (
+                units.kind,
+                len(units),
+                units.most,
+                len(tokens.rows),
+                tokens.width,
+                tokens.padding,
+                tokens.truncated,
+            ),
             "mechanism": (mechanism.name, repr(mechanism.clipper)),
             "plan": plan,
             "entropy": entropy.leaks,
