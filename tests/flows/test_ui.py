@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import psutil
@@ -42,12 +42,19 @@ def listening(port: int) -> bool:
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     """GET, or POST with a body; parsed JSON, else text."""
     data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(url, data, {"Content-Type": "application/json"}), timeout=30) as answer:
-        text = answer.read().decode()
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    for _ in range(20):
+        try:
+            with urlopen(Request(url, data, {"Content-Type": "application/json"}), timeout=30) as answer:
+                text = answer.read().decode()
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
+        except HTTPError as error:
+            if error.code != 503:  # the server's SQLite is busy: ask again, as Prefect's own client does
+                raise
+            time.sleep(0.5)
+    raise AssertionError(f"{url} stays unavailable")
 
 
 def wait_for(what: str, check: Any, seconds: float) -> Any:
