@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
 from dptune.files import sha256
-from dptune.mechanisms.registry import takes_noise
+from dptune.mechanisms.local_updates import LocalUpdates
+from dptune.mechanisms.registry import build, lacks_noise, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings import Lora, Model, Settings, Training
@@ -61,6 +62,12 @@ class Cell(BaseModel):
         """The cell's own folder under data/runs."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def local_training(cell: Cell) -> LocalUpdates | None:
+    """How clients train, if the cell's mechanism works on their updates and not on gradients."""
+    noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
+    return build(cell.mechanism, noise | cell.options).local
 
 
 def is_finished(directory: Path) -> bool:

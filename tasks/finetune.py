@@ -140,10 +140,11 @@ def _train_cells(
     """Train what is not finished; what ended the cells that failed, by their folders."""
     ground = ground_of(cells[0], torch.device(device))
     errors: dict[Path, Exception] = {}
+    befores: dict[str, dict[str, float]] = {}
     works: list[_Work] = []
     for cell in cells:
         try:
-            works.append(_begun(cell, ground, parent, flow_run, entropy, ranks))
+            works.append(_begun(cell, ground, parent, flow_run, entropy, ranks, befores))
         except Exception as error:
             errors[cell.directory] = _failed(cell.label, error)
     try:
@@ -184,11 +185,22 @@ def _fail(work: _Work) -> None:
         work.child.end("FAILED")
 
 
-def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks) -> _Work:
+def _begun(
+    cell: Cell,
+    ground: Ground,
+    parent: str | None,
+    flow_run: str,
+    entropy: Entropy,
+    ranks: Ranks,
+    befores: dict[str, dict[str, float]],
+) -> _Work:
+    """Make a cell ready; ``befores`` keeps, by telemetry, how the base does, which fresh adapters do not change."""
     started = time.monotonic()
     job = prepare(cell, ground, entropy)
     ranks.check(job.mechanism)
-    canaries, before = _crafted(cell, cell.directory), _evaluate(job, final=True)
+    canaries = _crafted(cell, cell.directory)
+    if cell.telemetry not in befores:
+        befores[cell.telemetry] = _evaluate(job, final=True)
     return _Work(
         job=job,
         mechanism=audited(job.mechanism, canaries) if canaries else job.mechanism,
@@ -196,7 +208,7 @@ def _begun(cell: Cell, ground: Ground, parent: str | None, flow_run: str, entrop
         child=child_run(job, parent, flow_run),
         history=History(cell.directory, job.plan.steps),
         meter=Meter(cell.label, total=job.plan.steps, unit="releases", keep=True),
-        before=before,
+        before=befores[cell.telemetry],
         started=started,
     )
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dptune.mechanisms.registry import build, lacks_noise
-from tasks.cells import Cell, is_finished
+from tasks.cells import Cell, is_finished, local_training
 
 _GROUND = {"model_name", "model", "lora", "training", "unit"}
 
@@ -44,7 +43,7 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 
     A cell that is finished, or that trains locally, is alone.
     """
-    alone = [cell for cell in cells if most == 1 or is_finished(cell.directory) or _trains_locally(cell)]
+    alone = [cell for cell in cells if most == 1 or is_finished(cell.directory) or local_training(cell)]
     shared: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell not in alone:
@@ -60,8 +59,3 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 def _ground(cell: Cell) -> str:
     inputs = {name: digest for name, digest in cell.inputs.items() if name != "policy"}
     return json.dumps([cell.model_dump(mode="json", include=_GROUND), inputs], sort_keys=True)
-
-
-def _trains_locally(cell: Cell) -> bool:
-    noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
-    return build(cell.mechanism, noise | cell.options).local is not None

@@ -16,7 +16,7 @@ from dptune.corpus.records import read_about, read_batches
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
-from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
+from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import RunHeader
@@ -26,7 +26,7 @@ from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, ground_digests, policy_digest
+from tasks.cells import Cell, ground_digests, local_training, policy_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
@@ -176,8 +176,7 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
 
 def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     """Whose privacy, and how many of them a batch expects. Absent is an audit canary that its coin left out."""
-    noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
-    local = build(cell.mechanism, noise | cell.options).local
+    local = local_training(cell)
     if local is not None:
         return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round
     expected_batch_size = cell.training.expected_batch_size

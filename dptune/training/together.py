@@ -82,17 +82,12 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
     return [errors.get(number) for number in range(len(runs))]
 
 
-def can_train_together(run: Run) -> bool:
-    """Whether a run's gradients come from one pass; a client's local training takes many."""
-    return run.mechanism.local is None
-
-
 def _check(base: Any, runs: Sequence[Run]) -> None:
     if not runs:
         raise ConfigError("runs", "there are none", fix="give at least one")
     first, frozen = runs[0], {parameter.data_ptr() for parameter in base.parameters()}
     for number, run in enumerate(runs):
-        if not can_train_together(run):
+        if run.mechanism.local is not None:
             raise ConfigError("runs", f"run {number} ({run.mechanism.name}) trains locally", fix="train it alone")
         theirs = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
         if not frozen <= theirs:

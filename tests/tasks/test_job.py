@@ -98,7 +98,7 @@ def test_a_name_tests_no_guess_of_the_records(pipeline: Path) -> None:
 def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only batches are turned into texts, and no whole file of records is read."""
     monkeypatch.setattr("dptune.corpus.records.pq.read_table", lambda *_: pytest.fail("a whole file was read"))
-    prepared(static())
+    assert len(prepared(static()).train.rows) == UNITS
 
 
 def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> None:
