@@ -25,8 +25,6 @@ from typing import Any, NamedTuple, Self
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory
 from dptune.privacy.accountants import (
-    COARSE_INTERVAL,
-    FINEST_INTERVAL,
     PUBLISHED_ACCOUNTANTS,
     Epsilons,
     epsilons,
@@ -39,7 +37,6 @@ from dptune.privacy.release import Composition, Release, disjoint
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 5
 _GENESIS = "0" * 64
-_FEW = 4  # distinct releases that are priced on the finest grid
 _STEP = b'"step":'  # the last key of a release before its chain
 _SEAL = len(',"chain":"' + _GENESIS + '"}\n')
 _MOST_KNOWN = 4096  # kinds of release whose lines are remembered
@@ -116,8 +113,6 @@ class RunHeader:
             renyi_filter=self.renyi_filter,
             run_leaks=self.leaks,
             inherited=composition_of(self.inherited),
-            # Noise that moved often has a price of its own for every value it took.
-            interval=FINEST_INTERVAL if len(composition) <= _FEW else COARSE_INTERVAL,
         )
 
     def leaks_of(self, composition: Composition) -> tuple[str, ...]:
