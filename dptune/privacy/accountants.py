@@ -278,7 +278,7 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> float:
     # Gaussian DP composes exactly. Its root is off by less than what is added.
-    unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.count) / kind.noise_multiplier for kind in key)), delta)
+    unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.releases) / kind.noise_multiplier for kind in key)), delta)
     unsampled = unsampled * (1 + 1e-9) + 1e-12
     if all(kind.sample_rate == 1.0 for kind in key):
         return unsampled

@@ -76,7 +76,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     passes = 1 if quick else _PASSES
     remove = _epsilon(merged, delta, "remove", passes, at_least=0.0)
     # A unit that is added changes no probability by more than this, whatever the noise.
-    most = sum(kind.count * -math.log1p(-kind.sample_rate) if kind.sample_rate < 1 else math.inf for kind in merged)
+    most = sum(kind.releases * -math.log1p(-kind.sample_rate) if kind.sample_rate < 1 else math.inf for kind in merged)
     if most <= remove:
         return remove
     return max(remove, min(most, _epsilon(merged, delta, "add", passes, at_least=remove)))
@@ -100,7 +100,7 @@ def merge(kinds: Sequence[Kind], step: float) -> list[Kind]:
 
 def _epsilon(kinds: Sequence[Kind], delta: float, direction: Direction, passes: int, at_least: float) -> float:
     """Epsilon in one direction, or anything up to ``at_least`` where it is not above that."""
-    cut = _CUT * delta / sum(kind.count for kind in kinds)
+    cut = _CUT * delta / sum(kind.releases for kind in kinds)
     tilt, epsilon = _chernoff(kinds, delta, direction, cut)
     width = _width(kinds, epsilon, tilt, _ROUGH, cut)
     for _ in range(passes):
@@ -121,7 +121,7 @@ def _chernoff(kinds: Sequence[Kind], delta: float, direction: Direction, cut: fl
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        return (sum(kind.count * log_moment(kind, tilt, direction, cut) for kind in few) - math.log(delta)) / tilt
+        return (sum(kind.releases * log_moment(kind, tilt, direction, cut) for kind in few) - math.log(delta)) / tilt
 
     found = minimize_scalar(bound, bounds=(math.log(1e-3), math.log(1e6)), method="bounded", options={"xatol": 1e-3})
     return math.exp(found.x), float(found.fun)
@@ -133,7 +133,7 @@ def _width(kinds: Sequence[Kind], epsilon: float, slope: float, precision: float
     Splitting the mass of a cell adds about width^2 / 6 to the variance of a loss, and (slope + 1) / 2 times that to
     epsilon for every release, where log delta falls by ``slope`` times epsilon.
     """
-    releases = sum(kind.count for kind in kinds)
+    releases = sum(kind.releases for kind in kinds)
     width = min(math.sqrt(12 * precision * max(epsilon, _SMALL) / ((1 + slope) * releases)), _WIDEST)
     return max(width, max(loss_range(kind, cut) for kind in kinds) / _MOST_CELLS)
 
@@ -181,14 +181,14 @@ class _Sum:
         length = 1 << max(4, math.ceil(math.log2(last - first + 1)))
         if length > _LONGEST:
             return math.inf, 0.0
-        away = self.width * (first + np.arange(length)) - mean
+        away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
         # Lower sums, whose weights would overflow, only add to delta at epsilons that nobody asks for.
         kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
         mass, away = self._composed(first, length)[kept], away[kept]
         # delta(mean + e) = scale * sum over away > e of mass * exp(-tilt away) * (1 - exp(e - away))
         log_scale = self._log_scale(mean)
         top = min(log_scale - self.tilt * float(away[-1]), _LARGEST_EXPONENT)
-        rest = beyond * math.exp(top) + sum(2 * term.kind.count * term.grid.infinite for term in self.terms)
+        rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
         if rest >= delta:
             return math.inf, 0.0
         # A smaller target is a stricter one.
@@ -199,15 +199,15 @@ class _Sum:
         other = _sums_above(mass * np.exp(-(self.tilt + 1) * away)) * (1 - rounding)
         place = _first_within(above, other, away, target)
         slope = math.exp(min(place, _LARGEST_EXPONENT)) * float(np.interp(place, away, other)) / target
-        slack = sum(term.kind.count * end_error(term.kind) for term in self.terms)
+        slack = sum(term.kind.releases * end_error(term.kind) for term in self.terms)
         return max(0.0, mean + place) + slack, slope
 
     def _moments(self) -> tuple[float, float]:
         mean = variance = 0.0
         for term in self.terms:
             center = float(term.mass @ term.grid.losses)
-            mean += term.kind.count * center
-            variance += term.kind.count * float(term.mass @ (term.grid.losses - center) ** 2)
+            mean += term.kind.releases * center
+            variance += term.kind.releases * float(term.mass @ (term.grid.losses - center) ** 2)
         return mean, math.sqrt(variance)
 
     def _window(self, deviation: float) -> tuple[int, int, float]:
@@ -227,15 +227,15 @@ class _Sum:
 
     def _log_moment(self, further: float) -> float:
         """log E exp((tilt + further) sum)."""
-        return sum(term.kind.count * _tilted(term.grid, self.tilt + further)[1] for term in self.terms)
+        return sum(term.kind.releases * _tilted(term.grid, self.tilt + further)[1] for term in self.terms)
 
     def _log_scale(self, mean: float) -> float:
         """log E exp(tilt (sum - mean)), with a bound of the relative error of every probability so far."""
         total = error = 0.0
         for term in self.terms:
             ends = max(abs(term.grid.losses[0]), abs(term.grid.losses[-1]))
-            total += term.kind.count * term.log_total
-            error += term.kind.count * (4 * MASS_ERROR + 8 * _UNIT * self.tilt * ends)
+            total += term.kind.releases * term.log_total
+            error += term.kind.releases * (4 * MASS_ERROR + 8 * _UNIT * self.tilt * ends)
         error += 8 * _UNIT * (abs(total) + abs(self.tilt * mean))
         return total - self.tilt * mean + error
 
@@ -252,7 +252,7 @@ class _Sum:
         for term in self.terms:
             cells = (term.grid.first + np.arange(len(term.mass))) % length
             transform = rfft(np.bincount(cells, term.mass, length))
-            size, count = np.abs(transform), term.kind.count
+            size, count = np.abs(transform), term.kind.releases
             with np.errstate(divide="ignore"):
                 logarithm = np.log(transform)
             logarithm.real = np.maximum(logarithm.real, -1e4)

@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     sample_rate: float
     noise_multiplier: float
-    count: int
+    releases: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
     reach = _reach(cut) * z
     low = math.floor(float(_loss(q, z, -reach)) / width)
     high = math.ceil(float(_loss(q, z, 1 + reach)) / width)
-    ends = _outcomes(q, z, width * np.arange(low, high + 1))
+    ends = _outcomes(q, z, np.arange(low, high + 1, dtype=np.float64) * width)
     without, within = _cell_probabilities(ends / z), _cell_probabilities((ends - 1) / z)
     mixture = (1 - q) * without + q * within
     if direction == "remove":
@@ -111,7 +111,7 @@ def _split(first: int, mine: Array, other: Array, width: float) -> GridLosses:
     the grid to that above it.
     """
     inner, theirs = mine[1:-1], other[1:-1]
-    losses = width * (first + np.arange(len(inner) + 1))
+    losses = np.arange(first, first + len(inner) + 1, dtype=np.float64) * width
     # Losses beyond 700 would overflow. A smaller number moves more mass up.
     upper = (inner - np.exp(np.minimum(losses[:-1], 700.0)) * theirs) / -math.expm1(-width)
     # The rounding of both probabilities moves at most this share of a cell; moved up, it costs ``width`` times as much.

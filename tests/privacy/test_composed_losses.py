@@ -145,7 +145,7 @@ def test_the_grid_keeps_both_probabilities(q: float, z: float, direction: str) -
 )
 def test_merging_keeps_every_release_and_never_helps(kinds: list[tuple[float, float, int]]) -> None:
     merged = merge([Kind(*kind) for kind in kinds], 0.01)
-    assert sum(kind.count for kind in merged) == sum(count for _, _, count in kinds)
+    assert sum(kind.releases for kind in merged) == sum(count for _, _, count in kinds)
     for q, z, count in kinds:
         (fine,), (coarse,) = (merge([Kind(q, z, count)], step) for step in (0.01, 0.02))
         assert (fine.sample_rate, fine.noise_multiplier) in {kind[:2] for kind in merged}
