@@ -77,7 +77,8 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     chosen = jobs(settings)
     private_directory(POLICY)
     set_limit(_DEVICE, settings.processes)
-    parent = tracking.parent_run(settings.name, {"git_commit": tracking.git_commit(), "data": "simulated users"})
+    tags = {"git_commit": tracking.git_commit(), "data": "simulated users"}
+    parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
     inputs = public_inputs.submit() if others else None  # first: it takes longest, and others wait for it
     futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job) for job in chosen}
@@ -89,14 +90,14 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     for result in results:
         publish(result, parent)
     if failed:
-        tracking.finish_parent(parent, failed=True)
+        tracking.finish_parent(parent, failed=True, timed=False)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
     extra = {"audits": attacks, **other_results(settings)}
     publish_others(settings, extra, parent)
     write_json(POLICY / "results.json", {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
-    tracking.client().log_artifact(parent, str(POLICY / "policy.html"))
-    tracking.finish_parent(parent, failed=False)
+    tracking.send(parent, POLICY / "policy.html", timed=False)
+    tracking.finish_parent(parent, failed=False, timed=False)
     return str(POLICY / "policy.html")
 
 
@@ -176,7 +177,7 @@ def _publish(
     """A run in MLflow, once: its curve, what it came to, and its ledger."""
     if (directory / _MARKER).exists():
         return
-    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags)
+    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False)
     for step, metrics in curve.items():
         child.log(step, metrics)
     child.log(max(curve, default=0), ends)

@@ -49,7 +49,7 @@ def report() -> None:
     ledgers = [RUNS / name / "ledger.jsonl" for name in listed_cells(EXPERIMENT)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     write_report(results, REPORT, load_settings().experiment.name, read_audits(EXPERIMENT, AUDITS), limits)
-    _to_mlflow(load_settings().experiment.name)
+    _to_mlflow(load_settings().experiment.name, all(tracking.timed(result["telemetry"]) for result in results))
 
 
 def read_results(experiment: Path, runs: Path) -> list[Result]:
@@ -223,13 +223,12 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _to_mlflow(name: str) -> None:
-    parent = tracking.parent_run(name, {})
-    client = tracking.client()
+def _to_mlflow(name: str, timed: bool) -> None:
+    parent = tracking.parent_run(name, {}, timed=timed)
     for file in [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]:
-        client.log_artifact(parent, str(REPORT / file), artifact_path="report")
+        tracking.send(parent, REPORT / file, "report", timed=timed)
     if (REPORT / "controllers").is_dir():
-        client.log_artifacts(parent, str(REPORT / "controllers"), artifact_path="report/controllers")
+        tracking.send(parent, REPORT / "controllers", "report/controllers", timed=timed)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,14 @@ from dptune.privacy.ledger import LedgerContents, read_ledger
 from tasks.cells import PUBLISHED
 from tasks.job import Job
 from tasks.paths import TRAIN
-from tasks.tracking import ChildRun, add_to_run, dvc_hash, git_commit
+from tasks.tracking import ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
-    "private": "The guarantee covers the adapter and all logged values (releases, public data), not wall-clock times.",
+    "private": (
+        "The guarantee covers the adapter and all published values (releases, public data, an auditor's own secrets), "
+        "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
+    ),
 }
 _MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
 
@@ -154,7 +157,7 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
         "data_kind": "SYNTHETIC" if job.about["synthetic"] else "real",
         "git_commit": git_commit(),
         "dvc_hash": dvc_hash(TRAIN.parent),
-        "prefect_flow_run": flow_run,
+        **flow_tag(cell.telemetry, flow_run),
     }
     return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags, timed=timed(cell.telemetry))
 
@@ -183,7 +186,8 @@ def publish_audit(directory: Path, audit: Path) -> None:
     marker = directory / "mlflow_run"
     if marker.exists():
         metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-        add_to_run(marker.read_text().strip(), metrics, audit)
+        telemetry = json.loads((directory / "result.json").read_text(encoding="utf-8"))["telemetry"]
+        add_to_run(marker.read_text().strip(), metrics, audit, timed=timed(telemetry))
 
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
@@ -197,7 +201,3 @@ def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
         metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
     return metrics
 
-
-def timed(telemetry: str) -> bool:
-    """Whether times may be told: they follow the number of micro-batches, hence the secret size of each batch."""
-    return telemetry == "research"
