@@ -17,6 +17,7 @@ from dptune.corpus.records import read_records
 from dptune.errors import DataError
 from dptune.files import sha256
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks.cells import Cell, digests
 from tasks.finetune import adapter_digest
@@ -72,8 +73,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         adapted = PeftModel.from_pretrained(load_base(base, device), str(directory / "adapter")).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(f"does not fit {base.source} ({reason})", fix=again, file=directory / "adapter") from None
-    _check_adapter(adapted, directory, again)
+        fix = f"restore it; or {fresh_start(directory)}"
+        raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=directory / "adapter") from None
+    _check_adapter(adapted, directory)
     texts: dict[int, str] = {}
     for name in ("train", "attack"):
         originals = read_records(SPLITS / f"{name}.parquet")
@@ -91,9 +93,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
     )
 
 
-def _check_adapter(adapted: Any, directory: Path, fix: str) -> None:
+def _check_adapter(adapted: Any, directory: Path) -> None:
     """The file must fill this very model (PEFT only warns), and be what the run wrote."""
-    file = directory / "adapter" / "adapter_model.safetensors"
+    file, fix = directory / "adapter" / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     with safe_open(file, framework="pt") as stored:
         names = set(stored.keys())
     if names != set(get_peft_model_state_dict(adapted)):
@@ -107,16 +109,17 @@ def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
     """The ledger is what an audit checks: without it there is nothing to compare with."""
     path = directory / "ledger.jsonl"
     if not path.exists():
-        raise DataError("is missing: an adapter without its ledger has no epsilon to check", fix=fix, file=path)
+        lost = "is missing: an adapter without its ledger has no epsilon to check"
+        raise DataError(lost, fix=f"restore it; or {fresh_start(directory)}", file=path)
     try:
         contents = read_ledger(path)
     except LedgerError as error:
-        raise DataError(f"is damaged ({error})", fix="restore it, or remove the run's folder", file=path) from None
+        raise DataError(f"is damaged ({error})", fix=f"restore it; or {fresh_start(directory)}", file=path) from None
     if not contents.complete:
         raise DataError("is not finished", fix=fix, file=path)
     header = contents.header
     if (header.mechanism, header.delta) != (cell.mechanism, cell.delta):
-        raise DataError("is the ledger of another cell", fix=fix, file=path)
+        raise DataError("is the ledger of another cell", fix="restore the cell's own", file=path)
     return contents
 
 
@@ -124,8 +127,10 @@ def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
         if not path.exists() or sha256(path) != manifest[key]:
-            raise DataError("is not what was planted", fix="run the canaries stage again", file=path)
+            fix = "restore it; or run the canaries stage again, after which every cell runs, and spends, again"
+            raise DataError("is not what was planted", fix=fix, file=path)
     now = digests(cell.model, cell.options)
     for key, what in (("data", "other data"), ("model", "another base model")):
         if now[key] != cell.inputs[key]:
-            raise DataError(f"was trained with {what} than lies here now", fix=fix, file=directory)
+            more = f"{fix}; the new run adds to what this one spent, and the report counts both"
+            raise DataError(f"was trained with {what} than lies here now", fix=more, file=directory)
