@@ -6,6 +6,7 @@ out a permutation, as is usual, re-deals half of all memberships when one record
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -33,10 +34,16 @@ def side_of(key: int, seed: int, unit: str) -> str:
     named = blake2b(
         key.to_bytes(8, "little", signed=True),
         digest_size=8,
-        key=blake2b(str(seed).encode()).digest(),  # of any seed, at most 64 bytes
+        key=_hash_key(seed),
         person=unit.encode(),
     )
     return SIDES[sum(int.from_bytes(named.digest(), "little") >= end for end in _ENDS)]
+
+
+@lru_cache
+def _hash_key(seed: int) -> bytes:
+    """64 bytes, the most that BLAKE2 takes, of a seed of any length."""
+    return blake2b(str(seed).encode()).digest()
 
 
 def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
