@@ -1,7 +1,8 @@
 """Attack, train and eval sides, by encounter or by patient (spec rldp.md, section 2, DEFECT A).
 
-A unit's side is a keyed hash of its own key and of nothing else: whoever joins or leaves the table moves nobody. Dealing
-out a permutation, as is usual, re-deals half of all memberships when one record leaves, and no epsilon covers that.
+A unit's side is a keyed hash of its own key and of nothing else: whoever joins or leaves the table moves nobody. A
+permutation of the records would deal up to half of all memberships again when one record leaves, which no epsilon
+covers.
 """
 
 from __future__ import annotations
