@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from dptune.audit.likelihood import Passage
 from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
-from dptune.corpus.records import read_records
+from dptune.corpus.records import read_about
 from dptune.errors import DataError
 from dptune.files import sha256
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
@@ -21,7 +21,7 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks.cells import Cell, digests
 from tasks.finetune import adapter_digest
-from tasks.paths import MANIFEST, SECRETS, SPLITS, TRAIN
+from tasks.paths import MANIFEST, SECRETS, TRAIN
 from tasks.settings import Audit
 
 
@@ -30,7 +30,7 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
-        texts: of the train split and of the attack split, by record: hosts of canaries.
+        source: of its data; decides what carries secrets.
         alarm_confidence: of the bounds that may call the ledger wrong.
         adapted: its model.
         public: the base model, which the attacker has too.
@@ -44,7 +44,7 @@ class Target:
     public: Any
     tokenizer: Any
     secrets: Secrets = field(repr=False)
-    texts: dict[int, str] = field(repr=False)
+    source: str
 
     @property
     def rows(self) -> int:
@@ -52,8 +52,8 @@ class Target:
         return 2 * self.cell.training.physical_batch_size
 
     def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
-        """Each canary's record and what would be planted in it."""
-        return [Passage(self.texts[one.record], suffix(one.secret)) for one in canaries]
+        """Each canary's public carrier and the ending that would be planted."""
+        return [Passage(one.carrier, suffix(one.secret)) for one in canaries]
 
 
 def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
@@ -76,10 +76,6 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         fix = f"restore it; or {fresh_start(directory)}"
         raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=directory / "adapter") from None
     _check_adapter(adapted, directory)
-    texts: dict[int, str] = {}
-    for name in ("train", "attack"):
-        originals = read_records(SPLITS / f"{name}.parquet")
-        texts |= dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True))
     return Target(
         cell=cell,
         settings=settings,
@@ -89,7 +85,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         public=load_base(base, device).eval(),
         tokenizer=load_tokenizer(base),
         secrets=read_secrets(SECRETS),
-        texts=texts,
+        source=str(read_about(TRAIN)["source"]),
     )
 
 
