@@ -60,6 +60,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
     audit: dict[str, Any] = {
         "label": target.cell.label,
+        "telemetry": target.cell.telemetry,
         "confidence": settings.confidence,
         "alarm_confidence": target.alarm_confidence,
         "delta": target.cell.delta,
