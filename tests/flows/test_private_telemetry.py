@@ -229,7 +229,7 @@ def test_no_figure_of_a_record_is_anywhere(published: Published) -> None:
     the thousand other numbers is equal to one of them in fewer than 1 in 1,000 runs.
     """
     secret = {f"{value:.4f}" if value > 100 else f"{value:.6f}"[:-1] for value in secret_figures()}
-    assert len(secret) >= 8
+    assert len(secret) >= 4
     places = [path for root in (RUNS, AUDITS, REPORT, PREDICTION, Path("data/mlartifacts")) for path in root.rglob("*")]
     texts = [path.read_text("utf-8") for path in places if path.suffix in (".json", ".jsonl", ".csv", ".html", ".md")]
     assert len(texts) > 10
