@@ -156,7 +156,7 @@ STAMPED = {"experiments.creation_time", "experiments.last_update_time"}
 
 
 def test_mlflows_database_holds_no_time_of_a_run(published: Published) -> None:
-    """But when an experiment was first named, which is before any record is read, and never changes."""
+    """But when an experiment was first named, which is before its first cell begins, and never changes."""
     assert set(times()) == STAMPED
     assert published.experiments == [rows("experiments")]
     columns = tables()["runs"]
