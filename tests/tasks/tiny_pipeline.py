@@ -19,7 +19,7 @@ from tasks.settings import load_settings
 from tasks.stage import run_stage
 
 ROOT = Path(__file__).parents[2]
-#: 142 of 200 records are on the train side (44 attack, 14 eval); 4 extraction and 20 audit canaries have rows of theirs.
+#: 142 of 200 records are on the train side (44 attack, 14 eval), and 4 extraction and 20 audit canaries beside them.
 UNITS = 166
 #: Releases of one cell: epochs 0.35 of these in batches of 16.
 STEPS = 4
