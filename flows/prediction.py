@@ -70,10 +70,11 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
         close_plan(plan, protocol if plan.models == protocol.models else None)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
     result = score_all(settings, chosen, serving, devices[0])
-    parent = tracking.parent_run(settings.experiment.name, {})
+    timed = tracking.timed(settings.experiment.telemetry)
+    parent = tracking.parent_run(settings.experiment.name, {}, timed=timed)
     publish_answers(result, parent, serving, tags_of(settings.experiment))
     write_page(result, PREDICTION)
-    tracking.client().log_artifacts(parent, str(PREDICTION), artifact_path="prediction")
+    tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)
 

@@ -18,6 +18,7 @@ from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, plan
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, RunHeader, chain_after, read_ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 
 LEDGER, _SERVED = "ledger.jsonl", "served.json"
@@ -118,7 +119,8 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     if path.exists() and not note.exists():
         Ledger.discard_unborn(path)
     if not path.exists() and note.exists():
-        raise LedgerError(f"{path}: is gone, but this ensemble has answered. Fix: restore it, or tune another one.")
+        gone = f"{path}: is gone, but this ensemble has answered"
+        raise LedgerError(f"{gone}. Fix: restore it; or {fresh_start(ensemble)}.")
     ledger = _resumed(path, planned) if path.exists() else Ledger.create(path, header, planned)
     try:
         _check_same(path, ledger, protocol, header, note)

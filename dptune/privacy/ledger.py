@@ -63,7 +63,9 @@ class RunHeader:
         unit: "encounter" or "patient": what is added or removed.
         units: how many units the training data holds (public by assumption).
         data: label of the data source, "synthetic" included.
-        telemetry: "research" when curves computed from private records are logged beside the adapter.
+        telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
+            only what was released and what is public is told; the times at which it was released are not covered:
+            Prefect's database, logs and files keep them.
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
@@ -227,7 +229,7 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600)
         except FileExistsError:
-            raise LedgerError(f"{path}: exists already. Fix: resume it, or choose another directory.") from None
+            raise LedgerError(f"{path}: exists already. Fix: resume it; a run elsewhere spends again.") from None
         except OSError as error:
             raise LedgerError(f"{path}: cannot be created ({error.strerror}). Fix: make its folder writable.") from None
         _lock(descriptor, path)
@@ -263,7 +265,10 @@ class Ledger:
             _cut_unacknowledged_line(descriptor)
             contents = read_ledger(path)
             if contents.complete:
-                raise LedgerError(f"{path}: the run is finished. Fix: start another run.")
+                raise LedgerError(
+                    f"{path}: the run is finished. Fix: use what it made. To run it again, and spend again, keep this "
+                    "ledger: `dptune set-aside` with its folder."
+                )
         except LedgerError:
             os.close(descriptor)
             raise
@@ -430,7 +435,9 @@ def read_ledger(path: Path) -> LedgerContents:
                 raise _bad(path, number, f"says {content.releases} releases where there are {releases}")
             complete = True
     if header is None:
-        raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")
+        raise LedgerError(
+            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run began here, it holds nothing."
+        )
     return LedgerContents(header, composition, releases, chain, complete, last)
 
 

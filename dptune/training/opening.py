@@ -15,6 +15,7 @@ from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
+from dptune.privacy.set_aside import RELEASED, fresh_start
 from dptune.training.checkpoints import Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
@@ -165,8 +166,9 @@ def _open(
     if path.exists() and not checkpoint.exists():
         Ledger.discard_unborn(path)
     if not path.exists():
-        if checkpoint.exists():
-            raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")
+        if left := [name for name in RELEASED if (directory / name).exists()]:
+            lost = f"{directory / left[0]}: has no ledger beside it"
+            raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
         ledger = Ledger.create(path, header, releases)
         return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
     ledger = Ledger.resume(path, releases)
@@ -188,5 +190,6 @@ def _check_same_run(ledger: Ledger, header: RunHeader) -> None:
     if changed:
         ledger.close()
         raise LedgerError(
-            f"{ledger.path}: was started with other settings ({', '.join(changed)}). Fix: use another run directory."
+            f"{ledger.path}: was started with other settings ({', '.join(changed)}). "
+            f"Fix: take them back; or {fresh_start(ledger.path.parent)}."
         )

@@ -32,7 +32,7 @@ KEYS = {
     "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
     "knobs", "seconds", "crafted", "adapter_sha256",
-    "device", "together",
+    "device", "together", "set_aside",
 }  # fmt: skip
 
 

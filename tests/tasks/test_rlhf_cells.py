@@ -69,6 +69,17 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
     assert run_cell(cell)["curve"] == results["curve"]
 
 
+def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> None:
+    """Canaries' prompts are records of the attack split: what attacks on them find may not be told."""
+    (cell,) = cells(settings_of((*SMALL, "telemetry=private")))
+    results = run_cell(cell)
+    assert read_ledger(cell.directory / "ledger.jsonl").header.telemetry == results["telemetry"] == "private"
+    assert {"audit", "violations"}.isdisjoint(results)
+    assert json.loads((cell.directory / "prompts.json").read_text())["canaries"] == []
+    with pytest.raises(ConfigError, match="private telemetry cannot hold without noise"):
+        settings_of((*SMALL, "telemetry=private", "nonprivate=true"))
+
+
 def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
     for option, field in (
         ("updates=9", "updates"),
