@@ -32,8 +32,8 @@ SMALL = (
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Splits of 80 narratives (23 attack, 51 train, 6 eval), and a public model that has hardly read any, in the current
-    directory."""
+    """Splits of 80 narratives (23 attack, 51 train, 6 eval), and a public model that has hardly read any, in the
+    current directory."""
     monkeypatch.chdir(tmp_path)
     acquired = acquire_synthetic(Path("raw"), 80, 7, kind="private")
     NARRATIVES.parent.mkdir(parents=True)
