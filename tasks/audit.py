@@ -130,15 +130,17 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
     """
     settings, secrets = target.settings, target.secrets
     results: dict[str, Any] = {}
-    planted = {one.secret: one.carrier for one in secrets.extraction}
+    planted = [(one.carrier, one.secret) for one in secrets.extraction]
     if planted:
-        results["extraction"] = compare(_samples(target), list(planted), settings.seed).to_dict()
-    seen = _seen(target, [(text, secret) for secret, text in planted.items()])
+        distinct = list(dict.fromkeys(secret for _, secret in planted))
+        results["extraction"] = compare(_samples(target), distinct, settings.seed).to_dict()
+    seen = _seen(target, planted)
     if seen:
+        one_each = {secret: (text, secret) for text, secret in seen}
         bits = exposures(
             target.adapted,
             target.tokenizer,
-            seen,
+            list(one_each.values()),
             candidates=settings.candidates,
             max_length=target.cell.training.max_length,
             rows=target.rows,
@@ -150,8 +152,8 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
             "chance": chance(settings.candidates),
             "possible": float(np.log2(settings.candidates + 1)),
         }
-        found = (recites(target.adapted, target.tokenizer, text, secret) for text, secret in seen)
-        results["extraction"]["recited"] = sum(found)
+        found = {secret for text, secret in seen if recites(target.adapted, target.tokenizer, text, secret)}
+        results["extraction"]["recited"] = len(found)
     if secrets.audit:
         results |= _coin_attacks(target, device)
     return results

@@ -32,9 +32,10 @@ SMALL = (
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Splits of 60 narratives, and a public model that has hardly read any, in the current directory."""
+    """Splits of 80 narratives (23 attack, 51 train, 6 eval), and a public model that has hardly read any, in the
+    current directory."""
     monkeypatch.chdir(tmp_path)
-    acquired = acquire_synthetic(Path("raw"), 60, 7, kind="private")
+    acquired = acquire_synthetic(Path("raw"), 80, 7, kind="private")
     NARRATIVES.parent.mkdir(parents=True)
     write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, NARRATIVES)
     write_splits(NARRATIVES, SPLITS, 42, "encounter")
@@ -83,7 +84,7 @@ def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> Non
 def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
     for option, field in (
         ("updates=9", "updates"),
-        ("canaries=13", "canaries"),
+        ("canaries=24", "canaries"),
         ("prompt_tokens=9", "prompt_tokens"),
         ("held_out_prompts=99", "held_out"),
     ):
