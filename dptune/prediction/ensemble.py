@@ -30,7 +30,9 @@ from dptune.training.model import (
     train_adapters,
     trainable_state,
 )
+from dptune.training.per_sample import lora_pairs
 from dptune.training.plain import fit
+from dptune.training.rehearsal import rehearse
 from dptune.training.stacked import StackedAdapters
 
 _MANIFEST = "ensemble.json"
@@ -105,6 +107,7 @@ def tune_shard(
     model = load_base(base, device)
     fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
     peft = attach_lora(model, lora, tuning.seed)
+    rehearse(peft, lora_pairs(peft))  # answers come from one pass over the public and a private row: they may not mix
     for name, parameter in peft.named_parameters():
         if "lora_B" in name and bool(parameter.any()):
             raise RuntimeError(f"{name} does not start at 0: it holds something of an earlier training")

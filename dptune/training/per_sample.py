@@ -15,12 +15,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 
 from dptune.errors import ConfigError
 from dptune.training.losses import model_losses
 
-_FIELD, _LEAVE_OUT = "lora.target_modules", "leave that layer out of target_modules"
+_FIELD, _LEAVE_OUT = "lora.target_modules", "name the other layers that are to train, without this one"
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,21 @@ def _has_default(module: LoraLayer) -> bool:
 def _pair(name: str, module: Any) -> PairModules:
     """The pair of an adapted layer.
 
-    PEFT's other kinds of adapter scale, select or multiply on the way, which the sum over tokens knows nothing of.
+    Other kinds of adapter select tokens, scale, or have no two linear layers: their gradients are other sums.
     """
-    variant = module.lora_variant.get("default")
-    kind = type(variant or module)
-    parts = [module.lora_A["default"], module.lora_B["default"]] if "default" in module.lora_A else []
-    plain = [type(part) is torch.nn.Linear and part.bias is None for part in parts]
-    if variant is not None or len(plain) != 2 or not all(plain):
+    kind = type(module.lora_variant.get("default") or module)
+    if kind is not LoraLinear or module.lora_A["default"].bias is not None or module.lora_B["default"].bias is not None:
         problem = f"layer {name} has an adapter ({kind.__module__}.{kind.__name__}) whose gradients are not supported"
-        raise ConfigError(_FIELD, problem, fix="use plain LoRA on linear layers; embeddings and other kinds are none")
+        raise ConfigError(_FIELD, problem, fix="use plain LoRA, and name linear layers only (no embedding)")
     if module.merged:
         raise ConfigError("lora", f"the adapter of layer {name} is merged into it", fix="call unmerge_adapter() first")
-    dropout = getattr(module.lora_dropout["default"], "p", 0.0)
-    return PairModules(name, parts[0], parts[1], module.scaling["default"], dropout)
+    return PairModules(
+        name,
+        module.lora_A["default"],
+        module.lora_B["default"],
+        module.scaling["default"],
+        getattr(module.lora_dropout["default"], "p", 0.0),
+    )
 
 
 @dataclass(frozen=True)

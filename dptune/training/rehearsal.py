@@ -48,7 +48,9 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
         try:
             found = per_sample_gradients(model, pairs, ids, mask, None, len(ids))
             alone = [_alone(model, pairs, ids[row : row + 1, :length]) for row, length in enumerate(_LENGTHS)]
-        except (RuntimeError, ValueError, TypeError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
             problem = f"no gradients of a short text can be computed ({type(error).__name__}: {first_line(error)})"
             raise ConfigError("model", problem, fix="train another model, or adapt other layers") from error
         matrix = found.matrix()
@@ -65,7 +67,7 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
                     f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
                     f"{error / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
                 )
-                raise ConfigError("lora.target_modules", problem, fix="leave that layer out of target_modules")
+                raise ConfigError("lora.target_modules", problem, fix="name the other layers that are to train, without this one")
 
 
 def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
