@@ -68,7 +68,9 @@ class Manifest:
         revision: its commit, for a hub id.
         dtype: of its weights.
         data: label of the records' source, "synthetic" included.
-        protocol: options of the protocol that it answers by, its budget among them.
+        protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
+        telemetry: "research" if figures computed from its models were ever published, else "private", which is also what
+            the ledgers of manifests without it say.
     """
 
     models: int
@@ -79,6 +81,7 @@ class Manifest:
     dtype: str
     data: str
     protocol: dict[str, Any]
+    telemetry: str = "private"
 
 
 def shard_directory(ensemble: Path, shard: int) -> Path:
@@ -170,6 +173,14 @@ def read_manifest(ensemble: Path) -> Manifest:
     except (OSError, ValueError, TypeError):
         problem = f"{ensemble} holds no whole ensemble"
         raise ConfigError("ensemble", problem, fix="run `python -m flows.prediction`, which tunes one") from None
+
+
+def known_manifest(ensemble: Path) -> Manifest | None:
+    """What ``write_manifest`` wrote; None if the ensemble was never whole.
+
+    Raises: ConfigError if it is no manifest.
+    """
+    return read_manifest(ensemble) if (ensemble / _MANIFEST).exists() else None
 
 
 def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.device) -> StackedAdapters:

@@ -319,8 +319,12 @@ def test_commands_name_what_is_missing(tmp_path: Path, command: str) -> None:
     assert "toaster" in bad.stderr
 
 
+def _client(ensemble: Path, **options: Any) -> TestClient:
+    return TestClient(create_app(deploy(ensemble, CPU), **options), base_url="http://localhost")
+
+
 def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
-    client = TestClient(create_app(deploy(ensemble, CPU)))
+    client = _client(ensemble)
     assert client.get("/budget").json()["tokens_left"] == TOKENS
     reply = client.post("/generate", json={"prompt": "the old", "tokens": 2}).json()
     assert reply["tokens_left"] == TOKENS - len(reply["answered"])
@@ -340,8 +344,8 @@ def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
     assert client.get("/docs").status_code == 200
 
 
-@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}])
+@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}, {"promt": "x"}])
 def test_the_service_refuses_bad_questions(ensemble: Path, body: dict[str, Any]) -> None:
-    client = TestClient(create_app(deploy(ensemble, CPU)))
+    client = _client(ensemble)
     assert client.post("/generate", json=body).status_code == 422
     assert client.get("/budget").json()["tokens_left"] == TOKENS
