@@ -100,7 +100,9 @@ def _hosts(host: str, trusted: list[str]) -> list[str]:
     for name in trusted:
         if not _TRUSTED.fullmatch(name):
             problem = f"{name!r} is no name (without port)"
-            raise ConfigError("--trusted-host", problem, fix="use answers.example.com, or *.example.com for all below it")
+            raise ConfigError(
+                "--trusted-host", problem, fix="use answers.example.com, or *.example.com for all below it"
+            )
     bound = [] if host in _ANY_ADDRESS else [f"[{host}]" if ":" in host else host]
     return [*bound, *trusted]
 

@@ -107,7 +107,9 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
             _note(ensemble / _SERVED, charged, charged.chain)
         except OSError as error:
             problem = f"cannot be written ({error.strerror}); the token is charged, and not given"
-            raise LedgerError(f"{ensemble / _SERVED}: {problem}. Fix: free space, or make its folder writable.") from error
+            raise LedgerError(
+                f"{ensemble / _SERVED}: {problem}. Fix: free space, or make its folder writable."
+            ) from error
 
     return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy, remember), tokenizer, manifest)
 
@@ -176,6 +178,7 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
 
 def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixture) -> Ledger | None:
     path, note, planned = ensemble / LEDGER, ensemble / _SERVED, planned_answers(protocol)
+    ledger: Ledger | None
     known = _read_note(note)
     if known is None and path.exists():
         problem = "is gone, and the ledger alone cannot show that it is the newest"
@@ -187,18 +190,18 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
         if known and known.releases:
             raise LedgerError(f"{path}: is gone, but this ensemble has answered. Fix: restore it, or tune another one.")
         _write_note(note, _Note(header.run_id, 0, None))
-        ledger = Ledger.create(path, header, planned)
-        _note(note, ledger, ledger.chain)
-        return ledger
-    resumed = _resumed(path, planned)
+        known, ledger = None, Ledger.create(path, header, planned)
+    else:
+        ledger = _resumed(path, planned)
     try:
-        _check_same(path, resumed, protocol, header, known)
-        _note(note, contents := resumed or read_ledger(path), chain_after(path, contents.releases))
+        if known is not None:
+            _check_same(path, ledger, protocol, header, known)
+        _note(note, contents := ledger or read_ledger(path), chain_after(path, contents.releases))
     except BaseException:
-        if resumed:
-            resumed.close()
+        if ledger:
+            ledger.close()
         raise
-    return resumed
+    return ledger
 
 
 def _resumed(path: Path, planned: Composition) -> Ledger | None:
@@ -210,9 +213,7 @@ def _resumed(path: Path, planned: Composition) -> Ledger | None:
         raise
 
 
-def _check_same(
-    path: Path, ledger: Ledger | None, protocol: FixedMixture, wanted: RunHeader, known: _Note | None
-) -> None:
+def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wanted: RunHeader, known: _Note) -> None:
     """The ledger is this ensemble's own, of this protocol, and no older than its note."""
     contents = read_ledger(path) if ledger is None else ledger
     ours, theirs = ({**header.to_dict(), "run_id": ""} for header in (wanted, contents.header))
@@ -222,12 +223,13 @@ def _check_same(
     if changed:
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: give the settings it was started with.")
-    assert known is not None  # without one, it is refused before
     if known.run_id != contents.header.run_id:
         raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
     cut = contents.releases < known.releases
     if cut or (known.chain is not None and chain_after(path, known.releases) != known.chain):
-        problem = f"is an older or another copy: it holds {contents.releases} tokens, and {known.releases} were answered"
+        problem = (
+            f"is an older or another copy: it holds {contents.releases} tokens, and {known.releases} were answered"
+        )
         raise LedgerError(f"{path}: {problem}. Fix: restore the newest.")
 
 

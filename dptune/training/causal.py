@@ -33,7 +33,9 @@ def check_configuration(source: str, config: Any) -> None:
     architectures = tuple(getattr(config, "architectures", None) or ())
     kind = f"{source!r} ({', '.join(architectures) or config.model_type})"
     if any(_OTHER_TASK.search(name) for name in architectures):
-        problem = f"{kind} is a classification checkpoint, whose head would be lost; dptune has no classification task yet"
+        problem = (
+            f"{kind} is a classification checkpoint, whose head would be lost; dptune has no classification task yet"
+        )
         raise ConfigError(_FIELD, problem, fix=_FIX)
     loaded = _causal_class(config)
     if getattr(config, "is_encoder_decoder", False) and loaded not in architectures:

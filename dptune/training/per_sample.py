@@ -238,7 +238,9 @@ def by_row(states: torch.Tensor, rows: int, tokens: int, layer: str) -> torch.Te
     if states.dim() == 3 and len(states) == rows:
         return states
     batch = f"{rows} rows of {tokens} tokens" if tokens >= 0 else f"{rows} rows"
-    problem = f"layer {layer} saw a tensor of shape {tuple(states.shape)} for {batch}, so no record's part of it is known"
+    problem = (
+        f"layer {layer} saw a tensor of shape {tuple(states.shape)} for {batch}, so no record's part of it is known"
+    )
     raise ConfigError(_FIELD, problem, fix=_LEAVE_OUT)
 
 

@@ -67,7 +67,9 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
                     f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
                     f"{error / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
                 )
-                raise ConfigError("lora.target_modules", problem, fix="name the other layers that are to train, without this one")
+                raise ConfigError(
+                    "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
+                )
 
 
 def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:

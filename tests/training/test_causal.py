@@ -143,7 +143,9 @@ def test_a_model_of_another_kind_is_refused_in_a_sentence(tmp_path: Path) -> Non
 
 def test_random_weights_are_no_checkpoint(tmp_path: Path) -> None:
     bare = LlamaModel(llama().config)  # its output layer is not tied
-    with pytest.raises(ConfigError, match=r"lacks weights of LlamaForCausalLM, which would be random \(lm_head\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"lacks weights of LlamaForCausalLM, which would be random \(lm_head\.weight"
+    ):
         loaded(bare, tmp_path / "bare")
     with pytest.raises(ConfigError, match="multiple_choice_head"):
         loaded(GPT2DoubleHeadsModel(gpt2().config), tmp_path / "two heads")

@@ -11,7 +11,18 @@ import torch
 from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from test_per_sample import computed, error, looped
 from tiny_families import CAUSAL, families, tiny
-from tiny_models import adapted, encounters, gpt2, llama, make_header, make_plan, records, release_lines, trainable, weights
+from tiny_models import (
+    adapted,
+    encounters,
+    gpt2,
+    llama,
+    make_header,
+    make_plan,
+    records,
+    release_lines,
+    trainable,
+    weights,
+)
 
 from transformers.pytorch_utils import Conv1D
 
