@@ -69,8 +69,8 @@ class Manifest:
         dtype: of its weights.
         data: label of the records' source, "synthetic" included.
         protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
-        telemetry: "research" if figures computed from its models were ever published, else "private", which is also what
-            the ledgers of manifests without it say.
+        telemetry: "research" if figures computed from its models were ever published, else "private", which is
+            also what the ledgers of manifests without it say.
     """
 
     models: int

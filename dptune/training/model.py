@@ -55,8 +55,8 @@ class Lora:
     """LoRA hyper-parameters.
 
     Attributes:
-        target_modules: names of linear layers; "all-linear" for all but the output layer, as in PEFT; None for q and v of
-            the model's family.
+        target_modules: names of linear layers; "all-linear" for all but the output layer, as in PEFT; None for q and v
+            of the model's family.
     """
 
     rank: int = 8

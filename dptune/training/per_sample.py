@@ -264,7 +264,7 @@ class Taps:
     _filled: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
 
     def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> None:
-        """Watch ``output`` = W ``inputs`` of one weight of a pair, both (rows, tokens, width) or (rows * tokens, width).
+        """Watch ``output`` = W ``inputs`` of one weight of a pair, each as ``by_row`` takes it.
 
         Raises: ConfigError naming a layer that runs twice, or whose rows are not the batch's.
         """

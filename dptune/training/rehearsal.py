@@ -1,8 +1,8 @@
 """Per-sample gradients tried on made-up tokens before a run: each record's must be what it has alone.
 
-That a layer's inputs have the right shape does not say which record each of them belongs to. So the gradients of a small
-batch, of records of different lengths, are compared with those of each record by itself. A layer that mixes records,
-or puts them in another order, is named before anything is charged, and so is one that no text reaches.
+That a layer's inputs have the right shape does not say which record each of them belongs to. So the gradients of a
+small batch, of records of different lengths, are compared with those of each record by itself. A layer that mixes
+records, or puts them in another order, is named before anything is charged, and so is one that no text reaches.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
             part = slice(start, start + pair.size)
             start += pair.size
             norm = float(expected[part].norm())
-            error = float((matrix[row, part] - expected[part]).norm())
-            if not error <= close * max(norm, _NOTHING * whole):  # nor a NaN
+            off = float((matrix[row, part] - expected[part]).norm())
+            if not off <= close * max(norm, _NOTHING * whole):  # nor a NaN
                 problem = (
                     f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
-                    f"{error / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
+                    f"{off / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
                 )
                 raise ConfigError(
                     "lora.target_modules", problem, fix="name the other layers that are to train, without this one"

@@ -142,7 +142,7 @@ def test_a_ledger_without_its_note_is_refused_whatever_it_holds(ensemble: Path, 
 def test_a_process_that_died_while_it_started_has_spent_nothing(
     ensemble: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after the note; after an empty or torn ledger; after the ledger's first line. Each goes on with T tokens."""
+    """Killed after the note; after an empty or torn ledger; after the ledger's first line. All T tokens are left."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

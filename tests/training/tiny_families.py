@@ -71,8 +71,8 @@ BIDIRECTIONAL = (
     "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet",
 )  # fmt: skip
 _USUAL = {
-    "bart", "bloom", "falcon", "gemma", "gpt2", "gpt_neox", "llama", "mamba", "mistral", "mixtral", "opt", "phi", "qwen2",
-    "roberta", "xlm",
+    "bart", "bloom", "falcon", "gemma", "gpt2", "gpt_neox", "llama", "mamba", "mistral", "mixtral", "opt", "phi",
+    "qwen2", "roberta", "xlm",
 }  # fmt: skip
 _NO_SETTER = {"falcon": ("head_dim",), "xlnet": ("max_position_embeddings",)}
 
