@@ -143,7 +143,8 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     A note beside the ledger holds the run's number, how many tokens were charged and the chain up to them. It is
     written before the ledger is made and after every charge, before the token is drawn. So there is never a ledger
     without a note, nor one with fewer tokens than its note says: a ledger that was lost, cut or put back to an older
-    copy, and a note that was removed, are found out. Whoever puts both back, or removes both, or copies the whole folder, is not.
+    copy, and a note that was removed, are found out. Whoever puts both back, removes both or copies
+    the whole folder is not.
 
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
         ledger or its note was lost or damaged, or was started with other settings.

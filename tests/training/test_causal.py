@@ -123,9 +123,9 @@ def test_a_classifier_that_hides_its_name_loses_no_head_in_silence(tmp_path: Pat
 
 
 def test_an_encoder_decoder_is_refused_and_its_decoder_alone_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="BartForConditionalGeneration.*is an encoder-decoder"):
+    with pytest.raises(ConfigError, match=r"BartForConditionalGeneration.*is an encoder-decoder"):
         loaded(BartForConditionalGeneration(BartConfig(**_BART)), tmp_path / "bart")
-    with pytest.raises(ConfigError, match="T5ForConditionalGeneration.*is an encoder-decoder"):
+    with pytest.raises(ConfigError, match=r"T5ForConditionalGeneration.*is an encoder-decoder"):
         loaded(T5ForConditionalGeneration(T5Config(**_SMALL)), tmp_path / "t5")
     assert loaded(BartForCausalLM(BartConfig(**_BART)), tmp_path / "decoder").config.is_decoder
 
