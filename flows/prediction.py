@@ -67,7 +67,8 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
                 failed.append(str(shard))
         if failed:
             raise RuntimeError(f"shards {', '.join(failed)} of {plan.directory} failed")
-        close_plan(plan, protocol if plan.models == protocol.models else None)
+        serves = protocol if plan.models == protocol.models else None
+        close_plan(plan, serves, settings.experiment.telemetry)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
     result = score_all(settings, chosen, serving, devices[0])
     timed = tracking.timed(settings.experiment.telemetry)

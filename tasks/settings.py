@@ -100,7 +100,7 @@ class Lora(_Section):
     rank: Count
     alpha: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    target_modules: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
 
 
 class Training(_Section):

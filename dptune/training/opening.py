@@ -21,6 +21,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
+from dptune.training.rehearsal import rehearse
 from dptune.training.run import Plan, Run, Share, StepReport
 
 
@@ -69,6 +70,8 @@ def open_share(
     if mechanism.freezes_down:
         freeze_down(model)
     pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
+    _check_fits(mechanism, pairs)
+    rehearse(model, pairs)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
@@ -89,6 +92,18 @@ def open_share(
     )
     own = units.part(ranks.rank, ranks.world)
     return Share(model, pairs, tokens, own, mechanism, plan, entropy, ranks, fingerprint)
+
+
+def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
+    """The mechanism was built for this model: radii, sensitivity and what an accountant counts follow from its size."""
+    fix = "build it with the options of dptune.mechanisms.registry.of_model(name, options, pairs, parameters)"
+    if mechanism.pairs != len(pairs):
+        problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
+        raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
+    dimension, own = getattr(mechanism.noise, "dimension", 0), sum(pair.size for pair in pairs)
+    if dimension not in (0, own):  # without one, what its paper claims is infinite
+        problem = f"was built for {dimension} parameters, and the adapters have {own}"
+        raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
 
 
 def _facts(pairs: list[PairModules], plan: Plan, header: RunHeader) -> RunFacts:
@@ -122,7 +137,7 @@ def _check(
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and tokens.width > positions:
+    if positions is not None and 0 < positions < tokens.width:  # XLNet says -1
         raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
