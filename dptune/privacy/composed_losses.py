@@ -77,6 +77,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     remove = _epsilon(merged, delta, "remove", passes, at_least=0.0)
     # A unit that is added changes no probability by more than this, whatever the noise.
     most = sum(kind.releases * -math.log1p(-kind.sample_rate) if kind.sample_rate < 1 else math.inf for kind in merged)
+    most *= 1 + MASS_ERROR
     if most <= remove:
         return remove
     return max(remove, min(most, _epsilon(merged, delta, "add", passes, at_least=remove)))
