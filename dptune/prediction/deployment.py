@@ -184,8 +184,7 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
     known = _read_note(note)
     if known is None and path.exists():
         problem = "is gone, and the ledger alone cannot show that it is the newest"
-        fix = "restore it with the ledger; or tune another ensemble, whose budget adds to this one's"
-        raise LedgerError(f"{note}: {problem}. Fix: {fix}.")
+        raise LedgerError(f"{note}: {problem}. Fix: restore it with the ledger; or {fresh_start(ensemble)}.")
     if known and known.releases == 0 and path.exists():
         Ledger.discard_unborn(path)
     if not path.exists():

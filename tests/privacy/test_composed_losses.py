@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,10 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptune.privacy import composed_losses
 from dptune.privacy.accountants import gdp_epsilon, pld_epsilon
 from dptune.privacy.composed_losses import composed_epsilon, merge
 from dptune.privacy.release import Release
-from dptune.privacy.sampled_gaussian import MASS_ERROR, Kind, _cell_probabilities, _outcomes, end_error, grid_losses
+from dptune.privacy.sampled_gaussian import (
+    MASS_ERROR,
+    GridLosses,
+    Kind,
+    _cell_probabilities,
+    _outcomes,
+    end_error,
+    grid_losses,
+)
 from tests.privacy.loss_truth import Releases, true_delta
 
 #: Where the attacked version was below the truth, or far above it: (releases, delta).
@@ -68,6 +78,42 @@ POINTS = [*NAMED, *random_points(56, seed=0)]
 @pytest.mark.parametrize("number", range(len(POINTS)))
 def test_certified_is_never_below_the_truth_and_within_two_percent_of_it(number: int) -> None:
     assert 1 - 1e-7 <= ratio_to_truth(*POINTS[number]) <= 1.02
+
+
+@pytest.mark.parametrize("cut", [1e-6, 0.3])
+@pytest.mark.parametrize("tilted", [1e-6, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize(("point", "truth"), [(NAMED[0], 12.774218), (NAMED[2], 23.833362), (NAMED[3], 0.0784796)])
+def test_what_decides_about_precision_never_decides_about_truth(
+    point: tuple[Releases, float], truth: float, tilted: float, cut: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a tilt round-off drowns delta, and what is cut off may be a third of it: then epsilon is only larger."""
+    look = composed_losses._chernoff
+
+    def elsewhere(*arguments: Any) -> tuple[float, float]:
+        tilt, epsilon = look(*arguments)
+        return tilt * tilted, epsilon
+
+    monkeypatch.setattr(composed_losses, "_chernoff", elsewhere)
+    monkeypatch.setattr(composed_losses, "_CUT", cut)
+    releases, delta = point
+    assert composed_epsilon([Kind(*kind) for kind in releases], delta) >= truth
+
+
+def test_composed_probabilities_are_bounded_from_above_one_by_one() -> None:
+    """Two losses, so that the sum is binomial. Round-off alone would leave about half of the probabilities too low."""
+    releases, chance = 500, 0.3
+    mass = np.array([1 - chance, chance])
+    grid = GridLosses(0, np.array([0.0, 1.0]), mass, 0.0)
+    total = composed_losses._Sum((composed_losses._Tilted(Kind(0.5, 1.0, releases), grid, mass, 0.0),), 1.0, 0.0)
+    found = total._composed(0, 512)[: releases + 1]
+    with mpmath.workdps(40):
+        rare, often = (mpmath.log(mpmath.mpf(share)) for share in (mass[1], mass[0]))
+        exact = [
+            mpmath.exp(mpmath.log(math.comb(releases, one)) + one * rare + (releases - one) * often)
+            for one in range(releases + 1)
+        ]
+        assert all(mpmath.mpf(bound) >= truth for bound, truth in zip(found, exact, strict=True))
+    assert max(float(bound - truth) for bound, truth in zip(found, exact, strict=True)) < 1e-9
 
 
 @settings(max_examples=15)
