@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,8 +19,16 @@ from typing import Literal
 
 from tests.mutants.mutant import Mutant, StaleMutantError
 
-#: A planted bug may make a test wait for ever.
-_LONGEST = 600
+#: A planted bug may make a test wait for ever; a test that does is a test that fails.
+_TIMEOUT = "--timeout=120"
+#: What most tests import, and takes longest to; see ``warm.py``.
+SLOW = (
+    *("torch", "transformers", "peft", "numpy", "scipy.stats", "scipy.optimize", "scipy.integrate", "safetensors"),
+    *("transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama", "torch.func"),
+    *("transformers.models.mistral.modeling_mistral", "dp_accounting.pld.privacy_loss_distribution", "typer.testing"),
+    *("dp_accounting.rdp", "hypothesis.strategies", "pyarrow.parquet", "fastapi.testclient", "gymnasium"),
+    *("pydantic", "yaml"),
+)
 Kind = Literal["caught", "survived", "harmless", "stale", "broken"]
 
 
@@ -54,80 +63,123 @@ class Outcome:
         return self.kind != "caught" or bool(self.mutant.harmless)
 
 
-def run(root: Path, mutants: Sequence[Mutant], jobs: int, tell: Callable[[str], None]) -> list[Outcome]:
+class Tree:
+    """A copy of the repository, and a process that runs pytest in it."""
+
+    def __init__(self, root: Path, copy: Path, imported: Sequence[str]) -> None:
+        """Copy what git tracks, or would, as it lies in the working tree; ``imported`` is imported once for all."""
+        self.copy = copy
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(listing, cwd=root, capture_output=True, check=True, text=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (root / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, copy / name)
+        # One thread a process, as in ``make test``; an installed copy of the library must not be found first.
+        environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("warm.py")), *imported],
+            cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def pytest(self, tests: Sequence[str], *options: str) -> tuple[int, str]:
+        """Exit status, and what was printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        quiet = ["--quiet", "--tb=no", "-p", "no:cacheprovider", _TIMEOUT]
+        print(json.dumps([*quiet, *options, *tests]), file=self._process.stdin, flush=True)
+        status, output = json.loads(self._process.stdout.readline())
+        return status, output
+
+    def outcome(self, mutant: Mutant) -> Outcome:
+        """Plant one bug, run its tests, and take it out again."""
+        begun, file = time.monotonic(), self.copy / mutant.file
+        try:
+            planted = mutant.planted(self.copy)
+        except StaleMutantError as error:
+            return Outcome(mutant, "stale", str(error))
+        whole = file.read_text(encoding="utf-8")
+        try:
+            _write(file, planted)
+            status, output = self.pytest(mutant.tests, "--exitfirst")
+        finally:
+            _write(file, whole)
+        seconds = time.monotonic() - begun
+        if status == 0:
+            kind: Kind = "harmless" if mutant.harmless else "survived"
+            return Outcome(mutant, kind, mutant.harmless or mutant.why, seconds)
+        failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+        if status != 1 or failed is None:
+            return Outcome(mutant, "broken", f"pytest ended with {status}: {output[-2000:]}", seconds)
+        return Outcome(mutant, "caught", f"by {failed[1]}", seconds)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def run(
+    root: Path, mutants: Sequence[Mutant], jobs: int, tell: Callable[[str], None], imported: Sequence[str] = SLOW
+) -> list[Outcome]:
     """Run the named tests without a bug, then with each; outcomes are in the order of ``mutants``.
 
     Args:
         tell: is given a line of progress at a time.
+        imported: modules outside the repository that every test finds imported, which saves time.
 
     Raises: UnsoundTestsError.
     """
-    tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     with TemporaryDirectory(prefix="dptune mutants ") as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for job in range(jobs):
-            copies.put(_copied(root, Path(folder) / str(job)))
-        tell(f"{len(tests)} tests and files of tests without any bug ...")
-        begun, copy = time.monotonic(), copies.get()
-        status, output = _pytest(copy, tests, *(("--numprocesses", str(jobs)) if jobs > 1 else ()))
-        copies.put(copy)
+        trees = [Tree(root, Path(folder) / str(job), imported) for job in range(jobs)]
+        try:
+            with ThreadPoolExecutor(jobs) as pool:
+                _check_sound(trees, mutants, pool, tell)
+                return _planted(trees, mutants, pool, tell)
+        finally:
+            for tree in trees:
+                tree.close()
+
+
+def _check_sound(
+    trees: Sequence[Tree], mutants: Sequence[Mutant], pool: ThreadPoolExecutor, tell: Callable[[str], None]
+) -> None:
+    """The named tests pass without any bug; a file's tests stay together."""
+    files: dict[str, dict[str, None]] = {}
+    for test in (test for mutant in mutants for test in mutant.tests):
+        files.setdefault(test.partition("::")[0], {})[test] = None
+    begun, count = time.monotonic(), sum(map(len, files.values()))
+    tell(f"{count} tests and files of tests, without any bug ...")
+    shares = [[test for file in list(files)[job :: len(trees)] for test in files[file]] for job in range(len(trees))]
+    waiting = [pool.submit(tree.pytest, share) for tree, share in zip(trees, shares, strict=True) if share]
+    for status, output in (one.result() for one in waiting):
         if status:
-            raise UnsoundTestsError(f"{output}\nThe named tests do not pass without any bug. Fix: mend them first.")
-        tell(f"... pass ({time.monotonic() - begun:.0f} s)")
+            raise UnsoundTestsError(f"{output}\nNamed tests do not pass without any bug. Fix: mend them first.")
+    tell(f"... pass ({time.monotonic() - begun:.0f} s)")
 
-        def one(mutant: Mutant) -> Outcome:
-            copy = copies.get()
-            try:
-                return outcome_of(mutant, copy)
-            finally:
-                copies.put(copy)
 
-        found: dict[str, Outcome] = {}
-        with ThreadPoolExecutor(jobs) as pool:
-            for future in as_completed([pool.submit(one, mutant) for mutant in mutants]):
-                outcome = future.result()
-                found[outcome.mutant.name] = outcome
-                place, name = f"[{len(found)}/{len(mutants)}]", outcome.mutant.name
-                tell(f"{place} {outcome.kind}: {name} ({outcome.seconds:.0f} s) {outcome.detail}")
+def _planted(
+    trees: Sequence[Tree], mutants: Sequence[Mutant], pool: ThreadPoolExecutor, tell: Callable[[str], None]
+) -> list[Outcome]:
+    free: SimpleQueue[Tree] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def one(mutant: Mutant) -> Outcome:
+        tree = free.get()
+        try:
+            return tree.outcome(mutant)
+        finally:
+            free.put(tree)
+
+    found: dict[str, Outcome] = {}
+    for future in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+        outcome = future.result()
+        found[outcome.mutant.name] = outcome
+        place, name = f"[{len(found)}/{len(mutants)}]", outcome.mutant.name
+        tell(f"{place} {outcome.kind}: {name} ({outcome.seconds:.0f} s) {outcome.detail}")
     return [found[mutant.name] for mutant in mutants]
-
-
-def outcome_of(mutant: Mutant, copy: Path) -> Outcome:
-    """Plant one bug in a copy of the tree, run its tests, and take it out again."""
-    begun, file = time.monotonic(), copy / mutant.file
-    try:
-        planted = mutant.planted(copy)
-    except StaleMutantError as error:
-        return Outcome(mutant, "stale", str(error))
-    whole = file.read_text(encoding="utf-8")
-    try:
-        _write(file, planted)
-        status, output = _pytest(copy, mutant.tests, "--exitfirst")
-    except subprocess.TimeoutExpired:
-        status, output = 1, f"FAILED no answer in {_LONGEST} s\n"
-    finally:
-        _write(file, whole)
-    seconds = time.monotonic() - begun
-    if status == 0:
-        kind: Kind = "harmless" if mutant.harmless else "survived"
-        return Outcome(mutant, kind, mutant.harmless or mutant.why, seconds)
-    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
-    if status != 1 or failed is None:
-        return Outcome(mutant, "broken", f"pytest ended with {status}: {output[-2000:]}", seconds)
-    return Outcome(mutant, "caught", f"by {failed[1]}", seconds)
-
-
-def _copied(root: Path, to: Path) -> Path:
-    """What git tracks, or would, as it lies in the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root, capture_output=True, check=True, text=True,
-    ).stdout  # fmt: skip
-    for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, to / name)
-    return to
 
 
 def _write(file: Path, text: str) -> None:
@@ -135,14 +187,3 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
         compiled.unlink()
-
-
-def _pytest(copy: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
-    """Exit status, and what was printed. Raises: subprocess.TimeoutExpired."""
-    # One thread a process, as in ``make test``; an installed copy of the library must not be found first.
-    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--tb=no", *options, *tests]
-    ended = subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=_LONGEST
-    )
-    return ended.returncode, ended.stdout + ended.stderr

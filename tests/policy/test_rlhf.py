@@ -223,6 +223,33 @@ def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: 
     assert 0 < float((one - two).norm()) <= bound * (1 + 1e-5)
 
 
+class Watched(Learner):
+    """Notes what an update is computed from, and what came out."""
+
+    def updates(self, vector: Any, rollouts: Any, baseline: float, present: Any = None) -> torch.Tensor:
+        rows = super().updates(vector, rollouts, baseline, present)
+        self.seen = [vector, baseline, rows]
+        return rows
+
+
+def test_other_users_move_nothing_that_a_user_computes_with(tmp_path: Path) -> None:
+    """Through a baseline of the users' own rewards, say, each would move the updates of all, unclipped."""
+    seen = []
+    for name, text in (("one", TEXTS[2]), ("other", "zzzzz")):
+        plain = learner()
+        it = Watched(plain.policy, plain.lexicon, plain.method, replace(plain.bandit, updates=1))
+        crowd = stream([*TEXTS[:2], text, TEXTS[3]])
+        header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 4)
+        public = prompts(["Simulated", "Nobody"])
+        train(it, crowd, public, public, header, tmp_path / name, OsEntropy())
+        seen.append(it.seen)
+    (vector, baseline, rows), (vector_then, baseline_then, rows_then) = seen
+    assert torch.equal(vector, vector_then)
+    assert baseline == baseline_then
+    torch.testing.assert_close(rows[[0, 1, 3]], rows_then[[0, 1, 3]], rtol=0, atol=1e-7)
+    assert not torch.allclose(rows[2], rows_then[2])
+
+
 def test_the_ledgers_epsilon_is_the_exact_gaussian_of_one_update(tmp_path: Path) -> None:
     state, points = trained(tmp_path, learner(noise=1.0), stream())
     contents = read_ledger(tmp_path / LEDGER)

@@ -55,7 +55,7 @@ MUTANTS = (
         MECHANISM,
         "norm=self.norm,",
         'norm="l1",',
-        ("tests/mechanisms/test_laplace_noise.py", ATTAINS + "[plrvo-0]"),
+        ("tests/mechanisms/test_laplace_noise.py", ATTAINS + "[0-plrvo]"),
     ),
     Mutant(
         "statistics_for_free",
