@@ -37,7 +37,7 @@ class Listening(Constant):
 
 
 def listened(directory: Path, public: Tokens | None) -> Listening:
-    model, tokens = adapted(), records()
+    model, tokens = adapted(randomised=True), records()
     controller = Listening(model, public)
     mechanism = Mechanism("static", Flat(), Gaussian(1.0), controller, "gdp_clt", len(lora_pairs(model)))
     close(
@@ -52,9 +52,9 @@ def listened(directory: Path, public: Tokens | None) -> Listening:
 def test_the_loss_that_a_controller_follows_is_that_of_public_records(tmp_path: Path) -> None:
     """Of private ones it would be a leak that nothing names."""
     found = listened(tmp_path, records(5, seed=9))
-    assert found.told == pytest.approx(found.right, rel=1e-4)
+    assert found.told == pytest.approx(found.right, rel=1e-5)
     assert len(found.told) == 4
-    assert mean_loss(found.model, records(), 8) != pytest.approx(found.told[-1], rel=1e-2), "private ones differ"
+    assert mean_loss(found.model, records(), 8) != pytest.approx(found.told[-1], rel=1e-3), "private ones differ"
 
 
 def test_without_public_records_there_is_no_loss_to_follow(tmp_path: Path) -> None:
