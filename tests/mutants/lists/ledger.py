@@ -102,7 +102,7 @@ MUTANTS = (
         LEDGER,
         "self._cleared = Counter()",
         "pass",
-        (f"{TESTS}::test_what_was_planned_is_not_admitted_beside_what_came_instead",),
+        (f"{TESTS}::test_a_fixed_plan_is_not_admitted_beside_adaptive_releases_that_spent_its_budget",),
     ),
     Mutant(
         "an_overspent_plan_starts",
@@ -119,6 +119,7 @@ MUTANTS = (
         "self._theirs = max(theirs",
         "self._theirs = min(theirs",
         (TESTS,),
+        harmless="inherited parts leave every decision to the full price; without parts there is one sum to take",
     ),
     Mutant(
         "gate_forgets_leaks",
@@ -127,6 +128,7 @@ MUTANTS = (
         "and (self._leaky or release.leaks):",
         "and release.leaks:",
         (TESTS,),
+        harmless="a certified ledger that holds or inherits a leak cannot be created, nor a leak be charged to it",
     ),
     Mutant(
         "gate_does_not_count",
@@ -238,7 +240,7 @@ MUTANTS = (
         "dptune/training/opening.py",
         "if composition_of(header.inherited) != mechanism.controller.inherited:",
         "if False:",
-        ("tests/training/test_loop.py", "tests/mechanisms/test_policy_file.py"),
+        ("tests/policy/test_tenants.py::test_a_header_that_leaves_out_what_a_run_started_from_is_refused",),
     ),
     Mutant(
         "any_inherited_unit",

@@ -151,7 +151,7 @@ MUTANTS = (
         CLIPPING,
         "return (knobs.radii[0],) * pairs",
         "return (self.max_grad_norm,) * pairs",
-        (f"{MOVES}[quantile]",),
+        (f"{ATTAINS}[6-quantile]",),
     ),
     Mutant(
         "no_margin_for_rounding",

@@ -15,6 +15,7 @@ UCB_VI = "dptune/policy/ucb_vi.py"
 RUNS = "tests/policy/test_training.py"
 PROMPTS = "tests/policy/test_rlhf.py"
 META = "tests/policy/test_tenants.py"
+CARRIED = "tests/policy/test_carried_over.py"
 
 MUTANTS = (
     Mutant(
@@ -23,7 +24,7 @@ MUTANTS = (
         TRAINING,
         'simulated = streams["public"].meet(number, learner.policy, after.policy)',
         "simulated = trajectories",
-        (RUNS, "tests/policy/test_method.py", "tests/audit/test_updates.py"),
+        (CARRIED,),
     ),
     Mutant(
         "simulated_users_are_the_users",
@@ -31,7 +32,7 @@ MUTANTS = (
         TRAINING,
         "training.steps, seed + _PUBLIC)",
         "training.steps, seed + _USERS)",
-        (RUNS, "tests/policy/test_method.py"),
+        (CARRIED,),
     ),
     Mutant(
         "fisher_matrix_of_users",
@@ -39,7 +40,7 @@ MUTANTS = (
         TRAINING,
         'radius, size = learner.radius(state, number, streams["public"])',
         'radius, size = learner.radius(state, number, streams["users"])',
-        (RUNS, "tests/policy/test_trust_region.py"),
+        (CARRIED,),
     ),
     Mutant(
         "noise_on_the_policy_alone",
@@ -47,7 +48,7 @@ MUTANTS = (
         TRAINING,
         'after.critic, after.last["critic"] = state.critic + means[1], means[1]',
         'after.critic, after.last["critic"] = state.critic + blocks[1].mean(dim=0).float(), means[1]',
-        (RUNS, "tests/audit/test_updates.py"),
+        (CARRIED,),
     ),
     Mutant(
         "moments_of_the_raw_update",
@@ -55,7 +56,7 @@ MUTANTS = (
         TRAINING,
         'state.critic, {"policy": means[0]})',
         'state.critic, {"policy": blocks[0].mean(dim=0).float()})',
-        (RUNS, "tests/audit/test_updates.py"),
+        (CARRIED,),
     ),
     Mutant(
         "policy_charged_after_its_release",
@@ -195,7 +196,7 @@ MUTANTS = (
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
         "    baseline = float(rollouts.rewards.mean())\n",
-        (PROMPTS, "tests/audit/test_prompts.py"),
+        (f"{PROMPTS}::test_other_users_move_nothing_that_a_user_computes_with",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_step",
@@ -211,7 +212,7 @@ MUTANTS = (
         "tasks/rlhf.py",
         "present[one.slot] = bool(one.included)",
         "present[one.slot] = True",
-        ("tests/tasks/test_rlhf_cells.py",),
+        ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_every_other_slot_is_taken",),
     ),
     Mutant(
         "coins_of_prompts_all_alike",
@@ -219,7 +220,7 @@ MUTANTS = (
         "tasks/rlhf.py",
         "next(secrets), entropy.getrandbits(1))",
         "next(secrets), 1)",
-        ("tests/tasks/test_rlhf_cells.py",),
+        ("tests/tasks/test_rlhf_cells.py::test_coins_and_secrets_are_fair_and_new_every_time",),
     ),
     Mutant(
         "prompts_charged_after_their_release",
@@ -261,7 +262,7 @@ MUTANTS = (
         TENANTS,
         "noisy_means([updates], [radius], method.multipliers, entropy)",
         "noisy_means([updates], [radius], [z / 2 for z in method.multipliers], entropy)",
-        (META,),
+        ("tests/policy/test_tenants_noise.py",),
     ),
     Mutant(
         "tenants_noise_of_a_seed",
@@ -269,7 +270,7 @@ MUTANTS = (
         TENANTS,
         "noisy_means([updates], [radius], method.multipliers, entropy)",
         "noisy_means([updates], [radius], method.multipliers, FixedSeed(number))",
-        (META,),
+        ("tests/policy/test_tenants_noise.py",),
     ),
     Mutant(
         "tenants_charged_after_their_release",
@@ -334,6 +335,6 @@ MUTANTS = (
         "tasks/audit.py",
         'options["noise_multiplier"] = first.noise_multiplier',
         'options["noise_multiplier"] = 2 * first.noise_multiplier',
-        ("tests/tasks/test_audit.py",),
+        ("tests/tasks/test_audited_step.py",),
     ),
 )

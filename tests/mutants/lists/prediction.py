@@ -12,6 +12,7 @@ PROTOCOLS = "dptune/prediction/protocols.py"
 PARTITION = "dptune/prediction/partition.py"
 DEPLOYMENT = "dptune/prediction/deployment.py"
 ANSWERS = "tests/prediction/test_predictor.py"
+DRAW = "tests/prediction/test_draw.py"
 LAWS = "tests/prediction/test_fixed_mixture.py"
 SHARDS = f"{LAWS}::test_a_shard_more_or_less_never_shows_beyond_its_certificate[0.2-3-8]"
 RECORDS = f"{LAWS}::test_a_record_more_or_less_never_shows_beyond_its_certificate[0.2-3-8]"
@@ -24,7 +25,7 @@ MUTANTS = (
         PREDICTOR,
         "self._ledger.charge(self.protocol.release)",
         "self._draw(context)\n            self._ledger.charge(self.protocol.release)",
-        (ANSWERS,),
+        (f"{DRAW}::test_every_token_is_on_the_disk_before_its_pass_and_its_coins",),
     ),
     Mutant(
         "private_branch_too_often",
@@ -40,7 +41,7 @@ MUTANTS = (
         PREDICTOR,
         'if protocol.unit == "shard":',
         'if protocol.unit != "record":',
-        (ANSWERS,),
+        ("tests/prediction/test_units.py",),
     ),
     Mutant(
         "records_priced_by_the_shard_bound",
@@ -48,7 +49,7 @@ MUTANTS = (
         PREDICTOR,
         'if protocol.unit == "shard":',
         'if protocol.unit != "patient":',
-        (ANSWERS,),
+        ("tests/prediction/test_units.py",),
     ),
     Mutant(
         "time_tells_of_the_laws",
@@ -88,7 +89,7 @@ MUTANTS = (
         PREDICTOR,
         "truncated(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))",
         "next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot])",
-        (ANSWERS,),
+        (f"{DRAW}::test_no_draw_is_from_a_law_with_a_token_that_the_public_model_never_says",),
     ),
     Mutant(
         "one_slot_for_all",

@@ -51,7 +51,7 @@ MUTANTS = (
         RELEASE,
         "everybody + part for part in parts.values()",
         "part for part in parts.values()",
-        ("tests/privacy/test_release.py",),
+        ("tests/privacy/test_release.py::test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody",),
     ),
     Mutant(
         "disjoint_prices_the_first_part",
@@ -155,7 +155,7 @@ MUTANTS = (
         ANSWERS,
         "order = min((release.renyi[0] for release",
         "order = max((release.renyi[0] for release",
-        ("tests/prediction/test_fixed_mixture.py::test_no_accountant_of_gaussians_prices_a_token",),
+        ("tests/privacy/test_answers.py",),
     ),
     Mutant(
         "noiseless_beside_tokens_is_free",

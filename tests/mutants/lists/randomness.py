@@ -64,7 +64,7 @@ MUTANTS = (
         ENTROPY,
         "_SMALL = np.uint64(2**47)",
         "_SMALL = np.uint64(0)",
-        ("tests/privacy/test_entropy.py",),
+        ("tests/privacy/test_entropy.py::test_a_word_deep_in_the_tail_is_continued_by_another",),
     ),
     Mutant(
         "halved_noise",
@@ -154,7 +154,7 @@ MUTANTS = (
         LAPLACE,
         'return "shared_laplace_mixture" if self.shared else "laplace_mixture"',
         'return "laplace_mixture"',
-        ("tests/privacy/test_mixture_bounds.py::test_a_shared_scale_and_noise_that_moves_are_refused",),
+        ("tests/mechanisms/test_laplace_noise.py::test_a_mechanism_with_a_shared_scale_says_so_and_certifies_nothing",),
     ),
     Mutant(
         "more_records_than_a_patient_may_bring",
@@ -178,7 +178,7 @@ MUTANTS = (
         DATA,
         "poisson_sample(entropy, len(self), sample_rate)",
         "np.argsort(uniform(entropy, len(self)))[: round(sample_rate * len(self))]",
-        ("tests/training/test_data.py::test_the_number_of_drawn_patients_is_binomial",),
+        ("tests/training/test_data.py::test_two_units_are_drawn_independently",),
     ),
     Mutant(
         "coins_of_canaries_ignored",

@@ -90,7 +90,7 @@ MUTANTS = (
         RUN,
         "sample = replace(run.public, rows=run.public.rows[:_PUBLIC_RECORDS])",
         "sample = replace(run.tokens, rows=run.tokens.rows[:_PUBLIC_RECORDS])",
-        (LOOP, "tests/training/test_filtered_run.py", "tests/mechanisms/test_rl.py"),
+        ("tests/training/test_observed.py",),
     ),
     Mutant(
         "batch_size_told_as_public",
