@@ -207,7 +207,9 @@ MUTANTS = (
         TRANSFORMED,
         "bounded = (block * factors).where(norms.isfinite(), 0.0)",
         "bounded = block * factors",
-        (f"{MOVES}[adaclip]",),
+        (
+            "tests/mechanisms/test_adaclip.py::test_a_unit_that_overflows_in_other_coordinates_gives_nothing_and_spoils_no_other",
+        ),
     ),
     Mutant(
         "exploring_for_free",
@@ -274,12 +276,12 @@ MUTANTS = (
         ("tests/mechanisms/test_policy_file.py::test_any_leak_of_the_first_run_is_a_leak_of_the_second",),
     ),
     Mutant(
-        "published_rldp_hides_its_medians",
-        "a leak that is not listed cannot be told",
+        "published_rldp_hides_its_leaks",
+        "the paper's controller would have a certified epsilon",
         "dptune/mechanisms/rldp_published.py",
-        '"raw medians of gradient norms (warm-up radii)",\n',
-        "",
-        ("tests/mechanisms/test_rl.py",),
+        'return (\n            "raw medians',
+        'return self.inherited_leaks\n        return (\n            "raw medians',
+        (f"{SENSITIVITY}::test_every_mechanism_that_claims_a_finite_epsilon_is_judged_here",),
     ),
     Mutant(
         "autoclip_hides_its_leak",

@@ -130,7 +130,7 @@ MUTANTS = (
         OPENING,
         "if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):",
         "if False:",
-        (LOOP,),
+        (f"{LOOP}::test_a_divisor_that_does_not_belong_to_the_sample_rate_is_refused",),
     ),
     Mutant(
         "guessable_dropout_masks",
