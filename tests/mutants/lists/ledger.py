@@ -54,7 +54,7 @@ MUTANTS = (
         LEDGER,
         "self.composition[release] += 1",
         "self.composition[release] = 1",
-        (TESTS,),
+        ("tests/privacy/test_ledger.py::test_past_the_budget_is_refused_and_nothing_is_written",),
     ),
     Mutant(
         "charge_not_admitted_first",
@@ -70,7 +70,7 @@ MUTANTS = (
         LEDGER,
         "self.composition: Composition = Counter(contents.composition)",
         "self.composition: Composition = Counter()",
-        (TESTS,),
+        ("tests/privacy/test_ledger.py::test_resume_cuts_only_the_unacknowledged_tail",),
     ),
     Mutant(
         "resume_prices_the_plan_alone",
@@ -78,7 +78,7 @@ MUTANTS = (
         LEDGER,
         "union = contents.composition | planned",
         "union = planned",
-        (TESTS,),
+        ("tests/privacy/test_ledger.py::test_resume_holds_the_budget_against_another_plan",),
     ),
     Mutant(
         "resume_of_a_finished_run",
@@ -118,7 +118,7 @@ MUTANTS = (
         LEDGER,
         "self._theirs = max(theirs",
         "self._theirs = min(theirs",
-        (TESTS,),
+        (f"{TESTS}::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
         harmless="inherited parts leave every decision to the full price; without parts there is one sum to take",
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = (
         LEDGER,
         "and (self._leaky or release.leaks):",
         "and release.leaks:",
-        (TESTS,),
+        (f"{TESTS}::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
         harmless="a certified ledger that holds or inherits a leak cannot be created, nor a leak be charged to it",
     ),
     Mutant(
@@ -136,7 +136,7 @@ MUTANTS = (
         LEDGER,
         "self.mine.add(release)",
         "pass",
-        (TESTS,),
+        ("tests/privacy/test_ledger.py::test_a_ledger_admits_what_pricing_the_whole_would",),
     ),
     Mutant(
         "gate_adds_up_parts",
@@ -144,7 +144,7 @@ MUTANTS = (
         LEDGER,
         "whole = not self._parts and release.part is None",
         "whole = True",
-        (TESTS,),
+        ("tests/privacy/test_ledger.py::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
     ),
     Mutant(
         "edited_lines_accepted",

@@ -106,7 +106,7 @@ MUTANTS = (
         METHOD,
         "part=part,\n",
         "part=None,\n",
-        ("tests/policy/test_method.py",),
+        ("tests/policy/test_method.py::test_the_length_of_a_run_costs_nothing_and_reuse_does",),
     ),
     Mutant(
         "noise_of_one_user",
@@ -130,7 +130,7 @@ MUTANTS = (
         AGGREGATE,
         "return rows * (radius / lengths.clamp(min=radius))",
         "return rows * (2 * radius / lengths.clamp(min=2 * radius))",
-        ("tests/policy/test_aggregate.py",),
+        ("tests/policy/test_aggregate.py::test_no_row_is_longer_than_the_radius_whatever_it_holds",),
     ),
     Mutant(
         "nobody_moves_with_momentum",
@@ -146,7 +146,7 @@ MUTANTS = (
         LOCAL,
         "return centred / ((centred.square().sum(dim=1, keepdim=True) / counts).sqrt() + 1e-8)",
         "return centred / ((centred.square().sum() / counts.sum()).sqrt() + 1e-8)",
-        ("tests/policy/test_local.py",),
+        ("tests/policy/test_local.py::test_a_users_update_does_not_depend_on_other_users",),
     ),
     Mutant(
         "episodes_never_reset",
@@ -204,7 +204,7 @@ MUTANTS = (
         RLHF,
         "rollouts, baseline, users.present[slots])",
         "rollouts, baseline, None)",
-        (PROMPTS,),
+        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_cell",
@@ -254,7 +254,7 @@ MUTANTS = (
         RLHF,
         "np.random.default_rng([seed, stream, number]).random(length) for number in numbers]",
         "np.random.default_rng([seed, stream, len(numbers)]).random(length) for number in numbers]",
-        (PROMPTS,),
+        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
     Mutant(
         "half_the_noise_on_tenants",
@@ -311,7 +311,9 @@ MUTANTS = (
         TENANTS,
         "normalised(gains, taken) * taken).mean(dim=1).sum()",
         "normalised(gains.flatten()[None], taken.flatten()[None]).view_as(gains) * taken).mean(dim=1).sum()",
-        (META,),
+        (
+            "tests/policy/test_tenants.py::test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_one_by_nothing",
+        ),
     ),
     Mutant(
         "tree_of_one_level",
@@ -319,7 +321,7 @@ MUTANTS = (
         UCB_VI,
         "return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)",
         "return self.noise_multiplier * math.sqrt(3 * self.horizon)",
-        ("tests/policy/test_ucb_vi.py",),
+        ("tests/policy/test_ucb_vi.py::test_no_episode_is_longer_than_the_sensitivity",),
     ),
     Mutant(
         "counters_off_the_grid",

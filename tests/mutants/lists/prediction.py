@@ -12,6 +12,7 @@ PROTOCOLS = "dptune/prediction/protocols.py"
 PARTITION = "dptune/prediction/partition.py"
 DEPLOYMENT = "dptune/prediction/deployment.py"
 ANSWERS = "tests/prediction/test_predictor.py"
+UNITS = "tests/prediction/test_units.py"
 DRAW = "tests/prediction/test_draw.py"
 LAWS = "tests/prediction/test_fixed_mixture.py"
 SHARDS = f"{LAWS}::test_a_shard_more_or_less_never_shows_beyond_its_certificate[0.2-3-8]"
@@ -41,7 +42,7 @@ MUTANTS = (
         PREDICTOR,
         'if protocol.unit == "shard":',
         'if protocol.unit != "record":',
-        ("tests/prediction/test_units.py",),
+        (f"{UNITS}::test_a_unit_that_turns_its_model_around_stays_within_what_it_is_promised",),
     ),
     Mutant(
         "records_priced_by_the_shard_bound",
@@ -49,7 +50,7 @@ MUTANTS = (
         PREDICTOR,
         'if protocol.unit == "shard":',
         'if protocol.unit != "patient":',
-        ("tests/prediction/test_units.py",),
+        (f"{UNITS}::test_a_unit_that_turns_its_model_around_stays_within_what_it_is_promised",),
     ),
     Mutant(
         "time_tells_of_the_laws",
@@ -105,7 +106,7 @@ MUTANTS = (
         MOLLIFY,
         "return torch.maximum(forward, backward)",
         "return forward",
-        (SHARDS, "tests/prediction/test_mollify.py::test_weights_are_feasible_and_nothing_much_larger_is"),
+        ("tests/prediction/test_mollify.py::test_weights_are_feasible_and_nothing_much_larger_is",),
     ),
     Mutant(
         "tokens_that_only_private_models_say",
@@ -129,7 +130,7 @@ MUTANTS = (
         MOLLIFY,
         "+ (1 - k) * math.log1p(-share)",
         "+ (k - 1) * math.log1p(-share)",
-        (RECORDS, "tests/prediction/test_mollify.py::test_moments_find_the_largest_weight"),
+        ("tests/prediction/test_mollify.py::test_moments_find_the_largest_weight",),
     ),
     Mutant(
         "a_model_moves_from_the_public_one_only",
@@ -137,7 +138,7 @@ MUTANTS = (
         MOLLIFY,
         "powers * math.log(2 * share)",
         "powers * math.log(share)",
-        (RECORDS,),
+        (f"{UNITS}::test_a_unit_that_turns_its_model_around_stays_within_what_it_is_promised",),
     ),
     Mutant(
         "margins_on_the_wrong_side",
@@ -161,7 +162,7 @@ MUTANTS = (
         MIXTURE,
         "return weights * (1 - slots.public_weight) / slots.models",
         "return weights / slots.models",
-        (SHARDS, f"{LAWS}::test_the_certificates_are_reached"),
+        ("tests/prediction/test_fixed_mixture.py::test_the_certificates_are_reached",),
     ),
     Mutant(
         "floor_of_a_whole_law",
@@ -177,7 +178,7 @@ MUTANTS = (
         SLOTS,
         "return (1 - self.public_weight) / self.models / self.floor",
         "return (1 - self.public_weight) / self.models",
-        (f"{LAWS}::test_the_constants_of_the_spec", SHARDS),
+        ("tests/prediction/test_fixed_mixture.py::test_the_constants_of_the_spec",),
     ),
     Mutant(
         "tokens_beyond_their_budget",
@@ -193,7 +194,7 @@ MUTANTS = (
         PROTOCOLS,
         "if self.models == 1:",
         "if True:",
-        ("tests/prediction/test_pmixed_published.py::test_what_is_told_of_one_model",),
+        ("tests/prediction/test_pmixed_published.py::test_more_models_than_one_have_no_proof",),
     ),
     Mutant(
         "fractional_orders_for_records",

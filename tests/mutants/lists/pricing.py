@@ -19,7 +19,7 @@ MUTANTS = (
         RELEASE,
         "return self.noise_multiplier / self.sensitivity",
         "return self.noise_multiplier",
-        ("tests/privacy/test_release.py",),
+        ("tests/privacy/test_release.py::test_effective_multiplier_is_noise_over_sensitivity",),
     ),
     Mutant(
         "raw_inputs_no_leak",
@@ -27,7 +27,7 @@ MUTANTS = (
         RELEASE,
         "return (*self.raw_inputs, *(",
         "return (*(",
-        ("tests/mechanisms/test_autoclip.py",),
+        ("tests/mechanisms/test_autoclip.py::test_p31_no_noise_gives_it_a_certified_epsilon",),
     ),
     Mutant(
         "moving_laplace_noise_no_leak",
@@ -75,7 +75,7 @@ MUTANTS = (
         FILTERS,
         "return spent <= self.budget * (1 + _ROUNDING)",
         "return spent <= self.budget * (1 + 0.1)",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_pf1_constant_schedule_needs_the_renyi_noise_and_fills_the_budget",),
     ),
     Mutant(
         "filter_ignores_sensitivity",
@@ -83,7 +83,7 @@ MUTANTS = (
         FILTERS,
         "return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)",
         "return renyi_cost(self.order, release.sample_rate, release.noise_multiplier)",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_pf9_cost_is_of_the_effective_multiplier",),
     ),
     Mutant(
         "filter_finds_other_noise_free",
@@ -99,7 +99,7 @@ MUTANTS = (
         FILTERS,
         "left = self.budget - spent",
         "left = self.budget",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_pf2_a_greedy_proposer_never_passes_the_budget",),
     ),
     Mutant(
         "a_broken_filter_keeps_its_epsilon",
@@ -107,7 +107,7 @@ MUTANTS = (
         FILTERS,
         "return self.limit(delta) if self.admits(composition) else math.inf",
         "return self.limit(delta)",
-        ("tests/privacy/test_filters.py", "tests/privacy/test_accountants.py::test_breaking_the_filter_is_infinite"),
+        ("tests/privacy/test_filters.py::test_a_composition_that_broke_the_budget_has_no_epsilon",),
     ),
     Mutant(
         "spend_counts_once",
@@ -115,7 +115,7 @@ MUTANTS = (
         FILTERS,
         "self._units += count * _as_units(cost)",
         "self._units += _as_units(cost)",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_pf1_constant_schedule_needs_the_renyi_noise_and_fills_the_budget",),
     ),
     Mutant(
         "spend_overflows_to_nothing",
@@ -123,7 +123,7 @@ MUTANTS = (
         FILTERS,
         "self._infinite |= count > 0",
         "self._infinite |= False",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_spends_add_up_and_an_overflow_is_infinite",),
     ),
     Mutant(
         "spend_rounds_to_nearest",
@@ -131,7 +131,7 @@ MUTANTS = (
         FILTERS,
         "return math.nextafter(nearest, math.inf) if short else nearest",
         "return nearest",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_the_running_spend_is_the_sum_of_the_whole_composition",),
     ),
     Mutant(
         "conversion_with_a_wrong_sign",
@@ -139,7 +139,7 @@ MUTANTS = (
         FILTERS,
         "+ (math.log(delta) + math.log(order)) / (order - 1)",
         "+ (math.log(delta) - math.log(order)) / (order - 1)",
-        ("tests/privacy/test_filters.py",),
+        ("tests/privacy/test_filters.py::test_pf1_constant_schedule_needs_the_renyi_noise_and_fills_the_budget",),
     ),
     Mutant(
         "conversion_without_delta",
@@ -187,7 +187,7 @@ MUTANTS = (
         CALIBRATION,
         "return batch / records, math.ceil(epochs * math.ceil(records / batch))",
         "return batch / records, max(1, math.floor(epochs * math.floor(records / batch)))",
-        ("tests/privacy/test_calibration.py",),
+        ("tests/privacy/test_calibration.py::test_the_sampling_of_the_issue_example",),
     ),
     Mutant(
         "score_bound_is_the_mean",
@@ -203,7 +203,7 @@ MUTANTS = (
         MIXTURES,
         "+ self.exponential**2 + width**2 / 12",
         "+ self.exponential**2 + width**2 / 24",
-        ("tests/privacy/test_laplace_mixtures.py",),
+        ("tests/privacy/test_laplace_mixtures.py::test_lmo_dp_figures",),
     ),
     Mutant(
         "zcdp_taken_for_gaussian_dp",
@@ -211,7 +211,7 @@ MUTANTS = (
         BOUNDS,
         "GDP_FACTOR = math.sqrt(2 / math.pi)",
         "GDP_FACTOR = 1.0",
-        ("tests/privacy/test_mixture_bounds.py",),
+        ("tests/privacy/test_mixture_bounds.py::test_published_reference_values",),
     ),
     Mutant(
         "statistics_are_pure_too",
@@ -251,7 +251,7 @@ MUTANTS = (
         PLANNING,
         "return max(epsilon_of(mine + theirs, schedule.delta)",
         "return max(epsilon_of(mine, schedule.delta)",
-        ("tests/mechanisms/test_planning.py", "tests/mechanisms/test_linear_agent.py"),
+        ("tests/mechanisms/test_planning.py::test_a_hyper_policy_is_paid_for_by_the_run_that_starts_from_it",),
     ),
     Mutant(
         "heirs_priced_for_free",
@@ -259,7 +259,7 @@ MUTANTS = (
         PLANNING,
         "inherited=mechanism.controller.inherited,",
         "inherited=None,",
-        ("tests/mechanisms/test_planning.py", "tests/mechanisms/test_policy_file.py"),
+        ("tests/mechanisms/test_planning.py::test_a_hyper_policy_is_paid_for_by_the_run_that_starts_from_it",),
     ),
     Mutant(
         "leaks_calibrated_under_certified",
@@ -267,6 +267,6 @@ MUTANTS = (
         PLANNING,
         'if accounting == "certified" and leaks:',
         "if False:",
-        ("tests/mechanisms/test_planning.py",),
+        ("tests/mechanisms/test_planning.py::test_a_mechanism_that_leaks_is_refused_under_certified_accounting",),
     ),
 )

@@ -24,7 +24,7 @@ MUTANTS = (
         ENTROPY,
         "algorithms.AES256(os.urandom(32))",
         "algorithms.AES256(bytes(32))",
-        ("tests/privacy/test_entropy.py",),
+        ("tests/privacy/test_entropy.py::test_many_words_are_the_keystream_of_a_key_and_counter_of_the_kernels",),
     ),
     Mutant(
         "a_fixed_seed_says_nothing",
@@ -48,7 +48,7 @@ MUTANTS = (
         ENTROPY,
         "return sample[sample < units]",
         "return sample[sample < units][: math.ceil(expected)]",
-        ("tests/privacy/test_entropy.py",),
+        ("tests/privacy/test_entropy.py::test_every_unit_enters_with_its_rate",),
     ),
     Mutant(
         "noise_on_one_side",
@@ -121,7 +121,7 @@ MUTANTS = (
         NOISE,
         "torch._foreach_round_(values)",
         "pass",
-        ("tests/mechanisms/test_noise.py", "tests/mechanisms/test_laplace_noise.py"),
+        ("tests/mechanisms/test_laplace_noise.py::test_every_block_lies_on_its_own_public_grid",),
     ),
     Mutant(
         "one_draw_for_all_blocks",
@@ -146,7 +146,7 @@ MUTANTS = (
         LAPLACE,
         "return rounded_sums(sums, noise, list(scales),",
         "return rounded_sums(sums, noise, [1.0] * len(sums),",
-        ("tests/mechanisms/test_laplace_noise.py",),
+        ("tests/mechanisms/test_laplace_noise.py::test_the_noise_multiplier_is_one_over_the_score_bound",),
     ),
     Mutant(
         "a_shared_scale_told_as_independent",

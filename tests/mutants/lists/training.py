@@ -42,7 +42,7 @@ MUTANTS = (
         RUN,
         DRAW,
         "self.units.draw(min(1.0, 2 * self.plan.sample_rate), self.entropy)",
-        (LOOP,),
+        ("tests/training/test_loop.py::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
     ),
     Mutant(
         "charged_at_half_the_rate",
@@ -58,7 +58,9 @@ MUTANTS = (
         RUN,
         CHARGE,
         "self.ledger.charge(self.mechanism.release(self.mechanism.knobs(), self.plan.sample_rate))",
-        ("tests/training/test_filtered_run.py",),
+        (
+            "tests/training/test_filtered_run.py::test_a_moving_sigma_never_passes_the_budget_and_makes_every_planned_release",
+        ),
     ),
     Mutant(
         "no_reserve_behind_the_filter",
@@ -66,7 +68,9 @@ MUTANTS = (
         RUN,
         "reserve = later * renyi_cost(",
         "reserve = 0.0 * renyi_cost(",
-        ("tests/training/test_filtered_run.py",),
+        (
+            "tests/training/test_filtered_run.py::test_a_greedy_controller_is_raised_and_still_makes_every_planned_release",
+        ),
     ),
     Mutant(
         "planned_steps_beyond_the_ledger",
@@ -74,7 +78,7 @@ MUTANTS = (
         RUN,
         "if self.ledger.releases >= self.plan.steps:",
         "if self.step >= self.plan.steps:",
-        ("tests/training/test_resume.py",),
+        ("tests/training/test_resume.py::test_killed_between_steps",),
     ),
     Mutant(
         "dropout_masks_of_a_public_seed",
@@ -114,7 +118,9 @@ MUTANTS = (
         RUN,
         "return Step(knobs, self.units.draw(",
         "return Step(self.mechanism.knobs(), self.units.draw(",
-        ("tests/training/test_filtered_run.py",),
+        (
+            "tests/training/test_filtered_run.py::test_a_greedy_controller_is_raised_and_still_makes_every_planned_release",
+        ),
     ),
     Mutant(
         "raw_gradients_left_on_the_parameters",
