@@ -19,6 +19,8 @@ from typing import Literal
 
 from tests.mutants.mutant import Mutant, StaleMutantError
 
+#: By name, for pytest would else read the file list of every installed package, at every run.
+_PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
 #: A planted bug may make a test wait for ever; a test that does is a test that fails.
 _TIMEOUT = "--timeout=120"
 #: What most tests import, and takes longest to; see ``warm.py``.
@@ -76,9 +78,11 @@ class Tree:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, copy / name)
         # One thread a process, as in ``make test``; an installed copy of the library must not be found first.
-        environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
+        }  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("warm.py")), *imported],
+            [sys.executable, str(Path(__file__).with_name("warm.py")), "pytest", *_PLUGINS, *imported],
             cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -86,7 +90,7 @@ class Tree:
         """Exit status, and what was printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        quiet = ["--quiet", "--tb=no", "-p", "no:cacheprovider", _TIMEOUT]
+        quiet = ["--quiet", "--tb=no", _TIMEOUT, "-p", "no:cacheprovider", *(f"-p{plugin}" for plugin in _PLUGINS)]
         print(json.dumps([*quiet, *options, *tests]), file=self._process.stdin, flush=True)
         status, output = json.loads(self._process.stdout.readline())
         return status, output
