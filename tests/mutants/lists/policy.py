@@ -196,7 +196,7 @@ MUTANTS = (
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
         "    baseline = float(rollouts.rewards.mean())\n",
-        (f"{PROMPTS}::test_other_users_move_nothing_that_a_user_computes_with",),
+        (f"{PROMPTS}::test_what_a_user_earns_moves_nothing_that_others_compute_with",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_step",
