@@ -26,7 +26,7 @@ help:
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
-	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (half an hour)"
+	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
 	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/scale.md"
