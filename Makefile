@@ -19,13 +19,14 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro policy test test-slow check check-scale bench format ui paper clean
+.PHONY: help setup repro policy test test-slow mutants check check-scale bench format ui paper clean
 
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
+	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
 	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/scale.md"
@@ -50,6 +51,9 @@ test: $(SETUP)
 
 test-slow: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not scale"
+
+mutants: $(SETUP)
+	@$(ACTIVATE) python -m tests.mutants
 
 check-scale: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m pytest -m scale

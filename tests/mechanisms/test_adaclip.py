@@ -285,3 +285,15 @@ def test_it_is_not_what_opacus_calls_adaclip() -> None:
     direction = torch.nn.functional.normalize(layer.weight.grad.flatten(), dim=0)
     torch.testing.assert_close(direction, torch.nn.functional.normalize(gradient[0], dim=0))
     assert len(set(geometry(ours).scale.tolist())) == 3
+
+
+def test_a_unit_that_overflows_in_other_coordinates_gives_nothing_and_spoils_no_other() -> None:
+    """A gradient of 1e30 over a scale of 1e-300 is infinite, and infinity times a factor of 0 is no number."""
+    zero = torch.zeros(sum(SIZES), dtype=torch.float64)
+    knobs = Knobs((), 1.0, geometry=Diagonal(zero, torch.full_like(zero, 1e-300)))
+    fine, huge = np.zeros((2, sum(SIZES)))
+    huge[:] = 1e30
+    (both,) = Transformed().clipped_sum(batch_of([fine, huge]), knobs)
+    (alone,) = Transformed().clipped_sum(batch_of([huge]), knobs)
+    assert not both.any()
+    assert not alone.any()

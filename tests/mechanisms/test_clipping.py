@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat, Unclipped
-from dptune.mechanisms.mechanism import Knobs
+from dptune.mechanisms.control import Constant
+from dptune.mechanisms.mechanism import Knobs, Mechanism
+from dptune.mechanisms.noise import Gaussian
 from dptune.training.per_sample import PairGradients
 
 torch.set_num_threads(1)
@@ -164,6 +166,8 @@ def test_what_a_clipper_or_a_statistic_reads_is_finite(batch: Batch, losses: lis
 
 def test_without_a_bound_no_noise_is_enough() -> None:
     assert Unclipped().sensitivity(Knobs((), 1.0), 2) == math.inf
+    with pytest.raises(ConfigError, match="bounds nothing, so noise cannot hide it"):
+        Mechanism("hopeful", Unclipped(), Gaussian(1.0), Constant(), "gdp_clt", 2)
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])

@@ -19,6 +19,7 @@ from dptune.mechanisms.laplace_noise import PRESETS, Laplace, LmoDp, Plrvo, _tai
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
+from dptune.privacy.accountants import epsilons
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, FixedSeed, OsEntropy
 from dptune.privacy.laplace_mixtures import InverseScale
 
@@ -96,6 +97,15 @@ def test_the_noise_multiplier_is_one_over_the_score_bound(noise: Any) -> None:
     error = 8 * math.sqrt((law.variance - law.mean_absolute**2) / COORDINATES)
     assert float(first.abs().mean()) == pytest.approx(law.mean_absolute, abs=error)
     assert float(second.abs().mean()) == pytest.approx(5 * law.mean_absolute, abs=5 * error)
+
+
+def test_a_mechanism_with_a_shared_scale_says_so_and_certifies_nothing() -> None:
+    """Its noise is another than that of a scale for every coordinate, which has the same law and a proof."""
+    for shared in (True, False):
+        mechanism = build("plrvo", {"noise_multiplier": 1.0, "shared": shared})
+        release = mechanism.release(mechanism.knobs(), 0.1)
+        assert bool(release.leaks) == shared
+        assert math.isinf(epsilons(Counter({release: 1}), 1e-5).noise_only) == shared
 
 
 def test_a_shared_scale_is_shared() -> None:

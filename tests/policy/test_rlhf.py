@@ -223,6 +223,41 @@ def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: 
     assert 0 < float((one - two).norm()) <= bound * (1 + 1e-5)
 
 
+class Watched(Learner):
+    """User 2 earns what it is told; notes what an update is computed from, and what came out."""
+
+    reward = 0.0
+
+    def respond(self, vector: Any, prompts: Any, uniforms: Any) -> Any:
+        found = super().respond(vector, prompts, uniforms)
+        if len(prompts) == len(TEXTS):  # simulated users are fewer
+            found.rewards[2] = self.reward
+        return found
+
+    def updates(self, vector: Any, rollouts: Any, baseline: float, present: Any = None) -> torch.Tensor:
+        rows = super().updates(vector, rollouts, baseline, present)
+        self.seen = [vector, baseline, rows]
+        return rows
+
+
+def test_what_a_user_earns_moves_nothing_that_others_compute_with(tmp_path: Path) -> None:
+    """Through a baseline of the users' own rewards, say, each would move the updates of all, unclipped."""
+    seen = []
+    for reward in (-1.0, 1.0):
+        plain = learner()
+        it = Watched(plain.policy, plain.lexicon, plain.method, replace(plain.bandit, updates=1))
+        it.reward = reward
+        header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 4)
+        public = prompts(["Simulated", "Nobody"])
+        train(it, stream(TEXTS), public, public, header, tmp_path / str(reward), OsEntropy())
+        seen.append(it.seen)
+    (vector, baseline, rows), (vector_then, baseline_then, rows_then) = seen
+    assert torch.equal(vector, vector_then)
+    assert baseline == baseline_then
+    assert torch.equal(rows[[0, 1, 3]], rows_then[[0, 1, 3]])
+    assert not torch.allclose(rows[2], rows_then[2])
+
+
 def test_the_ledgers_epsilon_is_the_exact_gaussian_of_one_update(tmp_path: Path) -> None:
     state, points = trained(tmp_path, learner(noise=1.0), stream())
     contents = read_ledger(tmp_path / LEDGER)

@@ -36,9 +36,11 @@ from dptune.policy.tenant_runs import (
 )
 from dptune.policy.tenants import CONTROLLER, Experience, MetaTraining, experience_of, meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import LedgerError, read_ledger
+from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
+from dptune.training.data import PrivacyUnits
 from dptune.training.loop import Plan
 from dptune.training.model import Lora
+from dptune.training.opening import _check_header
 from tasks import tenants as tenants_task
 from tasks.tenants import Tenants, run_tenants, settings_from, summary_of
 
@@ -213,10 +215,6 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
 
 def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
     """Its patients may be in many of them."""
-    from dptune.privacy.ledger import RunHeader
-    from dptune.training.data import PrivacyUnits
-    from dptune.training.opening import _check_header
-
     policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
     policy.write(tmp_path)
     mechanism = build("rldp", {"noise_multiplier": 1.0, "agent": "linear", "init_from": str(tmp_path)})
@@ -231,6 +229,22 @@ def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
                 _check_header(units, mechanism, header, OsEntropy())
         else:
             _check_header(units, mechanism, header, OsEntropy())
+
+
+def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: Path) -> None:
+    """``verify`` believes the header: it would price the run as if it had started from nothing."""
+    policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
+    policy.write(tmp_path)
+    mechanism = build("rldp", {"noise_multiplier": 1.0, "agent": "linear", "init_from": str(tmp_path)})
+    whole = tuple(mechanism.controller.inherited.items())
+    units = PrivacyUnits.of("encounter", np.arange(4), 1)
+    for inherited in ((), whole[:1], whole):
+        header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 4, inherited=inherited)
+        if inherited == whole:
+            _check_header(units, mechanism, header, OsEntropy())
+        else:
+            with pytest.raises(ConfigError, match="not what the mechanism was made from"):
+                _check_header(units, mechanism, header, OsEntropy())
 
 
 def test_the_adapters_run_is_priced_with_its_hyper_policy(tmp_path: Path) -> None:

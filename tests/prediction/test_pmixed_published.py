@@ -112,6 +112,16 @@ def test_what_is_told_of_one_model() -> None:
     assert prices.published <= 8
 
 
+@pytest.mark.parametrize("models", [2, 80])
+def test_more_models_than_one_have_no_proof(models: int) -> None:
+    """Theorem 5.1 takes a bound at one order for all: what it claims is told, and nothing is certified."""
+    prices = epsilons(planned_answers(Published(models=models)), 1e-5, published_accountant="pmixed")
+    assert prices.published == pytest.approx(8, abs=1e-9)
+    assert math.isinf(prices.noise_only)
+    assert math.isinf(prices.certified)
+    assert prices.leaks
+
+
 @pytest.mark.parametrize("subsample", [0.03, 0.3, 0.9])
 @pytest.mark.parametrize("order", [2, 3, 5])
 def test_no_law_exceeds_the_bound_of_one_model(order: int, subsample: float) -> None:

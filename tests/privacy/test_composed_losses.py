@@ -101,11 +101,11 @@ def test_what_decides_about_precision_never_decides_about_truth(
 
 def test_composed_probabilities_are_bounded_from_above_one_by_one() -> None:
     """Two losses, so that the sum is binomial. Round-off alone would leave about half of the probabilities too low."""
-    releases, chance = 500, 0.3
+    releases, chance = 200, 0.3
     mass = np.array([1 - chance, chance])
     grid = GridLosses(0, np.array([0.0, 1.0]), mass, 0.0)
     total = composed_losses._Sum((composed_losses._Tilted(Kind(0.5, 1.0, releases), grid, mass, 0.0),), 1.0, 0.0)
-    found = total._composed(0, 512)[: releases + 1]
+    found = total._composed(0, 256)[: releases + 1]
     with mpmath.workdps(40):
         rare, often = (mpmath.log(mpmath.mpf(share)) for share in (mass[1], mass[0]))
         exact = [

@@ -204,6 +204,13 @@ def test_reported_epsilon_is_the_conversion_of_the_budget_however_little_was_spe
     assert reported == pytest.approx(epsilon, rel=1e-6)
 
 
+def test_a_composition_that_broke_the_budget_has_no_epsilon() -> None:
+    """The filter's guarantee is of what it admitted; of what passed it nothing is known."""
+    keeper, release = RenyiFilter(order=4.0, budget=10 * renyi_cost(4.0, 0.05, 1.0)), Release(0.05, 1.0, adaptive=True)
+    assert keeper.epsilon(Counter({release: 10}), 1e-5) == keeper.limit(1e-5)
+    assert keeper.epsilon(Counter({release: 11}), 1e-5) == math.inf
+
+
 def test_epsilon_does_not_shrink_when_a_run_stops_early() -> None:
     plan = RenyiFilter.plan(2.0, DELTA, 0.01, 100)
     one, many = (epsilons(Counter({Release(0.01, 2.0, adaptive=True): n}), DELTA, renyi_filter=plan) for n in (1, 50))

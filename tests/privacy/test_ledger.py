@@ -317,6 +317,19 @@ def test_what_was_planned_is_not_admitted_beside_what_came_instead(tmp_path: Pat
             ledger.charge(plain)
 
 
+def test_a_fixed_plan_is_not_admitted_beside_adaptive_releases_that_spent_its_budget(tmp_path: Path) -> None:
+    """The filter decides on adaptive releases alone, so that a plan of others, once cleared, must be priced again."""
+    fixed, moving = (Release(0.05, 1.0, adaptive=adaptive) for adaptive in (False, True))
+    keeper = RenyiFilter(order=4.0, budget=20 * renyi_cost(4.0, 0.05, 1.0))
+    head = header(epsilon=1.01 * keeper.limit(DELTA), renyi_filter=keeper)
+    with Ledger.create(tmp_path / "ledger.jsonl", head, Counter({fixed: 20})) as ledger:
+        while ledger.admits(moving):
+            ledger.charge(moving)
+        assert ledger.composition[moving] == 20
+        with pytest.raises(BudgetError):
+            ledger.charge(fixed)
+
+
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_run_is_priced_once_and_a_charge_prices_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adaptive: bool

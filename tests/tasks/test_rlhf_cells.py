@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from dptune.errors import ConfigError
 from dptune.privacy.ledger import read_ledger
 from dptune.training.model import BaseModel, load_base
 from dptune.training.pretrain import Pretraining, pretrain
+from tasks import rlhf
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.rlhf import cells, run_cell, settings_of, violations
+from tasks.rlhf import Plan, cells, run_cell, settings_of, violations
 
 SMALL = (
     *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),
@@ -79,6 +81,34 @@ def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> Non
     assert json.loads((cell.directory / "prompts.json").read_text())["canaries"] == []
     with pytest.raises(ConfigError, match="private telemetry cannot hold without noise"):
         settings_of((*SMALL, "telemetry=private", "nonprivate=true"))
+
+
+def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -> None:
+    """A canary that takes part against its coin would hide from the audit whatever its update does."""
+    (cell,) = cells(settings_of(SMALL))
+    records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
+    drawn = Plan.drawn(cell, hosts)
+    for first in (0, 1):
+        coins = [(place + first) % 2 for place in range(len(drawn.canaries))]
+        canaries = tuple(replace(one, included=coin) for one, coin in zip(drawn.canaries, coins, strict=True))
+        users = rlhf._stream(cell, replace(drawn, canaries=canaries), records, hosts, rlhf._learner(cell, "cpu"))
+        assert [int(users.present[one.slot]) for one in canaries] == coins
+        others = set(range(24)) - {one.slot for one in canaries}
+        assert len(others) == 12
+        assert bool(users.present[list(others)].all())
+
+
+def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
+    """2 x 4,000 coins: within 6 deviations of a half, and no plan like another; false alarm below 1e-8."""
+    (cell,) = cells(settings_of([*SMALL, "users=2000", "canaries=4000"]))
+    hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts"})
+    one, other = (Plan.drawn(cell, hosts) for _ in range(2))
+    for plan in (one, other):
+        assert abs(sum(canary.included for canary in plan.canaries) - 2000) < 6 * 0.5 * 4000**0.5
+    assert [canary.included for canary in one.canaries] != [canary.included for canary in other.canaries]
+    assert not set(one.secrets) & set(other.secrets)
+    # Where they are is public, and the same whatever the coins.
+    assert [canary.slot for canary in one.canaries] == [canary.slot for canary in other.canaries]
 
 
 def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:

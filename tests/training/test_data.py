@@ -161,10 +161,24 @@ def test_an_encounter_is_its_own_unit() -> None:
 
 
 def test_the_number_of_drawn_patients_is_binomial() -> None:
-    """Mean of 3000 draws of Binomial(50, 0.2) within six standard errors: false alarm 2e-9."""
+    """Chi-square of 3000 draws of Binomial(50, 0.2), its whole law: false alarm 1e-9. Batches of one size would have
+    the same mean."""
     units = PrivacyUnits.of("patient", np.arange(200) % 50, 2)
-    sizes = [len(units.draw(0.2, OsEntropy())) for _ in range(3000)]
-    assert np.mean(sizes) == pytest.approx(10, abs=6 * (50 * 0.2 * 0.8 / 3000) ** 0.5)
+    sizes = np.array([len(units.draw(0.2, OsEntropy())) for _ in range(3000)])
+    edges = np.arange(6, 16)  # sizes up to 5, 6, ..., 15 and more: at least 90 expected in each
+    expected = np.diff(stats.binom.cdf([-1, *(edges - 1), 50], 50, 0.2)) * 3000
+    found = np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=len(expected))
+    assert expected.min() > 90
+    assert stats.chisquare(found, expected).pvalue > 1e-9
+
+
+@pytest.mark.parametrize("kind", ["encounter", "patient"])
+def test_two_units_are_drawn_independently(kind: str) -> None:
+    """Both, and neither, in a quarter of 400 draws, give or take 60 (6.9 deviations; false alarm 1e-10)."""
+    units = PrivacyUnits.of(kind, np.arange(2), 1)
+    sizes = [len(units.draw(0.5, OsEntropy())) for _ in range(400)]
+    assert 40 < sizes.count(2) < 160
+    assert 40 < sizes.count(0) < 160
 
 
 def test_each_row_of_a_patient_is_chosen_equally_often() -> None:

@@ -271,6 +271,13 @@ def test_a_header_that_does_not_describe_the_run_is_refused(tmp_path: Path, chan
     assert release_lines(tmp_path) == 0
 
 
+def test_a_divisor_that_does_not_belong_to_the_sample_rate_is_refused(tmp_path: Path) -> None:
+    """Eight units at a rate of a half are expected to be four."""
+    with pytest.raises(DptuneError, match="expected_batch_size"):
+        trained(tmp_path, make_plan(expected_batch_size=5.0))
+    assert release_lines(tmp_path) == 0
+
+
 def test_units_that_cannot_fit_a_micro_batch_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     """Later the refusal would depend on which unit was drawn."""
     units = PrivacyUnits.of("patient", np.array([0, 0, 0, 0, 0, 1, 2, 3]), 5)

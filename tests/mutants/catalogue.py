@@ -1,0 +1,9 @@
+"""Every mutant, part by part of the library."""
+
+from __future__ import annotations
+
+from tests.mutants.lists import ledger, mechanisms, policy, prediction, pricing, randomness, training
+from tests.mutants.mutant import Mutant
+
+PARTS = (pricing, ledger, randomness, mechanisms, training, prediction, policy)
+MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

@@ -1,0 +1,342 @@
+"""Policy gradient: what of a user reaches anybody but in the noisy mean."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TRAINING = "dptune/policy/training.py"
+AGGREGATE = "dptune/policy/aggregate.py"
+METHOD = "dptune/policy/method.py"
+LOCAL = "dptune/policy/local.py"
+RLHF = "dptune/policy/rlhf.py"
+TENANTS = "dptune/policy/tenants.py"
+OPENING = "dptune/policy/opening.py"
+UCB_VI = "dptune/policy/ucb_vi.py"
+RUNS = "tests/policy/test_training.py"
+PROMPTS = "tests/policy/test_rlhf.py"
+META = "tests/policy/test_tenants.py"
+CARRIED = "tests/policy/test_carried_over.py"
+
+MUTANTS = (
+    Mutant(
+        "public_critic_of_users",
+        "a critic that is called public would carry users' trajectories into later updates",
+        TRAINING,
+        'simulated = streams["public"].meet(number, learner.policy, after.policy)',
+        "simulated = trajectories",
+        (CARRIED,),
+    ),
+    Mutant(
+        "simulated_users_are_the_users",
+        "the public stream would replay the users' own episodes",
+        TRAINING,
+        "training.steps, seed + _PUBLIC)",
+        "training.steps, seed + _USERS)",
+        (CARRIED,),
+    ),
+    Mutant(
+        "fisher_matrix_of_users",
+        "the clip radius would follow users' trajectories, at no charge",
+        TRAINING,
+        'radius, size = learner.radius(state, number, streams["public"])',
+        'radius, size = learner.radius(state, number, streams["users"])',
+        (CARRIED,),
+    ),
+    Mutant(
+        "noise_on_the_policy_alone",
+        "the private critic would be released as it is",
+        TRAINING,
+        'after.critic, after.last["critic"] = state.critic + means[1], means[1]',
+        'after.critic, after.last["critic"] = state.critic + blocks[1].mean(dim=0).float(), means[1]',
+        (CARRIED,),
+    ),
+    Mutant(
+        "moments_of_the_raw_update",
+        "the next users' Adam would start from the exact mean",
+        TRAINING,
+        'state.critic, {"policy": means[0]})',
+        'state.critic, {"policy": blocks[0].mean(dim=0).float()})',
+        (CARRIED,),
+    ),
+    Mutant(
+        "policy_charged_after_its_release",
+        "a process that dies between the two has released for nothing",
+        TRAINING,
+        "    ledger.charge(method.release(number))\n"
+        "    after = learner.released(state, blocks, radius, size, entropy)\n",
+        "    after = learner.released(state, blocks, radius, size, entropy)\n"
+        "    ledger.charge(method.release(number))\n",
+        (f"{RUNS}::test_the_ledger_is_charged_before_the_noise_is_drawn",),
+    ),
+    Mutant(
+        "users_come_twice",
+        "a user in two updates pays twice",
+        TRAINING,
+        "met.admit(trajectories.users)",
+        "pass",
+        (f"{RUNS}::test_episodes_that_span_updates_are_refused_by_the_assertion",),
+    ),
+    Mutant(
+        "dead_updates_made_again",
+        "users of charged updates would be met again after a restart",
+        TRAINING,
+        "for number in range(ledger.releases, training.updates):",
+        "for number in range(training.updates):",
+        (f"{RUNS}::test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge",),
+    ),
+    Mutant(
+        "raw_critic_no_leak",
+        "the paper's critic would have a certified epsilon",
+        METHOD,
+        'raw_inputs=(RAW_CRITIC,) if self.critic == "raw" else (),',
+        "raw_inputs=(),",
+        ("tests/policy/test_method.py::test_a_raw_critic_certifies_nothing",),
+    ),
+    Mutant(
+        "critic_and_policy_at_full_noise_each",
+        "two blocks at z each are one release at z / sqrt 2",
+        METHOD,
+        "self.noise_multiplier / math.sqrt(share)",
+        "self.noise_multiplier",
+        ("tests/policy/test_method.py::test_policy_and_critic_share_one_mechanism",),
+    ),
+    Mutant(
+        "every_update_of_other_users",
+        "a run that meets users again would still be priced by its dearest part",
+        METHOD,
+        "part=part,\n",
+        "part=None,\n",
+        ("tests/policy/test_method.py::test_the_length_of_a_run_costs_nothing_and_reuse_does",),
+    ),
+    Mutant(
+        "noise_of_one_user",
+        "noise on the sum is divided by the users once, not twice",
+        AGGREGATE,
+        "scales = [radius * multiplier for",
+        "scales = [radius * multiplier / users for",
+        ("tests/policy/test_aggregate.py::test_noise_of_the_mean_is_z_times_radius_over_users",),
+    ),
+    Mutant(
+        "divided_by_who_is_there",
+        "the number of users with an update is private",
+        AGGREGATE,
+        "return [total / users for total",
+        "users = max(1, int(clipped[0].any(dim=1).sum()))\n    return [total / users for total",
+        ("tests/policy/test_aggregate.py::test_a_null_user_counts_in_the_divisor",),
+    ),
+    Mutant(
+        "clipped_to_twice_the_radius",
+        "a user would move the release twice as far",
+        AGGREGATE,
+        "return rows * (radius / lengths.clamp(min=radius))",
+        "return rows * (2 * radius / lengths.clamp(min=2 * radius))",
+        ("tests/policy/test_aggregate.py::test_no_row_is_longer_than_the_radius_whatever_it_holds",),
+    ),
+    Mutant(
+        "nobody_moves_with_momentum",
+        "an empty slot that moves is no empty slot",
+        LOCAL,
+        "return projected(moved - start, steps.radius) * taken.any(dim=1, keepdim=True)",
+        "return projected(moved - start, steps.radius)",
+        ("tests/policy/test_local.py::test_a_null_user_does_not_move_even_with_momentum",),
+    ),
+    Mutant(
+        "advantages_normalised_over_users",
+        "each user would move all others' advantages",
+        LOCAL,
+        "return centred / ((centred.square().sum(dim=1, keepdim=True) / counts).sqrt() + 1e-8)",
+        "return centred / ((centred.square().sum() / counts.sum()).sqrt() + 1e-8)",
+        ("tests/policy/test_local.py::test_a_users_update_does_not_depend_on_other_users",),
+    ),
+    Mutant(
+        "episodes_never_reset",
+        "a user's episode would go on in another update",
+        "dptune/policy/rollout.py",
+        "if self._observations is None or not self._continuing:",
+        "if self._observations is None:",
+        (f"{RUNS}::test_every_user_starts_in_a_fresh_environment",),
+    ),
+    Mutant(
+        "nobody_is_remembered",
+        "a user who comes twice would not be noticed",
+        "dptune/policy/rollout.py",
+        "self._users.add(user)",
+        "pass",
+        (f"{RUNS}::test_a_user_who_comes_twice_is_refused",),
+    ),
+    Mutant(
+        "another_schedule_resumed",
+        "other numbers of users would meet some of them twice",
+        OPENING,
+        "if replace(header, run_id=found.run_id) != found:",
+        "if False:",
+        (f"{RUNS}::test_a_run_is_not_resumed_with_another_schedule",),
+    ),
+    Mutant(
+        "state_without_its_ledger",
+        "what was released would be forgotten, and its users be met again",
+        OPENING,
+        "if left := [name for name in state if (directory / name).exists()]:",
+        "if left := []:",
+        (f"{RUNS}::test_a_state_without_its_ledger_is_no_start",),
+    ),
+    Mutant(
+        "policy_header_hides_its_seed",
+        "a fixed seed would be certified",
+        OPENING,
+        "if entropy.leaks != header.leaks:",
+        "if False:",
+        (f"{RUNS}::test_the_header_must_declare_the_entropy",),
+    ),
+    Mutant(
+        "baseline_of_users_rewards",
+        "each user would move all others' updates through the mean reward",
+        RLHF,
+        "    baseline = float(learner.simulated(state.adapter, public, number).rewards.mean())\n"
+        "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
+        "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
+        "    baseline = float(rollouts.rewards.mean())\n",
+        (f"{PROMPTS}::test_what_a_user_earns_moves_nothing_that_others_compute_with",),
+    ),
+    Mutant(
+        "coins_of_prompts_ignored_in_a_step",
+        "a canary that its coin left out would take part, and the audit see nothing",
+        RLHF,
+        "rollouts, baseline, users.present[slots])",
+        "rollouts, baseline, None)",
+        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "coins_of_prompts_ignored_in_a_cell",
+        "a canary that its coin left out would take part, and the audit see nothing",
+        "tasks/rlhf.py",
+        "present[one.slot] = bool(one.included)",
+        "present[one.slot] = True",
+        ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_every_other_slot_is_taken",),
+    ),
+    Mutant(
+        "coins_of_prompts_all_alike",
+        "coins that are not fair void the bound of one run",
+        "tasks/rlhf.py",
+        "next(secrets), entropy.getrandbits(1))",
+        "next(secrets), 1)",
+        ("tests/tasks/test_rlhf_cells.py::test_coins_and_secrets_are_fair_and_new_every_time",),
+    ),
+    Mutant(
+        "prompts_charged_after_their_release",
+        "a process that dies between the two has released for nothing",
+        RLHF,
+        "    ledger.charge(learner.method.release(number))\n"
+        "    (mean,) = noisy_means([updates], [learner.radius], learner.method.multipliers, entropy)\n",
+        "    (mean,) = noisy_means([updates], [learner.radius], learner.method.multipliers, entropy)\n"
+        "    ledger.charge(learner.method.release(number))\n",
+        (f"{PROMPTS}::test_a_charged_update_that_died_is_not_made_again",),
+    ),
+    Mutant(
+        "half_the_noise_on_prompts",
+        "mu would be twice what is certified",
+        RLHF,
+        "[updates], [learner.radius], learner.method.multipliers, entropy)",
+        "[updates], [learner.radius], [z / 2 for z in learner.method.multipliers], entropy)",
+        (f"{PROMPTS}::test_the_noise_is_z_radii_over_the_users",),
+    ),
+    Mutant(
+        "prompts_come_twice",
+        "a prompt in two updates pays twice",
+        RLHF,
+        "Met().admit(users.ids)",
+        "pass",
+        (f"{PROMPTS}::test_nobody_comes_twice",),
+    ),
+    Mutant(
+        "one_stream_of_samples",
+        "one user's length would move the next user's randomness",
+        RLHF,
+        "np.random.default_rng([seed, stream, number]).random(length) for number in numbers]",
+        "np.random.default_rng([seed, stream, len(numbers)]).random(length) for number in numbers]",
+        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "half_the_noise_on_tenants",
+        "mu would be twice what is certified",
+        TENANTS,
+        "noisy_means([updates], [radius], method.multipliers, entropy)",
+        "noisy_means([updates], [radius], [z / 2 for z in method.multipliers], entropy)",
+        ("tests/policy/test_tenants_noise.py",),
+    ),
+    Mutant(
+        "tenants_noise_of_a_seed",
+        "noise that anybody can draw again",
+        TENANTS,
+        "noisy_means([updates], [radius], method.multipliers, entropy)",
+        "noisy_means([updates], [radius], method.multipliers, FixedSeed(number))",
+        ("tests/policy/test_tenants_noise.py",),
+    ),
+    Mutant(
+        "tenants_charged_after_their_release",
+        "a process that dies between the two has released for nothing",
+        TENANTS,
+        "    ledger.charge(method.release(number))\n    (mean,) = noisy_means(",
+        "    (mean,) = noisy_means([updates], [radius], method.multipliers, entropy)\n"
+        "    ledger.charge(method.release(number))\n    (mean,) = noisy_means(",
+        (f"{META}::test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it",),
+    ),
+    Mutant(
+        "tenants_come_twice",
+        "a tenant in two updates pays twice",
+        TENANTS,
+        "Met().admit(tuple(tenant.number for tenant in tenants[:needed]))",
+        "pass",
+        (f"{META}::test_a_tenant_who_comes_twice_is_refused_before_anything_is_charged",),
+    ),
+    Mutant(
+        "tenants_met_again_after_death",
+        "a restart would forget whom it met",
+        TENANTS,
+        "for number in range(ledger.releases, updates):",
+        "for number in range(updates - ledger.releases):",
+        (f"{META}::test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met",),
+    ),
+    Mutant(
+        "a_tenants_failure_is_told",
+        "whether a training dies may depend on one tenant's records",
+        TENANTS,
+        "    except Exception:\n        return None",
+        "    except Exception:\n        raise",
+        (f"{META}::test_a_tenant_without_records_or_with_a_run_that_fails_contributes_nothing",),
+    ),
+    Mutant(
+        "tenants_normalised_together",
+        "each tenant would move all others' gradients",
+        TENANTS,
+        "normalised(gains, taken) * taken).mean(dim=1).sum()",
+        "normalised(gains.flatten()[None], taken.flatten()[None]).view_as(gains) * taken).mean(dim=1).sum()",
+        (
+            "tests/policy/test_tenants.py::test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_one_by_nothing",
+        ),
+    ),
+    Mutant(
+        "tree_of_one_level",
+        "an episode is part of a node on every level",
+        UCB_VI,
+        "return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)",
+        "return self.noise_multiplier * math.sqrt(3 * self.horizon)",
+        ("tests/policy/test_ucb_vi.py::test_no_episode_is_longer_than_the_sensitivity",),
+    ),
+    Mutant(
+        "counters_off_the_grid",
+        "low bits of noise and count tell what was counted",
+        UCB_VI,
+        "(noisy,) = rounded_sums([torch.from_numpy(total)], (normal,), [self._deviation], [self._deviation])",
+        "noisy = torch.from_numpy(total) + self._deviation * normal",
+        ("tests/policy/test_ucb_vi.py::test_noisy_counters_lie_on_the_public_grid",),
+    ),
+    Mutant(
+        "step_audited_at_twice_the_noise",
+        "an audit of another step than the ledger charged finds nothing",
+        "tasks/audit.py",
+        'options["noise_multiplier"] = first.noise_multiplier',
+        'options["noise_multiplier"] = 2 * first.noise_multiplier',
+        ("tests/tasks/test_audited_step.py",),
+    ),
+)

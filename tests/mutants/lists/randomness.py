@@ -1,0 +1,191 @@
+"""Noise and coins: how much, how often, and who could guess them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ENTROPY = "dptune/privacy/entropy.py"
+NOISE = "dptune/mechanisms/noise.py"
+LAPLACE = "dptune/mechanisms/laplace_noise.py"
+DATA = "dptune/training/data.py"
+
+MUTANTS = (
+    Mutant(
+        "a_seed_for_entropy",
+        "whoever reads the code could subtract the noise",
+        ENTROPY,
+        "return np.frombuffer(keystream or os.urandom(size), dtype=np.uint64)",
+        "return np.frombuffer(np.random.default_rng(0).bytes(size), dtype=np.uint64)",
+        ("tests/privacy/test_entropy.py::test_the_systems_entropy_never_repeats",),
+    ),
+    Mutant(
+        "a_known_key",
+        "a counter alone is no secret",
+        ENTROPY,
+        "algorithms.AES256(os.urandom(32))",
+        "algorithms.AES256(bytes(32))",
+        ("tests/privacy/test_entropy.py::test_many_words_are_the_keystream_of_a_key_and_counter_of_the_kernels",),
+    ),
+    Mutant(
+        "a_fixed_seed_says_nothing",
+        "tests' noise would pass for private noise",
+        ENTROPY,
+        "field(default=(FIXED_SEED_LEAK,), init=False)",
+        "field(default=(), init=False)",
+        ("tests/privacy/test_entropy.py::test_a_fixed_seed_repeats_and_says_so",),
+    ),
+    Mutant(
+        "poisson_at_another_rate",
+        "units would enter more often than the accountant is told",
+        ENTROPY,
+        "/ np.log1p(-sample_rate))",
+        "/ np.log1p(-min(1.1 * sample_rate, 0.999)))",
+        ("tests/privacy/test_entropy.py::test_every_unit_enters_with_its_rate",),
+    ),
+    Mutant(
+        "batches_of_a_fixed_size",
+        "shuffled or cut batches have no amplification of Poisson samples",
+        ENTROPY,
+        "return sample[sample < units]",
+        "return sample[sample < units][: math.ceil(expected)]",
+        ("tests/privacy/test_entropy.py::test_every_unit_enters_with_its_rate",),
+    ),
+    Mutant(
+        "noise_on_one_side",
+        "a half-normal hides no shift to the other side",
+        ENTROPY,
+        "signs = ((words << np.uint64(63)) | _ONE).view(np.float64)",
+        "signs = np.ones(count)",
+        ("tests/mechanisms/test_noise.py::test_the_noise_is_normal",),
+    ),
+    Mutant(
+        "short_tails",
+        "a word alone leaves gaps in the tail that tell on which sum the noise was shifted",
+        ENTROPY,
+        "_SMALL = np.uint64(2**47)",
+        "_SMALL = np.uint64(0)",
+        ("tests/privacy/test_entropy.py::test_a_word_deep_in_the_tail_is_continued_by_another",),
+    ),
+    Mutant(
+        "halved_noise",
+        "mu would be twice what is certified",
+        NOISE,
+        "deviations = [noise_multiplier * scale for scale in scales]",
+        "deviations = [0.5 * noise_multiplier * scale for scale in scales]",
+        ("tests/mechanisms/test_noise.py::test_p05_the_standard_deviation_is_multiplier_times_scale",),
+    ),
+    Mutant(
+        "variance_for_deviation",
+        "noise of deviation z^2 C is too little below 1",
+        NOISE,
+        "deviations = [noise_multiplier * scale for scale in scales]",
+        "deviations = [noise_multiplier**2 * scale for scale in scales]",
+        ("tests/mechanisms/test_noise.py::test_p05_the_standard_deviation_is_multiplier_times_scale",),
+    ),
+    Mutant(
+        "noise_of_the_first_step",
+        "a multiplier that rises would be charged, and the first one drawn",
+        NOISE,
+        "deviations = [noise_multiplier * scale for scale in scales]",
+        "deviations = [self.noise_multiplier * scale for scale in scales]",
+        ("tests/mechanisms/test_noise.py::test_the_multiplier_of_the_step_counts_and_not_the_initial_one",),
+    ),
+    Mutant(
+        "one_scale_for_all_blocks",
+        "statistics and wide blocks would get the first block's noise",
+        NOISE,
+        "deviations = [noise_multiplier * scale for scale in scales]",
+        "deviations = [noise_multiplier * scales[0] for scale in scales]",
+        ("tests/mechanisms/test_noise.py::test_each_pair_has_its_own_scale",),
+    ),
+    Mutant(
+        "no_noise_on_an_empty_batch",
+        "a release of exact zeros tells that nobody was drawn",
+        NOISE,
+        "return rounded_sums(sums, normals, deviations, deviations)",
+        "some = [size * bool(total.any()) for size, total in zip(deviations, sums, strict=True)]\n"
+        "        return rounded_sums(sums, normals, some, deviations)",
+        ("tests/mechanisms/test_mechanism.py::test_an_empty_batch_is_noise_alone",),
+    ),
+    Mutant(
+        "torchs_generator_for_noise",
+        "noise of a seed that a process sets is no secret",
+        NOISE,
+        "normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)",
+        'normals = __import__("torch").randn(sum(sizes), dtype=sums[0].dtype).split(sizes)',
+        ("tests/training/test_loop.py::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
+    ),
+    Mutant(
+        "no_public_grid",
+        "low bits of noise and sum tell on which sum the lattice of doubles was shifted",
+        NOISE,
+        "torch._foreach_round_(values)",
+        "pass",
+        ("tests/mechanisms/test_laplace_noise.py::test_every_block_lies_on_its_own_public_grid",),
+    ),
+    Mutant(
+        "one_draw_for_all_blocks",
+        "noise that repeats could be subtracted",
+        NOISE,
+        "waiting.append(pool.submit(fill, block, signed_tail(entropy, len(block))))",
+        'same = vars(fill).setdefault("same", signed_tail(entropy, _BLOCK))\n'
+        "            waiting.append(pool.submit(fill, block, [part[: len(block)].copy() for part in same]))",
+        ("tests/mechanisms/test_noise.py::test_blocks_are_drawn_one_after_the_other_and_none_twice",),
+    ),
+    Mutant(
+        "laplace_noise_of_another_scale",
+        "a law that is not divided by its score bound has too large an inverse scale",
+        LAPLACE,
+        "return shape.scaled(1 / (noise_multiplier * shape.score_bound))",
+        "return shape.scaled(1 / noise_multiplier)",
+        ("tests/mechanisms/test_laplace_noise.py::test_the_noise_multiplier_is_one_over_the_score_bound",),
+    ),
+    Mutant(
+        "laplace_noise_without_radii",
+        "noise for a radius of 1 on a larger radius",
+        LAPLACE,
+        "return rounded_sums(sums, noise, list(scales),",
+        "return rounded_sums(sums, noise, [1.0] * len(sums),",
+        ("tests/mechanisms/test_laplace_noise.py::test_the_noise_multiplier_is_one_over_the_score_bound",),
+    ),
+    Mutant(
+        "a_shared_scale_told_as_independent",
+        "PLRV-O's definition 4.6 would be certified as its code",
+        LAPLACE,
+        'return "shared_laplace_mixture" if self.shared else "laplace_mixture"',
+        'return "laplace_mixture"',
+        ("tests/mechanisms/test_laplace_noise.py::test_a_mechanism_with_a_shared_scale_says_so_and_certifies_nothing",),
+    ),
+    Mutant(
+        "more_records_than_a_patient_may_bring",
+        "shapes and costs would follow one patient's records",
+        DATA,
+        "if len(records) <= self.most:",
+        "if True:",
+        ("tests/training/test_data.py::test_a_patient_brings_at_most_m_rows_all_its_own",),
+    ),
+    Mutant(
+        "public_coins",
+        "whoever knows who was drawn gets no amplification by sampling",
+        DATA,
+        "poisson_sample(entropy, len(self), sample_rate)",
+        "np.flatnonzero(np.random.default_rng(len(self)).random(len(self)) < sample_rate)",
+        ("tests/training/test_loop.py::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
+    ),
+    Mutant(
+        "shuffled_batches",
+        "a batch of fixed size is no Poisson sample",
+        DATA,
+        "poisson_sample(entropy, len(self), sample_rate)",
+        "np.argsort(uniform(entropy, len(self)))[: round(sample_rate * len(self))]",
+        ("tests/training/test_data.py::test_two_units_are_drawn_independently",),
+    ),
+    Mutant(
+        "coins_of_canaries_ignored",
+        "an audit whose canaries are always there sees nothing",
+        DATA,
+        "gone = place < len(self._absent) and self._absent[place] == record",
+        "gone = False",
+        ("tests/training/test_data.py::test_an_absent_unit_counts_and_brings_nothing",),
+    ),
+)
