@@ -373,7 +373,8 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
     totals: dict[tuple[float, float], int] = {}
     for release, count in composition.items():
         pair = (release.sample_rate, gaussian_dp_multiplier(release))
-        totals[pair] = totals.get(pair, 0) + count
+        if count:
+            totals[pair] = totals.get(pair, 0) + count
     return tuple(Kind(q, z, count) for (q, z), count in sorted(totals.items()))
 
 

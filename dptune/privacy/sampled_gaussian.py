@@ -66,10 +66,10 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
     high = math.ceil(float(_loss(q, z, 1 + reach)) / width)
     ends = _outcomes(q, z, np.arange(low, high + 1, dtype=np.float64) * width)
     without, within = _cell_probabilities(ends / z), _cell_probabilities((ends - 1) / z)
-    mixture = (1 - q) * without + q * within
+    mixture, errors = (1 - q) * without + q * within, _relative_errors(ends / z, 1 / z)
     if direction == "remove":
-        return _split(low, mixture, without, width)
-    return _split(-high, without[::-1], mixture[::-1], width)
+        return _split(low, mixture, without, errors, width)
+    return _split(-high, without[::-1], mixture[::-1], errors[::-1], width)
 
 
 def end_error(kind: Kind) -> float:
@@ -106,16 +106,28 @@ def loss_range(kind: Kind, cut: float) -> float:
     return float(_loss(q, z, 1 + reach) - _loss(q, z, -reach))
 
 
-def _split(first: int, mine: Array, other: Array, width: float) -> GridLosses:
+def _relative_errors(ends: Array, shift: float) -> Array:
+    """Bound on the relative error of the probabilities of the inner cells.
+
+    The ends are rounded once for each hypothesis, by up to three units in the last place, so that in a narrow cell the
+    two are not about quite the same outcomes.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sizes = np.maximum(np.abs(ends[:-1]), np.abs(ends[1:])) + shift
+        errors = MASS_ERROR + 8 * 2.0**-53 * sizes / np.diff(ends)
+    return np.where(np.isfinite(errors), errors, MASS_ERROR)
+
+
+def _split(first: int, mine: Array, other: Array, errors: Array, width: float) -> GridLosses:
     """Give each cell's mass to its ends. Args: probabilities of all cells under the two hypotheses, from that below
-    the grid to that above it.
+    the grid to that above it, and bounds on the relative errors of those between.
     """
     inner, theirs = mine[1:-1], other[1:-1]
     losses = np.arange(first, first + len(inner) + 1, dtype=np.float64) * width
     # Losses beyond 700 would overflow. A smaller number moves more mass up.
     upper = (inner - np.exp(np.minimum(losses[:-1], 700.0)) * theirs) / -math.expm1(-width)
     # The rounding of both probabilities moves at most this share of a cell; moved up, it costs ``width`` times as much.
-    upper = np.clip(upper + inner * (4 * MASS_ERROR / min(width, 1.0)), 0.0, inner)
+    upper = np.clip(upper + inner * (4 * errors / min(width, 1.0)), 0.0, inner)
     mass = np.zeros(len(losses))
     mass[1:] += upper
     mass[:-1] += inner - upper

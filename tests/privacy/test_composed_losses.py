@@ -169,7 +169,8 @@ def test_the_ends_of_cells_lie_where_the_losses_are(rate: float, noise: float) -
 @pytest.mark.filterwarnings("error")
 def test_extreme_noise_is_priced_without_a_warning(noise: float, rate: float) -> None:
     found = pld_epsilon(Counter({Release(rate, noise): 10}), 1e-5)
-    assert found >= 1 / noise if noise < 1 else found == pytest.approx(0.0, abs=1e-5)
+    # At a rate of 1e-12 ten releases meet a unit with a chance below delta.
+    assert found >= 1 / noise if noise < 1 and rate > 1e-12 else found == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("centre", [-37.0, -8.0, -0.3, 0.0, 2.5, 20.0])
@@ -205,6 +206,34 @@ def test_merging_keeps_every_release_and_never_helps(kinds: list[tuple[float, fl
         assert coarse.sample_rate * (1 + 1e-12) >= fine.sample_rate >= q
         assert coarse.noise_multiplier * (1 - 1e-12) <= fine.noise_multiplier <= z
         assert fine.noise_multiplier >= z * math.exp(-0.01) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "delta"),
+    [(1e-5, 0.7, 1000, 1e-6), (1e-6, 0.7, 1000, 1e-5), (1e-5, 0.5, 100, 1e-5)],
+)
+def test_releases_that_hardly_ever_meet_a_unit(rate: float, noise: float, count: int, delta: float) -> None:
+    """Of the chance of being met at all, so that epsilon is small however little noise there is."""
+    kinds = [Kind(rate, noise, count)]
+    full, rough = composed_epsilon(kinds, delta), composed_epsilon(kinds, delta, quick=True)
+    # At epsilon, delta is at least what one release alone gives.
+    one = math.log1p(rate * math.expm1(min(gdp_epsilon(1 / noise, min(delta / rate, 1 - 1e-9)), 700.0)))
+    assert one * (1 - 1e-9) <= full <= rough <= 0.05
+    assert full <= composed_epsilon([*kinds, Kind(0.01, 1.0, 1000)], delta) + 1e-9, "a part costs no more"
+
+
+def test_a_rare_kind_with_hardly_any_noise_leaves_the_others_their_price() -> None:
+    others = [Kind(1e-3, 1.0, 10_000)]
+    alone = composed_epsilon(others, 1e-5)
+    for noise in (0.0199, 0.02, 0.5):
+        assert alone <= composed_epsilon([Kind(1e-12, noise, 1), *others], 1e-5) <= alone * 1.001
+
+
+@pytest.mark.parametrize("kind", [Kind(0.44, 0.15, 5), Kind(0.5, 0.1, 1), Kind(0.085, 0.1, 1)])
+def test_nothing_is_lost_where_delta_exceeds_the_chance_to_be_met(kind: Kind) -> None:
+    chance = 1 - (1 - kind.sample_rate) ** kind.releases
+    assert composed_epsilon([kind], chance * 1.0001) == 0
+    assert composed_epsilon([kind], chance * 0.5) > 0
 
 
 def test_twenty_thousand_kinds_cost_little_more_than_as_many_of_one() -> None:

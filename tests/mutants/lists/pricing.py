@@ -291,7 +291,7 @@ MUTANTS = (
         "mass_goes_to_the_lower_end",
         "every loss would be rounded down",
         SAMPLED,
-        "upper = np.clip(upper + inner * (4 * MASS_ERROR / min(width, 1.0)), 0.0, inner)",
+        "upper = np.clip(upper + inner * (4 * errors / min(width, 1.0)), 0.0, inner)",
         "upper = 0.0 * inner",
         (f"{COMPOSED_TESTS}::test_one_release_is_amplified_as_the_closed_form_says",),
     ),
