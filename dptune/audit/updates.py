@@ -106,6 +106,7 @@ def audit_updates(
         updates,
         1.0,
         delta,
+        method.release(0),
         mu_errors=errors(inside, outside, cuts.for_mu),
         epsilon_errors=errors(inside, outside, cuts.for_epsilon),
     )
