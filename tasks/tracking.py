@@ -1,4 +1,9 @@
-"""MLflow: one parent run per experiment, one child per cell. Nothing but what it is handed reaches it."""
+"""MLflow: one parent run per experiment, one child per cell. Nothing but what it is handed reaches it.
+
+A run whose times must not be told is stamped with ``NO_TIME`` wherever MLflow stamps: its start, its end, its metrics,
+and its files in a local store. How long a run takes follows the number of its micro-batches, hence the secret size of
+each batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,10 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.utils.file_utils import local_file_uri_to_path  # noqa: E402
 
+#: Milliseconds since 1970 that stand for every time of a run that tells none; MLflow takes 0 for "now".
+NO_TIME = 1
 _PARENT_TAG = "dptune.parent"
 _BATCH = 500
 
@@ -35,23 +43,41 @@ def client() -> MlflowClient:
     return MlflowClient(tracking_uri=tracking_uri())
 
 
-def parent_run(experiment: str, tags: dict[str, str]) -> str:
-    """The run id of the experiment's parent run: found by its name, or started."""
+def timed(telemetry: str) -> bool:
+    """Whether the times of a run may be told."""
+    return telemetry == "research"
+
+
+def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> str:
+    """The run id of the experiment's parent run: found by its name, or started.
+
+    Args:
+        timed: stamp a new one with the time.
+    """
     mlflow = client()
     experiment_id = _experiment_id(mlflow, experiment)
     found = mlflow.search_runs([experiment_id], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
     if found:
         run_id = str(found[0].info.run_id)
     else:
-        run_id = str(mlflow.create_run(experiment_id, tags={_PARENT_TAG: "true"}, run_name=experiment).info.run_id)
+        run_id = _created(mlflow, experiment_id, {_PARENT_TAG: "true"}, experiment, timed)
     for key, value in tags.items():
         mlflow.set_tag(run_id, key, value)
     return run_id
 
 
-def finish_parent(run_id: str, failed: bool) -> None:
+def finish_parent(run_id: str, failed: bool, *, timed: bool = True) -> None:
     """Mark the parent run as ended."""
-    client().set_terminated(run_id, "FAILED" if failed else "FINISHED")
+    _terminate(client(), run_id, "FAILED" if failed else "FINISHED", timed)
+
+
+def _created(mlflow: MlflowClient, experiment_id: str, tags: dict[str, str], name: str, timed: bool) -> str:
+    run = mlflow.create_run(experiment_id, start_time=None if timed else NO_TIME, tags=tags, run_name=name)
+    return str(run.info.run_id)
+
+
+def _terminate(mlflow: MlflowClient, run_id: str, status: str, timed: bool) -> None:
+    mlflow.set_terminated(run_id, status, end_time=None if timed else NO_TIME)
 
 
 class ChildRun:
@@ -63,7 +89,7 @@ class ChildRun:
         """Continue the run whose id ``marker`` holds, else start one and write ``marker``.
 
         Args:
-            timed: stamp metrics with the time; the pace of a run tells the sizes of its batches.
+            timed: stamp the run, its metrics and its files with the time.
         """
         self._timed = timed
         self._client = client()
@@ -74,7 +100,7 @@ class ChildRun:
             self.run_id = known
         else:
             tags = {"mlflow.parentRunId": parent, **tags}
-            self.run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
+            self.run_id = _created(self._client, experiment_id, tags, name, timed)
             self._client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in params.items()])
             marker.write_text(self.run_id)
 
@@ -89,7 +115,7 @@ class ChildRun:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Buffer metrics of a step; infinities are logged as they are."""
-        now = int(time.time() * 1000) if self._timed else 0
+        now = int(time.time() * 1000) if self._timed else NO_TIME
         self._metrics += [Metric(key, float(value), now, step) for key, value in metrics.items()]
         if len(self._metrics) >= _BATCH:
             self.flush()
@@ -106,18 +132,33 @@ class ChildRun:
 
     def artifact(self, path: Path) -> None:
         """Upload a file or a folder under its own name."""
-        if path.is_dir():
-            self._client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
-        else:
-            self._client.log_artifact(self.run_id, str(path))
+        send(self.run_id, path, path.name if path.is_dir() else None, timed=self._timed)
 
     def end(self, status: str = "FINISHED") -> None:
         """Flush and close the run."""
         self.flush()
-        self._client.set_terminated(self.run_id, status)
+        _terminate(self._client, self.run_id, status, self._timed)
 
 
-def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> None:
+def send(run_id: str, path: Path, folder: str | None = None, *, timed: bool = True) -> None:
+    """Add a file, or what a folder holds, to a run's ``folder``.
+
+    Args:
+        timed: leave the files of a local store with the time at which they were sent. A server stamps its own.
+    """
+    mlflow = client()
+    if path.is_dir():
+        mlflow.log_artifacts(run_id, str(path), artifact_path=folder)
+    else:
+        mlflow.log_artifact(run_id, str(path), artifact_path=folder)
+    store = str(mlflow.get_run(run_id).info.artifact_uri)
+    if not timed and store.startswith(("file:", "/")):
+        root = Path(local_file_uri_to_path(store))
+        for file in (*root.rglob("*"), root, root.parent):
+            os.utime(file, (NO_TIME / 1000, NO_TIME / 1000))
+
+
+def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed: bool = True) -> None:
     """Add metrics and a file to a run that has ended; nothing happens where the store does not know it.
 
     Each call is a step of its own: MLflow shows the last step's values, and of one step the largest.
@@ -126,11 +167,16 @@ def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> None:
     try:
         known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
         step = 1 + max((metric.step for metric in known), default=-1)
-        mlflow.log_batch(run_id, metrics=[Metric(key, value, 0, step) for key, value in metrics.items()])
-        mlflow.log_artifact(run_id, str(artifact))
+        mlflow.log_batch(run_id, metrics=[Metric(key, value, NO_TIME, step) for key, value in metrics.items()])
+        send(run_id, artifact, timed=timed)
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
+
+
+def flow_tag(telemetry: str, flow_run: str) -> dict[str, str]:
+    """Which flow made a run; none where times must not be told, for a number that Prefect's server gives is a time."""
+    return {"prefect_flow_run": flow_run} if timed(telemetry) else {}
 
 
 def git_commit() -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from dptune.errors import DptuneError
 from dptune.files import replacing
 from dptune.privacy.ledger import Ledger, chain_after
+from dptune.privacy.set_aside import fresh_start
 
 
 class CheckpointError(DptuneError):
@@ -72,7 +73,8 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             progress = Progress(**json.loads(file.metadata()["progress"]))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged ({error}). Fix: remove the run's folder and start again.") from None
+        fix = f"restore it; or {fresh_start(path.parent)}"
+        raise CheckpointError(f"{path}: is damaged ({error}). Fix: {fix}.") from None
     if progress.run_id != ledger.header.run_id:
         raise CheckpointError(f"{path}: belongs to run {progress.run_id}, not to {ledger.path}. Fix: restore the pair.")
     if chain_after(ledger.path, progress.releases) != progress.chain:
