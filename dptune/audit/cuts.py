@@ -26,8 +26,8 @@ def best_cuts(
 ) -> Cuts:
     """The thresholds that the pilot favours for ``counted`` trials in each world.
 
-    For mu: whose bound is highest from the pilot's own counts, which are few, so that none is chosen for its luck in the
-    tails. For epsilon, which the tails decide: whose bound would be highest if the trials err like the pilot's.
+    For mu: whose bound is highest from the pilot's own counts, which are few, so that none is chosen for its luck in
+    the tails. For epsilon, which the tails decide: whose bound would be highest if the trials err like the pilot's.
     """
     inside, outside = _numbers(inside, outside)
     scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
