@@ -229,7 +229,7 @@ def test_audit_catches_published_rldp() -> None:
 
 
 def test_audit_accuses_noise_that_epsilon_is_blind_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise times 0.001 at z = 0.5: no count of errors in 1,000 trials refutes the certified epsilon of 10, but mu is 2.
+    """Noise times 0.001 at z = 0.5: no errors in 1,000 trials refute the certified epsilon of 10, but mu is 2.
 
     Any sound step is accused with chance 0.001 at most; here no guess of the attack can be wrong.
     """

@@ -31,6 +31,7 @@ _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
+_TOGETHER = 1000  # trials whose releases are scored in one call
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.
 def _in_units(mechanism: Mechanism, knobs: Knobs, parts: list[torch.Tensor]) -> NDArray[np.float64]:
     scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(parts)
     unit = knobs.noise_multiplier or 1.0
-    units = np.concatenate([np.full(part.numel(), unit * scale) for part, scale in zip(parts, scales, strict=True)])
+    units = np.repeat(scales, [part.numel() for part in parts]) * unit
     return torch.cat([part.flatten() for part in parts]).double().numpy() / units
 
 
@@ -298,12 +299,7 @@ def _known(exact: tuple[NDArray[np.float64], NDArray[np.float64]] | None, power:
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
     """(count, coordinates): first steps, the sample in every batch or in none."""
-    rows = []
-    for _ in range(count):
-        mechanism = stage.fresh()
-        knobs = mechanism.knobs()
-        rows.append(_seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample)))
-    return np.stack(rows)
+    return np.stack([_first_step(stage, scene, with_sample) for _ in range(count)])
 
 
 def _choose(
@@ -336,7 +332,20 @@ def _composed(
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
     """(trials,) log-likelihood ratios of whole runs; ``world`` tells whether the sample is in the data."""
-    return np.array([_run(stage, attack, world) for _ in range(trials)])
+    if stage.steps > 1:
+        return np.array([_run(stage, attack, world) for _ in range(trials)])
+    parts = [min(_TOGETHER, trials - done) for done in range(0, trials, _TOGETHER)]
+    ratios = (
+        attack.fit.log_ratio(np.stack([_first_step(stage, attack.scene, stage.drawn(world)) for _ in range(part)]))
+        for part in parts
+    )
+    return _subsampled(np.concatenate(list(ratios)), stage.sample_rate)
+
+
+def _first_step(stage: _Stage, scene: Scene, with_sample: bool) -> NDArray[np.float64]:
+    mechanism = stage.fresh()
+    knobs = mechanism.knobs()
+    return _seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample))
 
 
 def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
@@ -346,8 +355,7 @@ def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
         released = stage.release(mechanism, knobs, attack.scene, stage.drawn(world))
         ratio = attack.fit.log_ratio(_seen(mechanism, knobs, released))
         score += float(_subsampled(ratio, stage.sample_rate))
-        if stage.steps > 1:
-            mechanism.controller.observe(_observation(mechanism, released, step + 1, stage.steps + 1))
+        mechanism.controller.observe(_observation(mechanism, released, step + 1, stage.steps + 1))
     return score
 
 
