@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -25,6 +25,10 @@ from dptune.privacy.calibration import sampling
 from dptune.privacy.commands import COVERED, set_aside
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import LedgerContents, read_ledger
+from dptune.privacy.release import Composition
+
+if TYPE_CHECKING:
+    from dptune.audit.step import StepAudit
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -142,7 +146,10 @@ def search(
 def audit(
     mechanism: Mechanism,
     trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
-    confidence: Annotated[float, typer.Option(help="Of each bound by itself.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Of each bound that is printed, by itself.")] = 0.95,
+    false_alarms: Annotated[
+        float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")
+    ] = 0.001,
     steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1)] = 1,
     sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
     delta: Delta = 1e-5,
@@ -152,15 +159,19 @@ def audit(
     """Attack a mechanism's private step and print what it shows beside the three epsilons.
 
     The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
-    log(trials) at most; mu_audited holds if the releases are Gaussian DP. The noise multiplier is 1 if not set.
+    log(trials) at most; mu_audited belongs beside mu_certified: where releases are no certain Gaussian ones, both are
+    taken at the attack's false positive rate. Ends with status 1 and a sentence if the attack shows more than is
+    certified. The noise multiplier is 1 if not set.
     """
+    if not 0 < false_alarms < 1:
+        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")
     import torch  # pricing must start without it
 
     from dptune.audit.step import audit_step
 
     torch.set_num_threads(1)  # vectors here are short
     if mechanism == method.NAME:
-        _audit_policy_gradient(_parse(options), trials, confidence, steps, sample_rate, delta, as_json)
+        _audit_policy_gradient(_parse(options), trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
         return
     _check_name(mechanism)
     chosen = _parse(options)
@@ -177,13 +188,15 @@ def audit(
     )
     schedule = Schedule(sample_rate, steps, delta)
     prices = _prices(price(built, schedule))
-    _show_audit({"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}, as_json)
+    result = {"mechanism": mechanism, **_run(built, schedule), **found.to_dict(), **prices}
+    _show_audit(result, found, planned(built, schedule), false_alarms, as_json)
 
 
 def _audit_policy_gradient(
     options: dict[str, Any],
     trials: int,
     confidence: float,
+    false_alarms: float,
     updates: int,
     sample_rate: float,
     delta: float,
@@ -198,14 +211,20 @@ def _audit_policy_gradient(
     found = audit_updates(
         chosen, trials=trials, confidence=confidence, delta=delta, entropy=OsEntropy(), updates=updates
     )
-    _show_audit(_policy_gradient(chosen, delta) | found.to_dict(), as_json)
+    result = _policy_gradient(chosen, delta) | found.to_dict()
+    _show_audit(result, found, chosen.planned(updates), false_alarms, as_json)
 
 
-def _show_audit(result: dict[str, Any], as_json: bool) -> None:
-    show(result, as_json)
-    if float(result["epsilon_audited"]) > float(result["epsilon_certified"]):
-        problem = "The attack shows more than is certified: the mechanism or its accountant is wrong, or chance is."
-        Console(stderr=True).print(f"[red]{problem}[/red]", soft_wrap=True)
+def _show_audit(
+    result: dict[str, Any], found: StepAudit, releases: Composition, false_alarms: float, as_json: bool
+) -> None:
+    from dptune.audit.verdict import certificate, judged
+
+    verdict = judged(found, certificate(releases, found.delta), false_alarms)
+    show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
+    if verdict.accusation:
+        Console(stderr=True).print(f"[red]Accused:[/red] {escape(verdict.accusation)}.", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
 
 _TAIL = 0.9
+_CHOICE = 0.8  # confidence at which pilots are compared; it decides no bound
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """The best thresholds for a bound on mu and for one on epsilon, and the bound on mu that the pilot promises."""
+    """The best thresholds for a bound on mu and for one on epsilon, and the bound on mu that the pilot itself gives."""
 
     for_mu: float
     for_epsilon: float
@@ -24,20 +25,24 @@ class Cuts:
 def best_cuts(
     inside: NDArray[np.float64], outside: NDArray[np.float64], counted: int, delta: float, confidence: float
 ) -> Cuts:
-    """The thresholds whose bounds would be highest if ``counted`` trials in each world err like the pilot's."""
+    """The thresholds that the pilot favours for ``counted`` trials in each world.
+
+    For mu: whose bound is highest from the pilot's own counts, which are few, so that none is chosen for its luck in
+    the tails; at a confidence of its own, as ten trials show nothing at 0.999. For epsilon, which the tails decide:
+    whose bound would be highest if the trials err like the pilot's.
+    """
     inside, outside = _numbers(inside, outside)
     scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
     if len(scores) == 1:
         return Cuts(float(scores[0]), float(scores[0]), promise=0.0)  # it tells nothing
     cuts = (scores[1:] + scores[:-1]) / 2  # between scores, so that none ties with one
-    promises = []
-    for cut, missed, alarms in zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True):
-        expected = counted * float(missed), counted, counted * float(alarms), counted
-        promises.append(
-            (mu_from_errors(*expected, confidence), epsilon_from_errors(*expected, delta, confidence), float(cut))
-        )
-    for_mu, for_epsilon = max(promises), max(promises, key=lambda promise: promise[1])
-    return Cuts(for_mu[2], for_epsilon[2], for_mu[0])
+    promise, for_mu = max((mu_from_errors(*errors(inside, outside, cut), _CHOICE), float(cut)) for cut in cuts)
+    shares = zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True)
+    _, for_epsilon = max(
+        (epsilon_from_errors(counted * missed, counted, counted * alarms, counted, delta, confidence), float(cut))
+        for cut, missed, alarms in shares
+    )
+    return Cuts(for_mu, for_epsilon, promise)
 
 
 def errors(inside: NDArray[np.float64], outside: NDArray[np.float64], cut: float) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,11 +52,29 @@ def true_positive_rate(curve: Roc, false_positive_rate: float) -> float:
     return float(curve.true_positive_rate[curve.false_positive_rate <= false_positive_rate].max())
 
 
+def true_positive_rate_by_chance(false_positive_rate: float, others: int) -> float:
+    """The mean true positive rate of scores that tell nothing, without ties.
+
+    A member scores above the k + 1 highest of n non-members with chance (k + 1) / (n + 1), k being the false alarms
+    that the rate allows: the threshold follows the scores, so this is more than the rate.
+    """
+    return (_allowed(false_positive_rate, others) + 1) / (others + 1)
+
+
+def _allowed(false_positive_rate: float, others: int) -> int:
+    """False alarms that the rate allows; 0.29 * 100 is less than 29 in floating point."""
+    return math.floor(false_positive_rate * others * (1 + 1e-12))
+
+
 def membership_report(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
-    """AUC and true positive rates, with what guessing would give, and the counts that say how fine they are."""
+    """AUC and true positive rates, with what guessing would give, and the counts that say how fine they are.
+
+    A false positive rate below one in the number of non-members is left out: they cannot tell it from 0.
+    """
     curve = roc(members, others)
-    rates = {f"tpr_at_fpr_{rate:g}": true_positive_rate(curve, rate) for rate in FALSE_POSITIVE_RATES}
-    chance = {f"tpr_at_fpr_{rate:g}_chance": rate for rate in FALSE_POSITIVE_RATES}
+    resolved = [rate for rate in FALSE_POSITIVE_RATES if _allowed(rate, len(others))]
+    rates = {f"tpr_at_fpr_{rate:g}": true_positive_rate(curve, rate) for rate in resolved}
+    chance = {f"tpr_at_fpr_{rate:g}_chance": true_positive_rate_by_chance(rate, len(others)) for rate in resolved}
     # Under chance the rank statistic has this standard deviation (Mann and Whitney 1947).
     spread = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
     return {

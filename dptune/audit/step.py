@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from dptune.audit.cuts import Cuts, best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Observation, Released, RunFacts
-from dptune.privacy.entropy import Entropy, uniform
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.release import Release
 from dptune.progress import Meter
+from dptune.training.data import PrivacyUnits
 
 #: Parameters of every pair that the attacker's model has: enough for a clipper to have a direction to keep.
 PAIR_SIZE = 2
@@ -29,6 +31,7 @@ _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
+_TOGETHER = 1000  # trials whose releases are scored in one call
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class StepAudit:
         trials: in each of the two worlds, those that chose the attack included.
         steps: composed in one trial.
         sample_rate: chance of the sample to enter a batch where it is in the data.
+        release: what the ledger of a run must be charged for each step that was audited.
         mu_errors, epsilon_errors: (missed, members, false alarms, others) of the two attacks that were counted.
     """
 
@@ -80,12 +84,13 @@ class StepAudit:
     steps: int
     sample_rate: float
     delta: float
+    release: Release
     mu_errors: tuple[int, int, int, int]
     epsilon_errors: tuple[int, int, int, int]
 
     @property
     def mu_audited(self) -> float:
-        """Lower bound on mu, if the releases are Gaussian DP."""
+        """Lower bound on mu, if the releases are Gaussian DP; else that of the Gaussian through the attack's point."""
         return mu_from_errors(*self.mu_errors, self.confidence)
 
     @property
@@ -163,6 +168,7 @@ def audit_step(
         steps,
         sample_rate,
         delta,
+        stage.charged(),
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
     )
@@ -181,6 +187,8 @@ class _Stage:
     delta: float
     entropy: Entropy
     meter: Meter
+    slots: dict[bool, PrivacyUnits]
+    batches: dict[tuple[Scene, bool], list[Gradients]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -192,7 +200,9 @@ class _Stage:
         direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
         lengths = torch.stack([part.norm() for part in direction])
         zeros = [torch.zeros_like(part) for part in direction]
-        stage = cls(started, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter)
+        # The attacker's unit has a slot, which is empty in the world without it.
+        slots = {world: PrivacyUnits.encounters(1, np.array([not world])) for world in (True, False)}
+        stage = cls(started, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots)
         # One step on nothing, so that controllers know what they look at (the public loss, say) from then on.
         released = stage.release(started, started.knobs(), Scene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
@@ -203,25 +213,58 @@ class _Stage:
         remembers = self.steps > 1 or self.mechanism.controller.raw_inputs
         return copy.deepcopy(self.mechanism) if remembers else self.mechanism
 
+    def charged(self) -> Release:
+        """What a ledger is charged for the first step of a trial."""
+        return self.mechanism.release(self.mechanism.knobs(), self.sample_rate)
+
+    def drawn(self, world: bool) -> bool:
+        """Whether the sample enters a batch, by the coins that runs toss."""
+        return bool(self.slots[world].draw(self.sample_rate, self.entropy))
+
+    def exact(self, scene: Scene) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """What is released in and out but for the noise, which the attacker can compute; None where noise follows it.
+
+        In units as of ``_seen``.
+        """
+        mechanism = self.mechanism
+        if mechanism.controller.raw_inputs or not mechanism.private:
+            return None
+        knobs = mechanism.knobs()
+        sums = (mechanism.exact_sums(self.batch(scene, world), self.zeros, knobs) for world in (True, False))
+        inside, outside = (_in_units(mechanism, knobs, blocks) for blocks in sums)
+        return inside, outside
+
     def release(self, mechanism: Mechanism, knobs: Knobs, scene: Scene, with_sample: bool) -> Released:
         """One step on the scene's batch."""
+        self.meter.update(self.meter.done + 1)
+        return mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
+
+    def batch(self, scene: Scene, with_sample: bool) -> list[Gradients]:
+        """The scene's micro-batches, made once."""
+        made = self.batches.get((scene, with_sample))
+        if made is None:
+            made = self.batches[scene, with_sample] = self._made(scene, with_sample)
+        return made
+
+    def _made(self, scene: Scene, with_sample: bool) -> list[Gradients]:
         rows = [(multiple, 1.0) for multiple in scene.others]
         sample = [(scene.sample, scene.loss)] if with_sample else []
         parts = [rows, sample] if scene.apart else [rows + sample]
         columns = [torch.tensor(part, dtype=torch.float64).T for part in parts if part]
-        batch: list[Gradients] = [
-            _Batch(multiples, self.direction, self.lengths, losses) for multiples, losses in columns
-        ]
-        self.meter.update(self.meter.done + 1)
-        return mechanism.privatise(batch, self.zeros, knobs, 1.0, self.entropy)
+        return [_Batch(multiples, self.direction, self.lengths, losses) for multiples, losses in columns]
 
 
 def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.float64]:
     """(coordinates,) all that left the step, in units of the noise that the public knobs announce."""
-    scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(released.blocks)
+    return _in_units(
+        mechanism, knobs, [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
+    )
+
+
+def _in_units(mechanism: Mechanism, knobs: Knobs, parts: list[torch.Tensor]) -> NDArray[np.float64]:
+    scales = mechanism.scales(knobs) if mechanism.private else (1.0,) * len(parts)
     unit = knobs.noise_multiplier or 1.0
-    parts = [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
-    units = np.concatenate([np.full(part.numel(), unit * scale) for part, scale in zip(parts, scales, strict=True)])
+    units = np.repeat(scales, [part.numel() for part in parts]) * unit
     return torch.cat([part.flatten() for part in parts]).double().numpy() / units
 
 
@@ -240,19 +283,23 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: f
     half = pilot // 2
     kinds = ((2, True), (2, False), (1, True))
     fits = [Fit.of(inside[:half], outside[:half], power=power, one_spread=same) for power, same in kinds]
+    fits += _known(stage.exact(scene), 2 if stage.mechanism.noise.family == "gaussian" else 1)
     rest = inside[half:], outside[half:]
     attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
     return max(attacks, key=lambda attack: attack.cuts.promise)
 
 
+def _known(exact: tuple[NDArray[np.float64], NDArray[np.float64]] | None, power: int) -> list[Fit]:
+    """The score of an attacker who knows all but the noise: no pilot can teach the direction as well."""
+    if exact is None or not all(np.isfinite(centre).all() for centre in exact):
+        return []
+    ones = np.ones_like(exact[0])
+    return [Fit(exact, (ones, ones), power)]
+
+
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
     """(count, coordinates): first steps, the sample in every batch or in none."""
-    rows = []
-    for _ in range(count):
-        mechanism = stage.fresh()
-        knobs = mechanism.knobs()
-        rows.append(_seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample)))
-    return np.stack(rows)
+    return np.stack([_first_step(stage, scene, with_sample) for _ in range(count)])
 
 
 def _choose(
@@ -285,19 +332,30 @@ def _composed(
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
     """(trials,) log-likelihood ratios of whole runs; ``world`` tells whether the sample is in the data."""
-    return np.array([_run(stage, attack, world) for _ in range(trials)])
+    if stage.steps > 1:
+        return np.array([_run(stage, attack, world) for _ in range(trials)])
+    parts = [min(_TOGETHER, trials - done) for done in range(0, trials, _TOGETHER)]
+    ratios = (
+        attack.fit.log_ratio(np.stack([_first_step(stage, attack.scene, stage.drawn(world)) for _ in range(part)]))
+        for part in parts
+    )
+    return _subsampled(np.concatenate(list(ratios)), stage.sample_rate)
+
+
+def _first_step(stage: _Stage, scene: Scene, with_sample: bool) -> NDArray[np.float64]:
+    mechanism = stage.fresh()
+    knobs = mechanism.knobs()
+    return _seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample))
 
 
 def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
     mechanism, score = stage.fresh(), 0.0
     for step in range(stage.steps):
         knobs = mechanism.knobs()
-        drawn = world and uniform(stage.entropy, 1)[0] < stage.sample_rate
-        released = stage.release(mechanism, knobs, attack.scene, bool(drawn))
+        released = stage.release(mechanism, knobs, attack.scene, stage.drawn(world))
         ratio = attack.fit.log_ratio(_seen(mechanism, knobs, released))
         score += float(_subsampled(ratio, stage.sample_rate))
-        if stage.steps > 1:
-            mechanism.controller.observe(_observation(mechanism, released, step + 1, stage.steps + 1))
+        mechanism.controller.observe(_observation(mechanism, released, step + 1, stage.steps + 1))
     return score
 
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from dptune.audit.membership import auc, membership_report, roc, true_positive_rate
+from dptune.audit.membership import (
+    auc,
+    membership_report,
+    roc,
+    true_positive_rate,
+    true_positive_rate_by_chance,
+)
 from dptune.errors import DataError
 
 Scores = NDArray[np.float64]
@@ -74,9 +80,28 @@ def test_a_report_says_what_chance_would_give() -> None:
     report = membership_report(members, others)
     assert report["auc"] == auc(members, others) == pytest.approx(0.875, abs=1e-3)
     assert (report["members"], report["non_members"], report["auc_chance"]) == (1000, 1000, 0.5)
-    assert report["tpr_at_fpr_0.01_chance"] == 0.01
-    assert report["tpr_at_fpr_0.001_chance"] == 0.001
+    assert report["tpr_at_fpr_0.01_chance"] == 11 / 1001
+    assert report["tpr_at_fpr_0.001_chance"] == 2 / 1001
     assert report["tpr_at_fpr_0.01"] >= report["tpr_at_fpr_0.001"] >= 0.5
+
+
+@pytest.mark.parametrize(("others", "rate"), [(100, 0.01), (100, 0.001), (128, 0.01), (300, 0.01), (100, 0.29)])
+def test_chance_is_the_mean_of_scores_that_tell_nothing(others: int, rate: float) -> None:
+    """3,000 draws of 100 members each; a mean more than 6 of its standard errors off has chance 2e-9."""
+    generator = np.random.default_rng(others)
+    drawn = generator.random((3000, 100 + others))
+    rates = [true_positive_rate(roc(row[:100], row[100:]), rate) for row in drawn]
+    error = np.std(rates) / len(rates) ** 0.5
+    assert abs(np.mean(rates) - true_positive_rate_by_chance(rate, others)) < 6 * error
+
+
+def test_a_rate_that_the_counts_cannot_resolve_is_left_out() -> None:
+    """Of 100 non-members one is 1 %: nothing is known of 0.1 %."""
+    report = membership_report(np.arange(100.0), np.arange(100) + 0.5)
+    assert report["tpr_at_fpr_0.01_chance"] == 2 / 101
+    assert not [name for name in report if "0.001" in name]
+    few = membership_report(np.arange(20.0), np.arange(20) + 0.5)
+    assert not [name for name in few if name.startswith("tpr")]
 
 
 def test_the_deviation_under_chance_is_what_random_scores_show() -> None:

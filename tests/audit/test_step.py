@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from scipy.stats import binom
 
 from dptune.audit.step import SCENES, audit_step
+from dptune.audit.verdict import certificate, judged
 from dptune.errors import ConfigError
 from dptune.mechanisms import rldp
 from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Released
@@ -74,6 +79,18 @@ class HalfTheNoise(Gaussian):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         return super().add(sums, scales, noise_multiplier / 2, entropy)
+
+
+@dataclass(frozen=True)
+class LessNoise(Gaussian):
+    """Announces one multiplier and uses a share of it."""
+
+    share: float = 1.0
+
+    def add(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
+    ) -> list[torch.Tensor]:
+        return super().add(sums, scales, self.share * noise_multiplier, entropy)
 
 
 @pytest.mark.parametrize("trials", [5000, pytest.param(20_000, marks=pytest.mark.slow)])
@@ -209,6 +226,49 @@ def test_a_statistic_without_a_bound_is_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_half_the_noise_is_caught() -> None:
     broken = replace(mechanism("static"), noise=HalfTheNoise(1.0))
     assert 1.5 < audit(broken, scenes=ALONE).mu_audited <= 2.0
+
+
+#: Of the cells of the default experiment: pairs of its model, and the settings of params.yaml.
+PAIRS = 4
+SLOWLY = {"interval": 8, "warmup": 8, "batch_size": 4}
+CELLS: dict[str, dict[str, Any]] = {"static": {}, "quantile": {}, "rldp": SLOWLY, "rldp_published": SLOWLY}
+MU = 0.716  # of one step of a sound cell at a certified epsilon of 2 in profiles/audit.yaml
+CHECKS = 20  # of five cells, four each, that share a false-alarm rate of 0.001
+
+
+def accused(name: str, trials: int, seed: int, factor: float) -> bool:
+    """Whether an audit of a cell, with its noise times ``factor``, refutes what is certified of it on mu or epsilon."""
+    true = mechanism(name, PAIRS, **CELLS[name])
+    true = mechanism(
+        name, PAIRS, **CELLS[name], noise_multiplier=1 / MU / true.effective_noise_multiplier(true.knobs())
+    )
+    planted = replace(true, noise=LessNoise(true.noise.noise_multiplier, factor))
+    found = audit(planted, trials, seed)
+    # The published cell leaks, so nothing is certified: here, what its noise certifies without leaks.
+    charged = replace(found.release, raw_inputs=())
+    return judged(found, certificate(Counter([charged]), DELTA), 0.001, CHECKS).accusation is not None
+
+
+def test_halved_noise_of_a_default_cell_is_caught_in_19_of_20_seeded_audits() -> None:
+    """With 800 trials, of which 640 count; a sound cell fails the stage with chance 0.001 at most, over all checks."""
+    caught = sum(accused("static", 800, seed, 0.5) for seed in range(20))
+    assert caught >= 19
+    assert not any(accused("static", 800, seed, 1.0) for seed in range(3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", CELLS)
+def test_halved_noise_of_every_default_cell_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 seeded audits with the trials of params.yaml."""
+    settings = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text(encoding="utf-8"))
+    trials = settings["audit"]["step_trials"]
+    start = time.process_time()
+    caught = sum(accused(name, trials, seed, 0.5) for seed in range(20))
+    seconds = (time.process_time() - start) / 20
+    with capsys.disabled():
+        print(f"\n{name}: halved noise caught in {caught} of 20 audits of {trials} trials, {seconds:.1f} s of CPU each")
+    assert caught >= 19
 
 
 def test_a_sample_that_is_seldom_drawn_is_hard_to_see() -> None:
