@@ -117,6 +117,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
 def _code_digest() -> str:
     files = [
         *sorted(_CODE.glob("*.py")),
+        *sorted((_CODE.parent / "corpus").glob("*.py")),
         Path(__file__),
         Path(__file__).with_name("shadows.py"),
         Path(__file__).with_name("target.py"),

@@ -11,11 +11,21 @@ from dptune.errors import DptuneError
 from dptune.files import jsonable, write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
+from tasks.identity import source_digest
 from tasks.paths import POLICY
 from tasks.policy import code_digest
 from tasks.policy_settings import Policy
 from tasks.results import named
 
+#: Besides those of the runs.
+CODE = (
+    "dptune/audit/bounds.py",
+    "dptune/audit/cuts.py",
+    "dptune/audit/scores.py",
+    "dptune/audit/step.py",
+    "dptune/audit/updates.py",
+    "tasks/policy_audit.py",
+)
 _CONFIDENCE = 0.95
 #: (critic, updates): a raw critic shows itself in the update after.
 _ATTACKED = (("private", 1), ("none", 1), ("raw", 2))
@@ -26,7 +36,8 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
 
     Raises: DptuneError if an attack shows more than is certified.
     """
-    kept, key = POLICY / "audits.json", f"{code_digest()} {settings.audit_trials} {settings.delta}"
+    kept = POLICY / "audits.json"
+    key = f"{code_digest()} {source_digest(CODE)} {settings.audit_trials} {settings.delta}"
     if kept.exists() and (content := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         rows: list[dict[str, Any]] = content["rows"]
         return rows
