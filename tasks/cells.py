@@ -23,7 +23,7 @@ from dptune.mechanisms.registry import build, lacks_noise, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.identity import source_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings import Lora, Model, Settings, Training
+from tasks.settings import Lora, Model, Settings, Training, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
@@ -97,7 +97,7 @@ def grid(settings: Settings) -> list[Cell]:
     cells = []
     for name, model in experiment.models.items():
         for mechanism in experiment.mechanisms:
-            options = dict(settings.mechanisms[mechanism])
+            options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
             inputs = digests(model, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
