@@ -113,7 +113,8 @@ def publish_steps(rows: Sequence[StepsNeeded], runs: Mapping[str, Path], file: P
 
 def _comparable(result: Result, other: Result) -> bool:
     same = all(result[key] == other[key] for key in ("model", "accounting", "budget_epsilon", "seed", "unit"))
-    return same and not other.get("agent") and other["budget_epsilon"] is not None and bool(_curve(other))
+    baseline = not other.get("agent") and other["budget_epsilon"] is not None
+    return same and baseline and bool(_curve(other)) and math.isfinite(_final(other))
 
 
 def _curve(result: Result) -> list[tuple[int, float]]:

@@ -65,6 +65,14 @@ def test_another_agent_is_no_baseline() -> None:
     assert {row.baseline for row in steps_needed([*agents, run("static", [9, 8])])} == {"static"}
 
 
+def test_a_baseline_that_diverged_is_no_target() -> None:
+    for diverged in (math.inf, math.nan):
+        bad = run("static", [9, diverged])
+        assert steps_needed([bad, run("rldp", [7, 6], agent=True)]) == []
+        (row,) = steps_needed([bad, run("geoclip", [9, 7]), run("rldp", [diverged, 6], agent=True)])
+        assert (row.baseline, row.share) == ("geoclip", 1.0)
+
+
 def test_seeds_are_summed_up_and_those_that_never_get_there_are_counted() -> None:
     results = [run("static", [9, 6], seed=seed) for seed in range(3)]
     results += [run("rldp", curve, agent=True, seed=seed) for seed, curve in enumerate(([6, 5], [7, 6], [9, 7]))]
