@@ -18,14 +18,7 @@ from tasks.policy_settings import Policy
 from tasks.results import named
 
 #: Besides those of the runs.
-CODE = (
-    "dptune/audit/bounds.py",
-    "dptune/audit/cuts.py",
-    "dptune/audit/scores.py",
-    "dptune/audit/step.py",
-    "dptune/audit/updates.py",
-    "tasks/policy_audit.py",
-)
+CODE = ("dptune/audit/*.py", "tasks/policy_audit.py")
 _CONFIDENCE = 0.95
 #: (critic, updates): a raw critic shows itself in the update after.
 _ATTACKED = (("private", 1), ("none", 1), ("raw", 2))
@@ -36,8 +29,7 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
 
     Raises: DptuneError if an attack shows more than is certified.
     """
-    kept = POLICY / "audits.json"
-    key = f"{code_digest()} {source_digest(CODE)} {settings.audit_trials} {settings.delta}"
+    kept, key = POLICY / "audits.json", audit_key(settings)
     if kept.exists() and (content := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         rows: list[dict[str, Any]] = content["rows"]
         return rows
@@ -49,6 +41,11 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
             )
     write_json(kept, {"key": key, "rows": rows})
     return rows
+
+
+def audit_key(settings: Policy) -> str:
+    """Changes with whatever decides the rows: the code of updates and of their audits, and the settings."""
+    return f"{code_digest()} {source_digest(CODE)} {settings.audit_trials} {settings.delta}"
 
 
 def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
