@@ -45,6 +45,7 @@ from tasks.target import Target, load_target
 _CHECKS = 4  # comparisons with what is certified, in every cell
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
+_LARGEST_LOG = 700.0  # of a perplexity that is still a number
 _CODE = Path(dptune.__file__).parent / "audit"
 
 
@@ -117,6 +118,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
 def _code_digest() -> str:
     files = [
         *sorted(_CODE.glob("*.py")),
+        *sorted((_CODE.parent / "corpus").glob("*.py")),
         Path(__file__),
         Path(__file__).with_name("shadows.py"),
         Path(__file__).with_name("target.py"),
@@ -228,16 +230,19 @@ def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.b
 
 
 def _record_membership(target: Target) -> dict[str, Any]:
-    """Training records against held-out ones, by the second half of each text given the first."""
+    """Training records against held-out ones, by the second half of each text given the first, and by its perplexity.
+
+    Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
+    """
     members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
     passages = [*members, *others]
     likelihood = -_losses(target, target.adapted, passages, mean=True)
     calibrated = likelihood + _losses(target, target.public, passages, mean=True)
+    whole = [Passage("", passage.prompt + passage.ending) for passage in passages]
+    perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
+    scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
     count = len(members)
-    return {
-        name: _compared(values[:count], values[count:])
-        for name, values in (("likelihood", likelihood), ("calibrated", calibrated))
-    }
+    return {name: _compared(values[:count], values[count:]) for name, values in scores.items()}
 
 
 def _sample(records: Records, target: Target) -> list[Passage]:

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,21 @@ from dptune.files import sha256
 from dptune.mechanisms.local_updates import LocalUpdates
 from dptune.mechanisms.registry import build, lacks_noise, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
+from tasks.identity import source_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings import Lora, Model, Settings, Training
+from tasks.settings import Lora, Model, Settings, Training, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
-_CODE = ("privacy", "mechanisms", "training")
+CODE = (
+    "dptune/audit/crafted.py",
+    "dptune/corpus/records.py",
+    "dptune/mechanisms/*.py",
+    "dptune/privacy/*.py",
+    "dptune/training/*.py",
+    "tasks/finetune.py",
+    "tasks/job.py",
+)
 
 
 class Cell(BaseModel):
@@ -89,7 +97,7 @@ def grid(settings: Settings) -> list[Cell]:
     cells = []
     for name, model in experiment.models.items():
         for mechanism in experiment.mechanisms:
-            options = dict(settings.mechanisms[mechanism])
+            options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
             inputs = digests(model, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
@@ -143,15 +151,9 @@ def ground_digests(model: Model) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=1)
 def code_digest() -> str:
     """Digest of the sources that decide a cell's result."""
-    import dptune
-
-    root = Path(dptune.__file__).parent
-    files = [path for part in _CODE for path in sorted((root / part).rglob("*.py"))]
-    files.append(root / "audit" / "crafted.py")
-    return _digest([*files, *(Path(__file__).with_name(name) for name in ("finetune.py", "job.py"))])
+    return source_digest(CODE)
 
 
 def _digest_of_folder(folder: Path) -> str:

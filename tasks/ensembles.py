@@ -12,10 +12,9 @@ import torch
 from pydantic import BaseModel as Frozen
 from pydantic import ConfigDict
 
-import dptune
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
-from dptune.files import locked, private_directory, sha256, write_json, write_text
+from dptune.files import locked, private_directory, write_json, write_text
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, answered
 from dptune.prediction.partition import partition
@@ -24,10 +23,18 @@ from dptune.training.data import Tokens, tokenize
 from dptune.training.model import BaseModel, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.model import Lora as LoraShape
 from tasks.cells import digests
+from tasks.identity import source_digest
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings import Lora, Model, Prediction, Serve, Settings, Tuning
 
-_CODE = ("prediction/ensemble.py", "prediction/partition.py", "training/plain.py", "training/model.py")
+CODE = (
+    "dptune/corpus/records.py",
+    "dptune/prediction/ensemble.py",
+    "dptune/prediction/partition.py",
+    "dptune/privacy/entropy.py",
+    "dptune/training/*.py",
+    "tasks/ensembles.py",
+)
 PLAN, _SALT = "plan.json", "salt"
 
 
@@ -59,8 +66,7 @@ class Plan(Frozen):
 def plans(settings: Settings) -> list[Plan]:
     """One ensemble for each number of models, on the experiment's first base model."""
     model, chosen = next(iter(settings.experiment.models.values())), settings.prediction
-    root = Path(dptune.__file__).parent
-    inputs = digests(model, {}) | {"code": "".join(sha256(root / name)[:16] for name in _CODE)}
+    inputs = digests(model, {}) | {"code": source_digest(CODE)}
     return [
         Plan(
             model=model,

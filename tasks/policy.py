@@ -16,21 +16,28 @@ from typing import Any
 import typer
 from pydantic import BaseModel, ConfigDict
 
-import dptune
 from dptune.errors import ConfigError
-from dptune.files import jsonable, private_directory, sha256, write_json
+from dptune.files import jsonable, private_directory, write_json
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
 from dptune.policy.opening import LEDGER
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
 from dptune.progress import Meter
+from tasks.identity import source_digest
 from tasks.paths import POLICY
 from tasks.policy_settings import Policy, Run, expanded
 from tasks.results import named
 from tasks.stage import run_stage
 
 JOB, RESULT = "job.json", "result.json"
-_CODE = ("policy/*.py", "privacy/*.py", "mechanisms/noise.py")
+CODE = (
+    "dptune/corpus/records.py",
+    "dptune/mechanisms/*.py",
+    "dptune/policy/*.py",
+    "dptune/privacy/*.py",
+    "dptune/training/*.py",
+    "tasks/policy.py",
+)
 _log = logging.getLogger("dptune.policy")
 
 
@@ -109,9 +116,7 @@ def check_environments(settings: Policy) -> None:
 
 def code_digest() -> str:
     """Of the sources that decide a run's result."""
-    root = Path(dptune.__file__).parent
-    files = [file for pattern in _CODE for file in sorted(root.glob(pattern))]
-    return hashlib.sha256("".join(sha256(file) for file in [*files, Path(__file__)]).encode()).hexdigest()
+    return source_digest(CODE)
 
 
 def run_job(job: Job) -> dict[str, Any]:

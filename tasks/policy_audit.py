@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import asdict
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import dptune
 from dptune.audit.updates import audit_updates
 from dptune.audit.verdict import CHECKS, certificate, judged
 from dptune.errors import DptuneError
-from dptune.files import sha256, write_json
+from dptune.files import write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
+from tasks.identity import source_digest
 from tasks.paths import POLICY
 from tasks.policy import code_digest
 from tasks.policy_settings import Policy
 from tasks.results import named
 
+#: Besides those of the runs.
+CODE = ("dptune/audit/*.py", "tasks/policy_audit.py")
 _CONFIDENCE = 0.95
 #: Chance that sound updates fail the study, over all checks of all critics.
 FALSE_ALARMS = 0.001
@@ -48,13 +47,7 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
 
 def audit_key(settings: Policy) -> str:
     """Changes with whatever decides the rows: the code of updates and of their audits, and the settings."""
-    return f"{code_digest()} {_audit_digest()} {settings.audit_trials} {settings.delta}"
-
-
-@lru_cache(maxsize=1)
-def _audit_digest() -> str:
-    files = [*sorted((Path(dptune.__file__).parent / "audit").glob("*.py")), Path(__file__)]
-    return hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
+    return f"{code_digest()} {source_digest(CODE)} {settings.audit_trials} {settings.delta}"
 
 
 def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from tasks.results import audit_metrics
 from tasks.settings import load_settings
 from tasks.spending import totals, unlisted
 from tasks.stage import run_stage
+from tasks.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
 
 _PICTURES = {
     "perplexity.png": draw_perplexity,
@@ -52,6 +53,8 @@ def report() -> None:
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
     write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
+    runs = {result["label"]: ledger.with_name("mlflow_run") for result, ledger in zip(results, ledgers, strict=True)}
+    publish_steps(steps_needed(results), runs, REPORT / STEPS_FILE)
     _to_mlflow(name, all(tracking.timed(result["telemetry"]) for result in results))
 
 
@@ -113,7 +116,7 @@ def write_report(
             draw_audits(audits, directory / file, synthetic=synthetic)
     shown = {audit["label"]: audit_metrics(audit) for audit in audits}
     metrics = {result["label"]: _metrics(result) | shown.get(result["label"], {}) for result in results}
-    write_json(directory / "metrics.json", metrics)
+    write_json(directory / "metrics.json", with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     write_text(directory / "report.html", _page(results, directory, name, audits, limits or {}, others))
@@ -141,6 +144,8 @@ def _page(
         groups=groups,
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),
+        steps=steps_over_seeds(steps_needed(results)),
+        private=any(result["telemetry"] == "private" for result in results),
         pictures=pictures,
         audits=audits,
         controllers=_draw_controllers(results, directory / "controllers"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.files import jsonable, write_text
+from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
@@ -122,6 +123,7 @@ def result_of(
         "mechanism": cell.mechanism,
         "budget_epsilon": cell.epsilon,
         "seed": cell.seed,
+        "agent": isinstance(job.mechanism.controller, LearnedControl),
         "unit": job.units.kind,
         "units": len(job.units),
         "delta": cell.delta,

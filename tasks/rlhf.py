@@ -23,7 +23,6 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-import dptune
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
@@ -31,6 +30,7 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
+from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.stage import run_stage
 
@@ -40,7 +40,29 @@ if TYPE_CHECKING:
 RLHF = DATA / "policy" / "rlhf"
 RESULTS, PROMPTS = "results.json", "prompts.json"
 ATTACKS = ("secrets", "updates")
-_CODE = ("policy/rlhf.py", "policy/local.py", "policy/aggregate.py", "policy/lexicon.py", "audit/prompts.py")
+CODE = (
+    "dptune/audit/bounds.py",
+    "dptune/audit/exposure.py",
+    "dptune/audit/likelihood.py",
+    "dptune/audit/membership.py",
+    "dptune/audit/one_run.py",
+    "dptune/audit/prompts.py",
+    "dptune/corpus/*.py",
+    "dptune/mechanisms/*.py",
+    "dptune/policy/aggregate.py",
+    "dptune/policy/environments.py",
+    "dptune/policy/lexicon.py",
+    "dptune/policy/local.py",
+    "dptune/policy/method.py",
+    "dptune/policy/opening.py",
+    "dptune/policy/policies.py",
+    "dptune/policy/rlhf.py",
+    "dptune/policy/rollout.py",
+    "dptune/policy/trust_region.py",
+    "dptune/privacy/*.py",
+    "dptune/training/*.py",
+    "tasks/rlhf.py",
+)
 _ROWS = 128
 _FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
@@ -125,8 +147,8 @@ class Cell:
         """Its own, whatever decides the run: settings, data, base model and code."""
         shared = self.settings.model_dump(mode="json", exclude={"users", "epsilons", "seeds", "nonprivate"})
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_VALIDATION, SPLITS / "train.parquet"]
-        files += [SPLITS / "attack.parquet", *(Path(dptune.__file__).parent / name for name in _CODE)]
-        content = json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files)
+        files += [SPLITS / "attack.parquet"]
+        content = json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + source_digest(CODE)
         return RLHF / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     @property

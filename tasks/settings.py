@@ -268,7 +268,17 @@ class Settings(_Section):
 
     def _check_mechanism(self, name: str, entry: dict[str, Any], *, chosen: bool) -> bool:
         """Whether it needs a budget. Raises ConfigError for what cannot be built, or cannot meet its accounting."""
-        options = dict(entry)
+        special = entry.get("on_model", {})
+        if not (isinstance(special, dict) and all(isinstance(options, dict) for options in special.values())):
+            raise ConfigError("on_model", "is no table of models", fix="write on_model: {MODEL: {OPTION: VALUE}}")
+        models = self.experiment.models
+        if chosen and (unknown := [model for model in special if model not in models]):
+            raise ConfigError("on_model", f"{unknown[0]!r} is no model", fix=f"use one of {', '.join(models)}")
+        distinct = [options_on(entry, model) for model in models if model in special]
+        needs = [self._check_options(name, options, chosen=chosen) for options in (options_on(entry, ""), *distinct)]
+        return any(needs)
+
+    def _check_options(self, name: str, options: dict[str, Any], *, chosen: bool) -> bool:
         accounting = options.pop("accounting", self.experiment.accounting)
         if accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
@@ -279,6 +289,12 @@ class Settings(_Section):
             problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
             raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
         return needs_budget
+
+
+def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
+    """A mechanism's entry on one base model; its ``on_model: {MODEL: {OPTION: VALUE}}`` says what differs there."""
+    special = entry.get("on_model", {}).get(model, {})
+    return {key: value for key, value in entry.items() if key != "on_model"} | special
 
 
 def _expanded(content: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dptune.errors import ConfigError, DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.set_aside import set_aside, spending_of
+from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
 from tasks.stage import run_stage
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
+#: Besides those of a cell.
+CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/tenants.py")
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -163,16 +166,14 @@ def _finished(directory: Path, settings: Tenants) -> bool:
 
 def _inputs() -> dict[str, Any]:
     """What else decides the results."""
-    from dptune import policy
     from tasks.cells import code_digest
     from tasks.settings import load_settings
 
     if not PUBLIC_MODEL.is_dir():
         raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
-    code = [*sorted(Path(policy.__file__).parent.glob("*.py")), Path(__file__)]
     model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_VALIDATION]
     return {
-        "code": [code_digest(), *map(sha256, code)],
+        "code": [code_digest(), source_digest(CODE)],
         "model": [sha256(path) for path in model],
         "lora": load_settings().lora.model_dump(mode="json"),
     }

@@ -8,14 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from scipy.stats import mannwhitneyu
 from tiny_pipeline import merge, mode, read_json, run_stages, static
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
+from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
+from tasks import audit as audit_task
 from tasks import finetune
 from tasks.audit import audit_cell, audit_file, audit_key, violations
 from tasks.cells import Cell
@@ -24,6 +30,7 @@ from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRET
 from tasks.report import report, write_report
 from tasks.results import audit_metrics
 from tasks.settings import Audit, load_settings
+from tasks.target import Target, load_target
 
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
 WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}
@@ -62,6 +69,30 @@ def test_every_attack_is_made_and_named_with_its_chance(finished: Path) -> None:
     assert audit["membership"]["likelihood"]["members"] == audit["membership"]["likelihood"]["non_members"] == 12
     assert audit["step"]["epsilon_audited"] <= audit["step"]["epsilon_certified"]
     assert audit["violations"] == []
+
+
+def alone(text: str, target: Target) -> Tokens:
+    """One text without the end-of-text token, which an attacker does not score."""
+    limit = target.cell.training.max_length
+    ids = target.tokenizer(text, add_special_tokens=False)["input_ids"][: limit - 1]
+    return Tokens(rows=[np.array(ids, np.int32)], padding=target.tokenizer.pad_token_id, width=limit, truncated=0)
+
+
+def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: Path) -> None:
+    """The second ranks whole records by what ``dptune.training.evaluation`` calls perplexity."""
+    found = audit_cell(finished, settings(step_trials=0, generations=1), "cpu")["membership"]
+    assert set(found) == {"likelihood", "calibrated", "perplexity"}
+    target = load_target(finished, settings(), torch.device("cpu"), 0.999)
+    scores = []
+    for path in (SPLITS / "train.parquet", EVAL):
+        texts = [one.prompt + one.ending for one in audit_task._sample(read_records(path), target)]
+        scores.append([-perplexity(target.adapted, alone(text, target), 1) for text in texts])
+    members, others = scores
+    statistic = mannwhitneyu(members, others).statistic / (len(members) * len(others))
+    rounding = 1.5 / (12 * 12)  # may tie one pair
+    assert found["perplexity"]["auc"] == pytest.approx(statistic, abs=rounding)
+    metrics = audit_metrics({"membership": found})
+    assert {"audit_membership_likelihood_auc", "audit_membership_perplexity_auc"} <= set(metrics)
 
 
 def test_no_secret_and_no_record_is_in_the_audit(finished: Path) -> None:

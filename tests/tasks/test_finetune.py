@@ -31,7 +31,7 @@ KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
     "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
-    "knobs", "seconds", "crafted", "adapter_sha256",
+    "knobs", "seconds", "crafted", "adapter_sha256", "agent",
     "device", "together", "set_aside",
 }  # fmt: skip
 

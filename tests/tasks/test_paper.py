@@ -1,0 +1,188 @@
+"""The paper's two profiles: every cell of both grids builds, meets its budget under its accounting, and is priced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_pipeline import ROOT, merge, params, read_json, write_params
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, price
+from dptune.mechanisms.registry import MECHANISMS, build, of_model
+from dptune.mechanisms.rl import LearnedControl, published_batch_size
+from tasks import cells as cells_module
+from tasks import finetune
+from tasks.cells import Cell, grid
+from tasks.finetune import run_cells
+from tasks.job import plan_of
+from tasks.profile import apply_profile
+from tasks.report import write_report
+from tasks.settings import load_settings
+from tasks.steps_needed import STEPS_FILE
+
+PROFILES = {"paper": "published", "paper-certified": "certified"}
+EPSILONS = (0.5, 2, 4, 5, 8)
+#: LoRA pairs and their parameters at rank 8, 8 (in + out) for each query and value projection: GPT-2 has one fused
+#: 768 -> 2304 in each of 12 layers; Llama 2048 -> 2048, 512 in 16 and 3072 -> 3072, 1024 in 28; Mistral 4096 -> 4096,
+#: 1024 in 32.
+SHAPES = {
+    "gpt2": (12, 294_912),
+    "llama-1b": (32, 851_968),
+    "llama-3b": (56, 2_293_760),
+    "mistral-7b": (64, 3_407_872),
+}
+#: The training side of the real table, and the canaries' rows.
+UNITS = 73_271 + 10 + 256
+#: What leaks, and what stands in its place.
+REPLACED = {"autoclip_published": "quantile", "rldp_published": "rldp"}
+BASELINES = {"static", "adaclip", "autoclip_published", "dc_sgd_e", "geoclip", "psac", "dp_lora"}
+
+
+@pytest.fixture(scope="module")
+def grids(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Cell]]:
+    """The cells of each profile, as `make paper` would spell them out; only digests of data and models are left out."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_module, "digests", lambda *_: {})
+        for name in PROFILES:
+            file = tmp_path_factory.mktemp(name) / "params.yaml"
+            file.write_bytes((ROOT / "params.yaml").read_bytes())
+            apply_profile(ROOT / "profiles" / f"{name}.yaml", file)
+            found[name] = grid(load_settings(file))
+    return found
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_grid_is_the_papers(grids: dict[str, list[Cell]], name: str) -> None:
+    """Four models, RLDP and seven baselines, five budgets, three seeds."""
+    cells = grids[name]
+    expected = BASELINES | {"rldp_published"}
+    if name == "paper-certified":
+        expected = {REPLACED.get(mechanism, mechanism) for mechanism in expected}
+    assert len(cells) == 4 * 8 * 5 * 3 == len({cell.directory for cell in cells})
+    assert {cell.mechanism for cell in cells} == expected
+    counts = Counter((cell.model_name, cell.mechanism, cell.epsilon) for cell in cells)
+    assert set(counts) == {(model, one, epsilon) for model in SHAPES for one in expected for epsilon in EPSILONS}
+    assert set(counts.values()) == {3}
+    assert {(cell.accounting, cell.delta, cell.telemetry) for cell in cells} == {(PROFILES[name], 1e-5, "research")}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_schedule_and_adapters_are_the_papers(grids: dict[str, list[Cell]], name: str) -> None:
+    training, lora = grids[name][0].training, grids[name][0].lora
+    assert all((one.training, one.lora) == (training, lora) for one in grids[name])
+    assert (lora.rank, lora.alpha, lora.dropout, lora.target_modules) == (8, 16, 0.05, None)
+    assert (training.epochs, training.expected_batch_size, training.evaluate_every) == (3, 16, 48)
+    assert (training.learning_rate, training.warmup_steps) == (5e-4, 100)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_agents_interval_warm_up_and_batches_are_the_papers(grids: dict[str, list[Cell]], name: str) -> None:
+    agents = [cell for cell in grids[name] if isinstance(mechanism_of(cell).controller, LearnedControl)]
+    assert len(agents) == 4 * 5 * 3
+    for cell in agents:
+        controller = mechanism_of(cell).controller
+        assert controller.interval == (96 if cell.model_name == "mistral-7b" else 112)
+        assert (controller.warmup, controller.rounds, controller.radius_cap) == (50, 2, 1.0)
+        assert controller.batch_size == 0, "which takes the paper's"
+        assert published_batch_size(cell.epsilon) == dict(zip(EPSILONS, (4, 16, 8, 4, 8), strict=True))[cell.epsilon]
+        assert mechanism_of(cell).knobs().radii == (0.1,) * SHAPES[cell.model_name][0]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_cells_noise_meets_its_budget(grids: dict[str, list[Cell]], name: str) -> None:
+    """And wastes less than a thousandth of it. Seeds share their noise."""
+    for cell in {(one.model_name, one.mechanism, one.epsilon): one for one in grids[name]}.values():
+        assert cell.epsilon is not None
+        ready = calibrated_for(cell)
+        prices = price(ready.mechanism, schedule_of(cell), ready.renyi_filter)
+        held = getattr(prices, cell.accounting)
+        assert 0.999 * cell.epsilon <= held <= cell.epsilon, cell.label
+        assert prices.certified >= prices.noise_only
+        if cell.accounting == "published":
+            assert prices.certified > cell.epsilon, "the paper's accountant claims more than is proved"
+            assert bool(prices.leaks) == (cell.mechanism in REPLACED)
+        else:
+            assert prices.leaks == ()
+
+
+@pytest.mark.parametrize("leaky", REPLACED)
+def test_what_leaks_is_refused_by_the_certified_profile(leaky: str) -> None:
+    profile = yaml.safe_load((ROOT / "profiles" / "paper-certified.yaml").read_text(encoding="utf-8"))
+    chosen = [*profile["experiment"]["mechanisms"], leaky]
+    over = merge(profile, {"mechanisms": {leaky: {"accounting": "certified"}}, "experiment": {"mechanisms": chosen}})
+    with pytest.raises(ConfigError, match=rf"mechanisms\.{leaky}: .*leaks"):
+        load_settings(ROOT / "params.yaml", over)
+    assert MECHANISMS[leaky].verdict.startswith("NOT sound")
+    assert MECHANISMS[REPLACED[leaky]].verdict == "Sound"
+
+
+def test_the_profiles_differ_by_accounting_and_by_what_leaks_alone() -> None:
+    one, other = (yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")) for name in PROFILES)
+    for profile in (one, other):
+        for key in ("name", "accounting"):
+            del profile["experiment"][key]
+    one["experiment"]["mechanisms"] = [REPLACED.get(name, name) for name in one["experiment"]["mechanisms"]]
+    one["mechanisms"] = {REPLACED.get(name, name): options for name, options in one["mechanisms"].items()}
+    assert one == other
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_tiny_model_trains_by_every_mechanism_of_the_profile(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Four steps each, so that agents act at once; the report has a row for the agent."""
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    profile = yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text(encoding="utf-8"))
+    entries: dict[str, Any] = profile["mechanisms"]
+    agent = next(entry for entry in entries if entry.startswith("rldp"))
+    entries[agent] = {**entries[agent], "interval": 1, "warmup": 1, "on_model": {"small": {"batch_size": 1}}}
+    chosen = {key: profile["experiment"][key] for key in ("mechanisms", "accounting")}
+    write_params({"mechanisms": entries, "experiment": {**chosen, "epsilons": [8]}})
+    cells = grid(load_settings())
+    assert len(cells) == 8
+    run_cells(cells, "cpu")
+    results = [read_json(cell.directory / "result.json") for cell in cells]
+    assert all(float(result[f"epsilon_{PROFILES[name]}"]) <= 8 for result in results)
+    assert [result["mechanism"] for result in results if result["agent"]] == [agent]
+    write_report(results, Path("shown"), "paper")
+    (row,) = read_json(Path("shown") / STEPS_FILE)
+    assert row["mechanism"] == agent
+    assert row["baseline"] in {cell.mechanism for cell in cells} - {agent}
+
+
+ON_MODEL: dict[str, tuple[dict[str, Any], str]] = {
+    "no table": ({"on_model": 3}, "on_model"),
+    "no table of options": ({"on_model": {"small": 3}}, "on_model"),
+    "unknown model": ({"on_model": {"large": {"max_grad_norm": 2}}}, "large"),
+    "unknown option": ({"on_model": {"small": {"radius": 2}}}, "radius"),
+    "unknown accounting": ({"on_model": {"small": {"accounting": "rdp"}}}, "accounting"),
+}
+
+
+@pytest.mark.parametrize(("entry", "named"), ON_MODEL.values(), ids=ON_MODEL.keys())
+def test_what_differs_on_a_model_is_checked(tmp_path: Path, entry: dict[str, Any], named: str) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(yaml.safe_dump(params({"mechanisms": {"static": entry}})), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"mechanisms\.static: .*{named}"):
+        load_settings(file)
+
+
+def mechanism_of(cell: Cell, noise: float = 1.0) -> Mechanism:
+    options = of_model(cell.mechanism, cell.options, *SHAPES[cell.model_name])
+    return build(cell.mechanism, options | {"noise_multiplier": noise})
+
+
+def schedule_of(cell: Cell) -> Schedule:
+    plan = plan_of(cell.training, UNITS, cell.training.expected_batch_size)
+    return Schedule(plan.sample_rate, plan.steps, cell.delta)
+
+
+def calibrated_for(cell: Cell) -> Calibrated:
+    assert cell.epsilon is not None
+    return calibrated(lambda noise: mechanism_of(cell, noise), cell.epsilon, schedule_of(cell), cell.accounting)
