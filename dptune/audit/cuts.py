@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
 
 _TAIL = 0.9
-_CHOICE = 0.8  # confidence at which pilots are compared; it decides no bound
+_CHOICE = 0.99  # confidence at which pilots are compared; it decides no bound
 
 
 @dataclass(frozen=True)

@@ -236,24 +236,24 @@ MU = 0.716  # of one step of a sound cell at a certified epsilon of 2 in profile
 CHECKS = 20  # of five cells, four each, that share a false-alarm rate of 0.001
 
 
-def accused(name: str, trials: int, seed: int, factor: float) -> bool:
+def accused(name: str, trials: int, seed: int, factor: float, **changes: Any) -> bool:
     """Whether an audit of a cell, with its noise times ``factor``, refutes what is certified of it on mu or epsilon."""
     true = mechanism(name, PAIRS, **CELLS[name])
     true = mechanism(
         name, PAIRS, **CELLS[name], noise_multiplier=1 / MU / true.effective_noise_multiplier(true.knobs())
     )
     planted = replace(true, noise=LessNoise(true.noise.noise_multiplier, factor))
-    found = audit(planted, trials, seed)
+    found = audit(planted, trials, seed, **changes)
     # The published cell leaks, so nothing is certified: here, what its noise certifies without leaks.
     charged = replace(found.release, raw_inputs=())
     return judged(found, certificate(Counter([charged]), DELTA), 0.001, CHECKS).accusation is not None
 
 
 def test_halved_noise_of_a_default_cell_is_caught_in_19_of_20_seeded_audits() -> None:
-    """With 800 trials, of which 640 count; a sound cell fails the stage with chance 0.001 at most, over all checks."""
-    caught = sum(accused("static", 800, seed, 0.5) for seed in range(20))
+    """With 700 trials, of which 560 count; a sound cell fails the stage with chance 0.001 at most, over all checks."""
+    caught = sum(accused("static", 700, seed, 0.5, scenes=ALONE) for seed in range(20))
     assert caught >= 19
-    assert not any(accused("static", 800, seed, 1.0) for seed in range(3))
+    assert not accused("static", 700, 0, 1.0, scenes=ALONE)
 
 
 @pytest.mark.slow

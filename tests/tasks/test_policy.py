@@ -216,7 +216,9 @@ def test_the_code_of_audits_belongs_to_the_key_of_their_rows(monkeypatch: pytest
     assert {"updates.py", "cuts.py", "scores.py", "bounds.py", "verdict.py", "policy_audit.py"} <= set(read)
 
 
-@pytest.mark.parametrize(("critic", "number"), [one for one in policy_audit.ATTACKED if one[0] != "raw"])
+@pytest.mark.parametrize(
+    ("critic", "number"), [("private", 1), ("none", 1), pytest.param("public", 2, marks=pytest.mark.slow)]
+)
 def test_halved_noise_fails_the_study(critic: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One audit of 600 trials for each critic; its checks have their share of a false-alarm rate of 0.001."""
     monkeypatch.setattr(policy_audit, "OsEntropy", lambda: FixedSeed(1))
@@ -233,16 +235,13 @@ def test_halved_noise_fails_the_study(critic: str, number: int, monkeypatch: pyt
 def test_a_public_critic_trained_on_users_fails_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the critic called public is fitted to what the users of the update lived through."""
     monkeypatch.setattr(policy_audit, "OsEntropy", lambda: FixedSeed(1))
-    found, whole = {}, training.step
+    whole = training.step
 
     def planted(learner: Any, state: Any, number: int, streams: Any, *others: Any) -> Any:
         return whole(learner, state, number, streams | {"public": streams["users"]}, *others)
 
-    for name, step in (("sound", whole), ("planted", planted)):
-        monkeypatch.setattr(updates, "step", step)
-        found[name] = policy_audit._audit("public", 2, attacked())["accusation"]
-    assert found["sound"] is None
-    assert "mu" in found["planted"]
+    monkeypatch.setattr(updates, "step", planted)
+    assert "mu" in policy_audit._audit("public", 2, attacked())["accusation"]
 
 
 def test_a_line_over_noise_joins_runs_that_differ_in_nothing_else(empty: Path) -> None:
