@@ -10,13 +10,14 @@ import pytest
 import tiny_models as tiny
 import torch
 
-from dptune.audit.crafted import CraftedCanaries, audited
+from dptune.audit.crafted import CraftedCanaries, _Crafted
 from dptune.audit.one_run import OneRun, one_run
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.entropy import FixedSeed
+from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
 from dptune.training.per_sample import lora_pairs
 
@@ -27,14 +28,16 @@ def coins(count: int = COUNT) -> CraftedCanaries:
     return CraftedCanaries(np.random.default_rng(3).random(count) < 0.5, np.zeros(count))
 
 
-def run(mechanism: Mechanism, canaries: CraftedCanaries, directory: Path) -> OneRun:
-    model, tokens, entropy = tiny.adapted(), tiny.records(RECORDS), FixedSeed(5)
-    plan = tiny.make_plan(RECORDS, sample_rate=RATE, steps=STEPS, checkpoint_every=STEPS)
+def run(mechanism: Mechanism, canaries: CraftedCanaries, directory: Path, **settings: Any) -> OneRun:
+    model, tokens, entropy = tiny.adapted(), tiny.records(RECORDS), FixedSeed(settings.pop("seed", 5))
+    units = tiny.encounters(tokens).with_slots(canaries.included)
+    plan = tiny.make_plan(len(units), **{"sample_rate": RATE, "steps": STEPS, "checkpoint_every": STEPS} | settings)
     header = tiny.make_header(
-        entropy, tiny.encounters(tokens), mechanism=mechanism.name, published_accountant=mechanism.published_accountant
+        entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant
     )
-    units = tiny.encounters(tokens)
-    train(model, tokens, units, audited(mechanism, canaries), plan, header, directory, entropy, public=tokens).close()
+    train(
+        model, tokens, units, mechanism, plan, header, directory, entropy, public=tokens, auditor=canaries
+    ).close()
     return one_run(canaries.scores, canaries.included, DELTA, 0.95)
 
 
@@ -84,9 +87,7 @@ def test_one_canary_moves_the_release_as_much_as_one_sample_may() -> None:
 
     for name in ("static", "per_pair", "auto_s"):
         mechanism = started(name)
-        from dptune.audit.crafted import _Crafted
-
-        crafted = _Crafted.of(np.array([0]), zeros(), 1e6)
+        crafted = _Crafted.of(np.array([0]), zeros(), mechanism)
         knobs = mechanism.knobs()
         sums = mechanism.exact_sums([crafted], zeros(), knobs)
         scaled = torch.cat([part / scale for part, scale in zip(sums, mechanism.scales(knobs), strict=True)])
@@ -99,7 +100,11 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"canaries.crafted: 9999 exceeds"):
         run(build("static", {"pairs": pairs(), "noise_multiplier": 1.0}), coins(9999), tmp_path)
     with pytest.raises(ConfigError, match=r"clips updates of clients"):
-        audited(build("dp_lora_fed", {"noise_multiplier": 1.0}), coins())
+        coins().start(build("dp_lora_fed", {"noise_multiplier": 1.0}), [9999], coins().included)
+    with pytest.raises(ConfigError, match=r"updates of clients"):
+        PrivacyUnits.clients(2, np.arange(4)).with_slots(coins().included)
+    with pytest.raises(ConfigError, match=r"slots are not the auditor's"):
+        coins().start(build("static", {"noise_multiplier": 1.0}), [9999], ~coins().included)
 
 
 def test_coins_are_fair_and_new() -> None:
@@ -107,4 +112,4 @@ def test_coins_are_fair_and_new() -> None:
     one, other = CraftedCanaries.toss(4000), CraftedCanaries.toss(4000)
     assert abs(int(one.included.sum()) - 2000) < 253
     assert (one.included != other.included).any()
-    assert str(one) == "CraftedCanaries(watched=0)"
+    assert str(one) == "CraftedCanaries()"

@@ -112,7 +112,7 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
     before = read_json(crafted_file(cell.directory))
     run(cell)
     assert read_json(crafted_file(cell.directory)) == before
-    assert before["watched"] == STEPS
+    assert len(before["moves"]) == STEPS
 
 
 @pytest.mark.parametrize("part", ["one_run", "crafted"])
