@@ -1,10 +1,10 @@
 """Canaries that are gradients: an auditor inside the training loop (Nasr et al. 2023; Steinke et al. 2023, section 6).
 
-Each canary is one more unit of privacy, with a slot of its own in ``PrivacyUnits``: its coin fills the slot or leaves it
-empty, and the run's own draw decides at each step whether it enters the batch, so that an error in the draw is an error
-in what the auditor sees. The mechanism clips, sums and noises it with the others. Its gradient is huge in one coordinate
-of every LoRA pair, a coordinate of its own, so that it saturates whatever the mechanism clips by. The auditor adds up
-what the releases show in that coordinate. They cost utility: use them in runs that are for auditing.
+Each canary is one more unit of privacy, with a slot of its own in ``PrivacyUnits``: its coin fills the slot or leaves
+it empty, and the run's own draw decides at each step whether it enters the batch, so that an error in the draw shows
+in what the auditor sees. The mechanism clips, sums and noises it with the others. Its gradient is huge in one
+coordinate of every LoRA pair, a coordinate of its own, so that it saturates whatever the mechanism clips by. The
+auditor adds up what the releases show in that coordinate. They cost utility: use them in runs that are for auditing.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class CraftedCanaries:
         )
 
 
-def _in_own_coordinates(
-    gradient: Sequence[torch.Tensor], units: Sequence[float], canaries: int
-) -> NDArray[np.float64]:
+def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float], canaries: int) -> NDArray[np.float64]:
     """(canaries,) what each has in its coordinates of a gradient, added up over pairs in these units."""
     parts = [part[:canaries].double().cpu().numpy() / unit for part, unit in zip(gradient, units, strict=True)]
     return np.asarray(np.sum(parts, axis=0))

@@ -48,7 +48,9 @@ class SampleRate:
         """What the audit could have seen, in words."""
         if self.refutable > 1:
             return "NO POWER on the draw: canaries in every batch would look like these"
-        return f"could have refuted: a draw at a rate above {self.refutable:.3g}, where {self.sample_rate:.3g} is charged"
+        return (
+            f"could have refuted: a draw at a rate above {self.refutable:.3g}, where {self.sample_rate:.3g} is charged"
+        )
 
 
 def audited_sample_rate(

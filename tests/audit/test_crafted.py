@@ -38,9 +38,7 @@ def run(mechanism: Mechanism, canaries: CraftedCanaries, directory: Path, **sett
     header = tiny.make_header(
         entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant
     )
-    train(
-        model, tokens, units, mechanism, plan, header, directory, entropy, public=tokens, auditor=canaries
-    ).close()
+    train(model, tokens, units, mechanism, plan, header, directory, entropy, public=tokens, auditor=canaries).close()
     return one_run(canaries.scores, canaries.included, DELTA, 0.95)
 
 

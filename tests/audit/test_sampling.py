@@ -55,7 +55,8 @@ def test_no_power_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("included", "moves"), [([True] * 4, [1.0]), ([False] * 4, [1.0]), ([True, False] * 2, []), ([True, False] * 2, [np.nan])]
+    ("included", "moves"),
+    [([True] * 4, [1.0]), ([False] * 4, [1.0]), ([True, False] * 2, []), ([True, False] * 2, [np.nan])],
 )
 def test_nothing_is_said_where_nothing_can_be(included: list[bool], moves: list[float]) -> None:
     scores: NDArray[np.float64] = np.arange(4.0)

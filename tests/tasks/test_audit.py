@@ -159,14 +159,14 @@ def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
 ) -> None:
     """With twice the noise nothing is ever shown, and the silence would say nothing about the run."""
     monkeypatch.setattr(audit_module, "build", _noise_times(factor))
-    with pytest.raises(DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"):
+    with pytest.raises(
+        DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"
+    ):
         audit_cell(finished, settings(), "cpu")
     assert not audit_file(finished).exists()
 
 
-def test_a_ledger_that_was_charged_for_more_noise_is_found_out(
-    pipeline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the noise: a sound step is accused in one of a thousand audits; the alarm is shared by five comparisons."""
     directory = run(static(WHOLE, {"experiment": {"epsilons": [8]}}))
     sound = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")
