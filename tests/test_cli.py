@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dptune.cli import app
+from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS
 from dptune.privacy.ledger import Ledger, RunHeader
@@ -227,10 +228,44 @@ def test_audit_catches_published_rldp() -> None:
     assert found["epsilon_certified"] == "inf"
 
 
+def test_audit_accuses_noise_that_epsilon_is_blind_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise times 0.001 at z = 0.5: no count of errors in 1,000 trials refutes the certified epsilon of 10, but mu is 2.
+
+    Any sound step is accused with chance 0.001 at most; here no guess of the attack can be wrong.
+    """
+    whole = Gaussian.add
+    monkeypatch.setattr(
+        Gaussian, "add", lambda self, sums, scales, z, coins: whole(self, sums, scales, z / 1000, coins)
+    )
+    result = run("audit", "static", "--set", "noise_multiplier=0.5", "--trials", "1000", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert found["mu_certified"] == 2.0
+    assert found["mu_alarm"] > 4
+    assert found["epsilon_alarm"] <= found["epsilon_refutable"] < found["epsilon_certified"]
+    assert "NO POWER on epsilon" in found["power"]
+    said = " ".join(result.stderr.split())
+    assert "Accused: the attack shows mu >= " in said
+    assert said.count("Accused") == 1
+    assert "but 2 is certified" in said
+
+
+def test_audit_says_what_it_could_have_refuted() -> None:
+    """A sound step: accused with chance 1e-6."""
+    found = answer("audit", "static", "--trials", "800", "--false-alarms", "1e-6")
+    assert found["mu_certified"] == 1.0
+    assert found["alarm_confidence"] == pytest.approx(1 - 5e-7)
+    assert found["mu_alarm"] <= 1.0
+    assert found["mu_detectable"] == pytest.approx(1 / found["noise_detectable"])
+    assert 0.3 < found["noise_detectable"] < 1
+    assert f"noise below {found['noise_detectable']:.3g} times what is charged" in found["power"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("nothing",), "mechanism"),
+        (("static", "--false-alarms", "0"), "--false-alarms"),
         (("static", "--trials", "10"), "trials"),
         (("static", "--confidence", "1"), "confidence"),
         (("static", "--sample-rate", "0"), "sample_rate"),

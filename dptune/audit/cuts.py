@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
 
 _TAIL = 0.9
+_CHOICE = 0.8  # confidence at which pilots are compared; it decides no bound
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,16 @@ def best_cuts(
 ) -> Cuts:
     """The thresholds that the pilot favours for ``counted`` trials in each world.
 
-    For mu: whose bound is highest from the pilot's own counts, which are few, so that none is chosen for its luck in the
-    tails. For epsilon, which the tails decide: whose bound would be highest if the trials err like the pilot's.
+    For mu: whose bound is highest from the pilot's own counts, which are few, so that none is chosen for its luck in
+    the tails; at a confidence of its own, as ten trials show nothing at 0.999. For epsilon, which the tails decide:
+    whose bound would be highest if the trials err like the pilot's.
     """
     inside, outside = _numbers(inside, outside)
     scores = np.unique(np.quantile(np.concatenate([inside, outside]), np.linspace(0, 1, 201)))
     if len(scores) == 1:
         return Cuts(float(scores[0]), float(scores[0]), promise=0.0)  # it tells nothing
     cuts = (scores[1:] + scores[:-1]) / 2  # between scores, so that none ties with one
-    promise, for_mu = max((mu_from_errors(*errors(inside, outside, cut), confidence), float(cut)) for cut in cuts)
+    promise, for_mu = max((mu_from_errors(*errors(inside, outside, cut), _CHOICE), float(cut)) for cut in cuts)
     shares = zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True)
     _, for_epsilon = max(
         (epsilon_from_errors(counted * missed, counted, counted * alarms, counted, delta, confidence), float(cut))

@@ -1,14 +1,16 @@
 """White-box audit of DP policy gradient: one user's trajectory in or out, and all that the updates release in view.
 
 The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
-any accountant says; the attack reads releases only. Environments and rollouts are outside it: trajectories are made by
-hand, for a small linear policy with local PPO steps.
+any accountant says; the attack reads releases only. Updates are those of runs (``dptune.policy.training.step``), with
+any critic; environments and rollouts are outside the attack: trajectories are made by hand, for a small linear policy
+with local PPO steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +22,11 @@ from dptune.audit.step import StepAudit
 from dptune.errors import ConfigError
 from dptune.policy.environments import Interface
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import Trajectories
+from dptune.policy.rollout import Met, Trajectories
 from dptune.policy.schedule import Training
-from dptune.policy.training import Learner
+from dptune.policy.training import Learner, State, step
 from dptune.privacy.entropy import Entropy
+from dptune.privacy.release import Release
 from dptune.progress import Meter
 
 _FEATURES, _ACTIONS, _STEPS, _USERS = 2, 2, 4, 8
@@ -99,6 +102,7 @@ def audit_updates(
                 looks.append((best_cuts(*scores, counted, delta, confidence), fit, scene))
         cuts, fit, scene = max(looks, key=lambda look: look[0].promise)
         inside, outside = (fit.log_ratio(runs.seen(scene, world, counted, meter)) for world in (True, False))
+    first = next(release for release in runs.charged if release.part == 0)
     return StepAudit(
         scene.name,
         trials,
@@ -106,7 +110,7 @@ def audit_updates(
         updates,
         1.0,
         delta,
-        method.release(0),
+        first,
         mu_errors=errors(inside, outside, cuts.for_mu),
         epsilon_errors=errors(inside, outside, cuts.for_epsilon),
     )
@@ -116,56 +120,92 @@ _NOTHING = np.zeros(0, dtype=np.float32)
 _INTERFACE = Interface(_FEATURES, _ACTIONS, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
+class _Learner(Learner):
+    """A learner that computes what precedes the first release once for each trajectories: every run begins alike."""
+
+    def __init__(self, method: Dppg) -> None:
+        super().__init__(_INTERFACE, method, _TRAINING)
+        self._made: dict[tuple[str, int], tuple[Trajectories, Any]] = {}
+
+    def updates(self, state: State, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return self._once("updates", met, lambda: Learner.updates(self, state, met, number))
+
+    def fitted(self, state: State, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+        return self._once("fitted", met, lambda: Learner.fitted(self, state, met, returns))
+
+    def _once(self, name: str, met: Trajectories, compute: Callable[[], Any]) -> Any:
+        if met.users[0] >= _USERS:  # a later update: it follows noise
+            return compute()
+        if (name, id(met)) not in self._made:
+            self._made[name, id(met)] = met, compute()  # with what is referred to, so that its id stays its own
+        return self._made[name, id(met)][1]
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Stands for ``dptune.policy.rollout.Users``: trajectories by hand, whatever the policy."""
+
+    first: Trajectories
+
+    def meet(self, number: int, *_: Any) -> Trajectories:
+        return self.first if number == 0 else _later(number)
+
+
+class _Unwritten:
+    """Stands for a ledger: what would be charged."""
+
+    def __init__(self) -> None:
+        self.charged: list[Release] = []
+
+    def charge(self, release: Release) -> None:
+        self.charged.append(release)
+
+
 @dataclass(frozen=True)
 class _Runs:
-    learner: Learner
-    silent: Learner
+    learner: _Learner
+    silent: _Learner
     updates: int
     entropy: Entropy
+    charged: set[Release] = field(default_factory=set)
 
     @classmethod
     def of(cls, method: Dppg, updates: int, entropy: Entropy) -> _Runs:
-        silent = replace(method, noise_multiplier=0.0)
-        return cls(Learner(_INTERFACE, method, _TRAINING), Learner(_INTERFACE, silent, _TRAINING), updates, entropy)
+        return cls(_Learner(method), _Learner(replace(method, noise_multiplier=0.0)), updates, entropy)
 
     def known(self, scene: Scene) -> Fit:
         """The attacker can compute what is released but for the noise, whose law is public."""
-        inside, outside = (self._run(self.silent, *self._begun(scene, world)) for world in (True, False))
+        inside, outside = (self._run(self.silent, _streams(scene, world))[0] for world in (True, False))
         ones = np.ones_like(inside)
         return Fit((inside, outside), (ones, ones), power=2)
 
     def seen(self, scene: Scene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
-        """(count, coordinates) of everything released, in units of its noise."""
-        rows, begun = [], self._begun(scene, world)
+        """(count, coordinates) of everything released, in units of the noise that is announced."""
+        rows, streams = [], _streams(scene, world)
         for _ in range(count):
-            rows.append(self._run(self.learner, *begun))
+            row, charged = self._run(self.learner, streams)
+            rows.append(row)
+            self.charged.update(charged)
             meter.update(meter.done + 1)
         return np.stack(rows)
 
-    def _begun(self, scene: Scene, world: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The first update's blocks, and the critic after it if it is raw: the same in every run."""
-        start, met = self.learner.start(), _first(scene, world)
-        blocks, returns = self.learner.updates(start, met, 0)
-        raw = self.learner.method.critic == "raw"
-        return blocks, self.learner.fitted(start, met, returns) if raw else start.critic
-
-    def _run(self, learner: Learner, blocks: list[torch.Tensor], critic: torch.Tensor) -> NDArray[np.float64]:
-        training, state, seen = learner.training, learner.start(), []
-        raw = learner.method.critic == "raw"
-        radii = {"policy": training.radius, "critic": training.critic_radius}
-        multipliers = dict(zip(radii, self.learner.method.multipliers, strict=False))
+    def _run(self, learner: _Learner, streams: dict[str, Any]) -> tuple[NDArray[np.float64], list[Release]]:
+        """What the updates of a run release and charge, by the code of runs."""
+        state, met, seen = learner.start(), Met(), []
+        ledger: Any = _Unwritten()
+        radii = {"policy": _TRAINING.radius, "critic": _TRAINING.critic_radius}
+        multipliers = dict(zip(radii, learner.method.multipliers, strict=False))
         for number in range(self.updates):
-            if number:
-                met = _later()
-                blocks, returns = learner.updates(state, met, number)
-                critic = learner.fitted(state, met, returns) if raw else critic
-            state = learner.released(state, blocks, training.radius, training.server_step, self.entropy)
-            if raw:
-                state.critic = critic
+            state = step(learner, state, number, streams, met, ledger, self.entropy)
             for name, released in state.last.items():
                 unit = radii[name] * (multipliers[name] or 1.0) / _USERS
                 seen.append(released.double().numpy() / unit)
-        return np.concatenate(seen)
+        return np.concatenate(seen), ledger.charged
+
+
+def _streams(scene: Scene, world: bool) -> dict[str, Any]:
+    """The users of a run, and the simulated ones, who live through the same in both worlds."""
+    return {"users": _Stream(_first(scene, world)), "public": _Stream(_later(0))}
 
 
 def _first(scene: Scene, world: bool) -> Trajectories:
@@ -174,19 +214,18 @@ def _first(scene: Scene, world: bool) -> Trajectories:
     rewards[-1] = scene.reward
     taken = torch.full((_USERS, _STEPS), scene.others is not None)
     taken[-1] = world
-    return _trajectories(rewards, taken)
+    return _trajectories(rewards, taken, 0)
 
 
-def _later() -> Trajectories:
+def _later(number: int) -> Trajectories:
     """Users who are paid nothing: whatever moves them is what the state carries over."""
-    return _trajectories(torch.zeros(_USERS, _STEPS), torch.ones(_USERS, _STEPS, dtype=torch.bool))
+    return _trajectories(torch.zeros(_USERS, _STEPS), torch.ones(_USERS, _STEPS, dtype=torch.bool), number)
 
 
-def _trajectories(rewards: torch.Tensor, taken: torch.Tensor) -> Trajectories:
+def _trajectories(rewards: torch.Tensor, taken: torch.Tensor, number: int) -> Trajectories:
     """Action 0 in one state, then for ever in another."""
     features = torch.zeros(_USERS, _STEPS + 1, _FEATURES)
     features[:, 0, 0], features[:, 1:, 1] = 1.0, 1.0
     never = torch.zeros(_USERS, _STEPS, dtype=torch.bool)
-    return Trajectories(
-        tuple(range(_USERS)), features, never.long(), torch.where(taken, rewards, 0.0), never, never, taken
-    )
+    users = tuple(range(number * _USERS, (number + 1) * _USERS))
+    return Trajectories(users, features, never.long(), torch.where(taken, rewards, 0.0), never, never, taken)

@@ -97,8 +97,8 @@ class Verdict:
         mu_refutable, epsilon_refutable: the largest that these trials could refute: no error in any of them.
         mu_detectable: a true mu from here on is refuted in 19 of 20 audits: by the best attack where what is certified
             is Gaussian, else at this attack's false positive rate; infinite if none is.
-        noise_detectable: the same for a Gaussian certificate as noise: below this multiple of what is charged; 0 if none
-            is; None where there is no single mu.
+        noise_detectable: the same for a Gaussian certificate as noise: below this multiple of what is charged; 0 if
+            none is; None where there is no single mu.
     """
 
     false_alarms: float

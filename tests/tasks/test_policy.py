@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dptune.audit import updates
 from dptune.errors import ConfigError, DptuneError
+from dptune.mechanisms.noise import Gaussian
+from dptune.policy import training
 from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
+from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger import read_ledger
 from tasks import policy_audit
 from tasks.policy import RESULT, Job, check_environments, jobs, run_job
@@ -150,6 +154,7 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     assert rows["l2"].deviation == pytest.approx(abs(finals[0] - finals[1]) / 2)
     audit = {"critic": "raw", "noise_multiplier": 1.0, "steps": 2, "trials": 500, "confidence": 0.95}
     audit |= {"epsilon_published": 5.0, "epsilon_certified": "inf", "epsilon_audited": 5.4, "mu_audited": 5.0}
+    audit |= {"mu_certified": "inf", "power": "nothing finite is certified, so there is nothing to refute"}
     write_page(results, 1e-5, {"audits": [audit]}, empty)
     page = (empty / "policy.html").read_text()
     assert "SIMULATED users" in page
@@ -181,16 +186,63 @@ def test_the_page_shows_language_models_and_tenants(empty: Path) -> None:
     assert (empty / "rlhf.png").exists()
 
 
+def attacked() -> Policy:
+    return settings({"a": {"noise_multiplier": 1}}).model_copy(update={"audit_trials": 500})
+
+
 def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"critic": "none", "epsilon_audited": 5.0, "epsilon_certified": 4.0}
+    row = {"critic": "none", "accusation": "the attack shows mu >= 1.8, but 1 is certified"}
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: row)
-    chosen = settings({"a": {"noise_multiplier": 1}}).model_copy(update={"audit_trials": 500})
-    with pytest.raises(DptuneError, match="more than is certified"):
-        policy_audit.audits(chosen)
-    row["epsilon_audited"] = 3.0
-    assert len(policy_audit.audits(chosen)) == 3
+    with pytest.raises(DptuneError, match="critic none: the attack shows mu"):
+        policy_audit.audits(attacked())
+    row["accusation"] = None
+    assert len(policy_audit.audits(attacked())) == 4
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: pytest.fail("was kept"))
-    assert len(policy_audit.audits(chosen)) == 3
+    assert len(policy_audit.audits(attacked())) == 4
+
+
+def test_rows_of_an_audit_whose_own_code_was_another_are_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "none", "accusation": None})
+    policy_audit.audits(attacked())
+    monkeypatch.setattr(policy_audit, "_audit_digest", lambda: "another")
+    monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "again", "accusation": None})
+    assert policy_audit.audits(attacked())[0]["critic"] == "again"
+
+
+def test_the_code_of_audits_belongs_to_the_key_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(policy_audit, "sha256", lambda path: read.append(path.name) or path.name)
+    policy_audit._audit_digest.__wrapped__()
+    assert {"updates.py", "cuts.py", "scores.py", "bounds.py", "verdict.py", "policy_audit.py"} <= set(read)
+
+
+@pytest.mark.parametrize(("critic", "number"), [one for one in policy_audit.ATTACKED if one[0] != "raw"])
+def test_halved_noise_fails_the_study(critic: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One audit of 600 trials for each critic; its checks have their share of a false-alarm rate of 0.001."""
+    monkeypatch.setattr(policy_audit, "OsEntropy", lambda: FixedSeed(1))
+    chosen = attacked().model_copy(update={"audit_trials": 600})
+    sound = policy_audit._audit(critic, number, chosen)
+    assert sound["accusation"] is None
+    assert sound["mu_certified"] == 1.0
+    assert sound["alarm_confidence"] == pytest.approx(1 - 0.001 / 8)  # two checks of each of four critics
+    whole = Gaussian.add
+    monkeypatch.setattr(Gaussian, "add", lambda self, sums, scales, z, coins: whole(self, sums, scales, z / 2, coins))
+    assert "mu" in policy_audit._audit(critic, number, chosen)["accusation"]
+
+
+def test_a_public_critic_trained_on_users_fails_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the critic called public is fitted to what the users of the update lived through."""
+    monkeypatch.setattr(policy_audit, "OsEntropy", lambda: FixedSeed(1))
+    found, whole = {}, training.step
+
+    def planted(learner: Any, state: Any, number: int, streams: Any, *others: Any) -> Any:
+        return whole(learner, state, number, streams | {"public": streams["users"]}, *others)
+
+    for name, step in (("sound", whole), ("planted", planted)):
+        monkeypatch.setattr(updates, "step", step)
+        found[name] = policy_audit._audit("public", 2, attacked())["accusation"]
+    assert found["sound"] is None
+    assert "mu" in found["planted"]
 
 
 def test_a_line_over_noise_joins_runs_that_differ_in_nothing_else(empty: Path) -> None:
