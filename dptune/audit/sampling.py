@@ -64,11 +64,11 @@ def audited_sample_rate(
 ) -> SampleRate | None:
     """Bound the rate of a draw from below.
 
-    Guarantee: if at each step a canary that is in the data enters the batch with probability r of its own, and what else
-    lies in its coordinate does not depend on its coin, the bounds exceed r with probability ``1 - confidence`` (or ``1 -
-    alarm``) at most. Canaries that are not in the data are given entries at rate r by simulation; then a coin and a score
-    have nothing to do with each other, and the rank sum of those in the data has the law of Mann and Whitney 1947,
-    whatever the noise is.
+    Guarantee: if at each step a canary that is in the data enters the batch with probability r of its own, and what
+    else lies in its coordinate does not depend on its coin, each bound exceeds r with probability ``1 - confidence``
+    (or ``1 - alarm``) at most. Canaries that are not in the data are given entries at rate r by simulation; then coins
+    and scores have nothing to do with each other, and the rank sum of those in the data has the law of Mann and
+    Whitney 1947, whatever the noise is.
 
     Args:
         scores: (canaries,) of ``CraftedCanaries``, as are ``included`` and ``moves``.

@@ -29,7 +29,7 @@ def seen(rate: float, noise: float, seed: int, *, canaries: int = 64, confidence
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.25, 0.0), (0.25, 1.0), (0.05, 0.3)])
 def test_the_bound_errs_as_rarely_as_it_says(rate: float, noise: float) -> None:
-    """100 audits at 90 %, under noise with heavy tails: 10 may err. More than 24 do with chance 1.3e-5 by a binomial."""
+    """100 audits at 90 %, under noise with heavy tails: 10 may err; more than 24 do with chance 1.3e-5."""
     errors = sum(seen(rate, noise, seed).audited > rate for seed in range(100))
     assert errors <= 24
 
