@@ -262,8 +262,8 @@ def test_an_auditors_slots_are_drawn_like_all_units() -> None:
     assert len(units) == 6
     draws = [parted(units.draw(0.3, OsEntropy())) for _ in range(4000)]
     counts = np.zeros(6)
-    for records, planted in draws:
-        counts[[*(int(one[0]) for one in records), *(planted + 3)]] += 1
+    for entered, planted in draws:
+        counts[[*(int(one[0]) for one in entered), *(planted + 3)]] += 1
     assert counts[4] == 0, "its coin left it out"
     assert np.abs(np.delete(counts, 4) / 4000 - 0.3).max() < 5 * (0.3 * 0.7 / 4000) ** 0.5
     assert [len(units.part(rank, 2)) for rank in (0, 1)] == [1 + 3, 2], "slots are rank 0's"
