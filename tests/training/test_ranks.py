@@ -185,14 +185,14 @@ def test_a_run_of_clients(tmp_path: Path) -> None:
     largest = float(one["gradients"][0].abs().max())
     torch.testing.assert_close(leader["gradients"][0], one["gradients"][0], rtol=1e-3, atol=1e-5 * largest)
     assert leader["reports"][0].private == pytest.approx(one["reports"][0].private, rel=1e-4)
-    assert leader["reports"][0].private["batch_units"] == 4, "four clients have no patient"
+    assert leader["reports"][0].private["batch_units"] == 6, "two clients have no patient"
 
 
 def test_crafted_canaries_are_units_of_rank_0(tmp_path: Path) -> None:
     case = Case(tmp_path, plan=make_plan(24, sample_rate=1.0, steps=3), seed=3, canaries=16)
     one, (leader, _) = one_and_two(tmp_path, case)
     np.testing.assert_allclose(leader["scores"], one["scores"], rtol=1e-3, atol=1e-3)
-    assert leader["scores"][::2].mean() > leader["scores"][1::2].mean() + 1
+    assert leader["scores"][::2].mean() > leader["scores"][1::2].mean() + 1 / 3
 
 
 def test_noise_is_added_once_and_both_ranks_hold_the_same_weights(tmp_path: Path) -> None:
