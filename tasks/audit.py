@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,25 +25,29 @@ from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
+from dptune.audit.sampling import audited_sample_rate
 from dptune.audit.step import audit_step
+from dptune.audit.verdict import certificate, judged
 from dptune.corpus.canaries import suffix
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.records import Records, read_records
+from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
-from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
+from dptune.privacy.release import Release
 from dptune.training.per_sample import lora_pairs
-from tasks.finetune import read_crafted
+from tasks.cells import code_digest
+from tasks.finetune import crafted_file, read_crafted
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.results import named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 from tasks.target import Target, load_target
 
-_CHECKS = 4  # comparisons with what is certified, in every cell
+#: Comparisons with what is certified, in every cell: two kinds of canaries, the draw, and a step's mu and epsilon.
+_CHECKS = 5
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _LARGEST_LOG = 700.0  # of a perplexity that is still a number
@@ -58,7 +63,8 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
-    target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
+    checks = cells * _CHECKS
+    target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / checks)
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "telemetry": target.cell.telemetry,
@@ -71,9 +77,9 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     if target.cell.telemetry == "research" and settings.records:
         audit["membership"] = _record_membership(target)
     if (canaries := read_crafted(directory)) is not None:
-        audit["crafted"] = _crafted(canaries, target)
+        audit |= _crafted(canaries, target)
     if settings.step_trials:
-        audit["step"] = _step(target)
+        audit["step"] = _step(target, directory, checks)
     audit["violations"] = violations(audit)
     write_json(audit_file(directory), audit)
     return audit
@@ -85,7 +91,7 @@ def audit_file(directory: Path) -> Path:
 
 
 def violations(audit: dict[str, Any]) -> list[str]:
-    """Every bound that exceeds what the ledger certifies: a mechanism or an accountant is wrong.
+    """Every bound that exceeds what the ledger certifies: a mechanism, an accountant or the draw is wrong.
 
     Many cells are checked, so these bounds hold with ``alarm_confidence`` each: together, false alarms are as rare
     as ``audit.false_alarms`` says.
@@ -94,23 +100,27 @@ def violations(audit: dict[str, Any]) -> list[str]:
     for part in ("one_run", "crafted"):
         if part in audit:
             checked = audit[part]["epsilon_alarm"], float(audit["epsilon_certified"])
-            found.append((f"an attack on its canaries ({part})", "epsilon", *checked))
+            found.append((f"an attack on its canaries ({part})", "epsilon", *checked, "certified"))
     for name in ("epsilon", "mu"):
         if "step" in audit:
             checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
-            found.append(("a white-box attack on one of its steps", name, *checked))
+            found.append(("a white-box attack on one of its steps", name, *checked, "certified"))
+    if "draw" in audit:
+        checked = audit["draw"]["alarm"], audit["draw"]["sample_rate"]
+        found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
     return [
         f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['alarm_confidence']:.6g}, "
-        f"but {certified:.3g} is certified: the mechanism, its accountant or its data handling is wrong"
-        for attack, name, shown, certified in found
+        f"but {certified:.3g} is {known}: the mechanism, its accountant or its data handling is wrong"
+        for attack, name, shown, certified, known in found
         if shown > certified
     ]
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
     """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
-    content = [settings.model_dump_json(), _code_digest()]
-    content += [sha256(path) for path in (directory / "ledger.jsonl", SECRETS, TRAIN, EVAL) if path.exists()]
+    content = [settings.model_dump_json(), _code_digest(), code_digest()]  # of attacks, and of what they attack
+    read = (directory / "ledger.jsonl", crafted_file(directory), SECRETS, TRAIN, EVAL)
+    content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 
 
@@ -221,12 +231,22 @@ def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str
 
 
 def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
-    """The bound that is reported, and the one that may raise the alarm."""
+    """The bound that is reported, the one that may raise the alarm, and what that could have refuted."""
     reported, sure = (
         one_run(scores, included, target.cell.delta, confidence)
         for confidence in (target.settings.confidence, target.alarm_confidence)
     )
-    return {**reported.to_dict(), "epsilon_alarm": sure.epsilon_audited}
+    power = power_on_epsilon(sure.most, target.contents.epsilons.certified)
+    return {**reported.to_dict(), "epsilon_alarm": sure.epsilon_audited, "refutable": sure.most, "power": power}
+
+
+def power_on_epsilon(most: float, certified: float) -> str:
+    """What an attack that shows ``most`` at best could have said against an epsilon, in words."""
+    if math.isinf(certified):
+        return "nothing finite is certified, so there is nothing to refute"
+    if most <= certified:
+        return f"NO POWER on epsilon: at most {most:.3g} can be shown, and {certified:.3g} is certified"
+    return f"could have refuted: a certified epsilon below {most:.3g}"
 
 
 def _record_membership(target: Target) -> dict[str, Any]:
@@ -284,18 +304,33 @@ def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool =
 
 
 def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
+    """What planted gradients show of epsilon, and of the draw that let them into batches."""
     found = _one_run(target, canaries.scores, canaries.included)
     members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
-    return {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
+    shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
+    rates = {release.sample_rate for release in target.contents.composition}
+    draw = audited_sample_rate(
+        canaries.scores,
+        canaries.included,
+        canaries.moves,
+        max(rates),
+        target.settings.confidence,
+        target.alarm_confidence,
+        OsEntropy(),
+    )
+    return {"crafted": shown, **({} if draw is None else {"draw": draw.to_dict()})}
 
 
-def _step(target: Target) -> dict[str, Any]:
-    """One private step of the cell's mechanism, with its own noise, on the attacker's bench."""
-    first = min(target.contents.composition, key=lambda release: release.noise_multiplier)
-    dimension = int(dict(first.claims).get("dimension", 0))
+def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
+    """One private step of the cell's mechanism, with the ledger's own noise, on the attacker's bench.
+
+    Raises: DataError if the step that was attacked is none that the ledger was charged for.
+    """
+    charged = min(target.contents.composition, key=lambda release: release.noise_multiplier)
+    dimension = int(dict(charged.claims).get("dimension", 0))
     options = of_model(target.cell.mechanism, target.cell.options, len(lora_pairs(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
-        options["noise_multiplier"] = first.noise_multiplier
+        options["noise_multiplier"] = charged.noise_multiplier
     options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
     mechanism = build(target.cell.mechanism, options)
     settings = target.settings
@@ -306,20 +341,36 @@ def _step(target: Target) -> dict[str, Any]:
         delta=target.cell.delta,
         entropy=OsEntropy(),
     )
-    sure = replace(found, confidence=target.alarm_confidence)
-    prices = named(price(mechanism, Schedule(1.0, 1, target.cell.delta)))
-    return {
+    check_audited(found.release, charged, directory / "ledger.jsonl")
+    # Certified is what the ledger says, whatever was attacked; the attacker's sample is in the batch for certain.
+    certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
+    verdict = judged(found, certified, settings.false_alarms, checks)
+    figures: dict[str, Any] = {
         "scene": found.scene,
         "trials": found.trials,
         "mu_audited": found.mu_audited,
         "epsilon_audited": found.epsilon_audited,
-        "mu_alarm": sure.mu_audited,
-        "epsilon_alarm": sure.epsilon_audited,
-        **jsonable(prices | {"mu_certified": _certified_mu(mechanism)}),
+        **named(price(mechanism, Schedule(1.0, 1, target.cell.delta))),
+        **verdict.to_dict(),
     }
+    return figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})
 
 
-def _certified_mu(mechanism: Mechanism) -> float:
-    """A certain step is Gaussian DP (a Gaussian one exactly), which tells far more than its epsilon at one delta."""
-    release = mechanism.release(mechanism.knobs(), 1.0)
-    return math.inf if release.leaks else 1 / gaussian_dp_multiplier(release)
+def check_audited(attacked: Release, charged: Release, ledger: Path) -> None:
+    """The attacked step must be the ledger's but for the sample rate, or its audit says nothing about the run.
+
+    Raises: DataError that names what differs.
+    """
+    expected = replace(charged, sample_rate=attacked.sample_rate)
+    different = [
+        f"{item.name} {_shortly(getattr(attacked, item.name))} in place of {_shortly(getattr(expected, item.name))}"
+        for item in fields(Release)
+        if getattr(attacked, item.name) != getattr(expected, item.name)
+    ]
+    if different:
+        problem = f"was charged for another step than the one that was attacked, which has {'; '.join(different)}"
+        raise DataError(problem, fix="audit with the code and options that the run was made with", file=ledger)
+
+
+def _shortly(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import sys
 import time
@@ -23,10 +24,9 @@ import numpy as np
 import torch
 import typer
 
-from dptune.audit.crafted import CraftedCanaries, audited
+from dptune.audit.crafted import CraftedCanaries
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json
-from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents
@@ -125,7 +125,6 @@ class _Work:
     """A cell under way."""
 
     job: Job
-    mechanism: Mechanism
     canaries: CraftedCanaries | None
     child: ChildRun | None
     history: History
@@ -199,11 +198,12 @@ def _begun(
     job = prepare(cell, ground, entropy)
     ranks.check(job.mechanism)
     canaries = _crafted(cell, cell.directory)
+    if canaries:
+        job.units = job.units.with_slots(canaries.included)
     if cell.telemetry not in befores:
         befores[cell.telemetry] = _evaluate(job, final=True)
     return _Work(
         job=job,
-        mechanism=audited(job.mechanism, canaries) if canaries else job.mechanism,
         canaries=canaries,
         child=child_run(job, parent, flow_run),
         history=History(cell.directory, job.plan.steps),
@@ -219,13 +219,14 @@ def _arguments(work: _Work, entropy: Entropy) -> dict[str, Any]:
         "model": job.model,
         "tokens": job.train,
         "units": job.units,
-        "mechanism": work.mechanism,
+        "mechanism": job.mechanism,
         "plan": job.plan,
         "header": job.header,
         "directory": job.cell.directory,
         "entropy": entropy,
         "on_step": _observer(work),
         "public": job.validation,
+        "auditor": work.canaries,
     }
 
 
@@ -285,7 +286,8 @@ def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:
     if canaries is not None:
         private_directory(CRAFTED.parent)
         coins, scores = canaries.included.astype(int).tolist(), canaries.scores.tolist()
-        write_json(crafted_file(directory), {"included": coins, "scores": scores, "watched": canaries.watched})
+        moves = [None if math.isnan(move) else move for move in canaries.moves]
+        write_json(crafted_file(directory), {"included": coins, "scores": scores, "moves": moves})
 
 
 def crafted_file(directory: Path) -> Path:
@@ -299,7 +301,8 @@ def read_crafted(directory: Path) -> CraftedCanaries | None:
     if not file.exists():
         return None
     stored = json.loads(file.read_text(encoding="utf-8"))
-    return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), stored["watched"])
+    moves = [math.nan if move is None else move for move in stored["moves"]]
+    return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), moves)
 
 
 def _contents(ledger: Ledger) -> LedgerContents:

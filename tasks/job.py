@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dptune.corpus.records import read_about, read_batches
@@ -175,7 +176,15 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
 
 
 def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    """Whose privacy, and how many of them a batch expects. Absent is an audit canary that its coin left out."""
+    """Whose privacy, and how many of them a batch expects.
+
+    Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
+    """
+    found, expected_batch_size = _units_of_records(cell, corpus)
+    return found.with_slots(np.zeros(cell.crafted, dtype=bool)), expected_batch_size
+
+
+def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     local = local_training(cell)
     if local is not None:
         return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round

@@ -1,26 +1,24 @@
 """Canaries that are gradients: an auditor inside the training loop (Nasr et al. 2023; Steinke et al. 2023, section 6).
 
-Each canary is one more unit of privacy. Where its coin says so it enters batches as every unit does, by its own
-Poisson coin, and the mechanism clips, sums and noises it with the others. Its gradient is huge in one coordinate of
-every LoRA pair, a coordinate of its own, so that it saturates whatever the mechanism clips by. The auditor adds up
-what the releases show in that coordinate. They cost utility: use them in runs that are for auditing.
+Each canary is one more unit of privacy, with a slot of its own in ``PrivacyUnits``: its coin fills the slot or leaves
+it empty, and the run's own draw decides at each step whether it enters the batch, so that an error in the draw shows
+in what the auditor sees. The mechanism clips, sums and noises it with the others. Its gradient is huge in one
+coordinate of every LoRA pair, a coordinate of its own, so that it saturates whatever the mechanism clips by. The
+auditor adds up what the releases show in that coordinate. They cost utility: use them in runs that are for auditing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Released, RunFacts
-from dptune.privacy.entropy import Entropy, poisson_sample
+from dptune.mechanisms.mechanism import Gradients, Mechanism, Released
 
 _HUGE = 1e6
 _PLAIN = 10.0  # where nothing clips: above what samples put into one coordinate, and no end of the training
@@ -28,17 +26,18 @@ _PLAIN = 10.0  # where nothing clips: above what samples put into one coordinate
 
 @dataclass
 class CraftedCanaries:
-    """The auditor's side: coins, and what was seen so far. Private.
+    """The auditor of a run (``dptune.training.run.Auditor``): coins, and what was seen so far. Private.
 
     Attributes:
         included: (canaries,) what the fair coins said.
         scores: (canaries,) larger where the canary looks included.
-        watched: releases that the scores add up.
+        moves: what each release that was watched adds to the score of a canary in its batch; nan where one figure for
+            all canaries cannot be told, because the mechanism clips in other coordinates or by the batch itself.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
     scores: NDArray[np.float64] = field(repr=False)
-    watched: int = 0
+    moves: list[float] = field(default_factory=list, repr=False)
 
     @classmethod
     def toss(cls, count: int) -> CraftedCanaries:
@@ -48,58 +47,56 @@ class CraftedCanaries:
         entropy = SystemRandom()
         return cls(np.array([bool(entropy.getrandbits(1)) for _ in range(count)]), np.zeros(count))
 
-    def watch(self, released: Released) -> None:
+    @property
+    def watched(self) -> int:
+        """How many releases the scores add up."""
+        return len(self.moves)
+
+    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
+        """Check that every canary has its slot and a coordinate of its own in every pair.
+
+        Raises: ConfigError if not, or if the mechanism trains locally.
+        """
+        if mechanism.local is not None:
+            raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
+        if not np.array_equal(planted, self.included):
+            raise ConfigError("canaries.crafted", "the run's slots are not the auditor's", fix="use units.with_slots")
+        if min(pair_sizes) < len(self.included):
+            problem = f"{len(self.included)} exceeds the {min(pair_sizes)} parameters of the smallest LoRA pair"
+            raise ConfigError("canaries.crafted", problem, fix="use fewer")
+
+    def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
+        """Those of the canaries that were drawn, as one micro-batch; none for none."""
+        return [_Crafted.of(drawn, zeros, mechanism)] if len(drawn) else []
+
+    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
         """Add what one release shows, in units of its noise where that is known pair by pair."""
         known = len(released.deviations) == len(released.gradient) and min(released.deviations) > 0
         units = released.deviations if known else (1.0,) * len(released.gradient)
-        for part, unit in zip(released.gradient, units, strict=True):
-            self.scores += part[: len(self.scores)].double().cpu().numpy() / unit
-        self.watched += 1
+        self.scores += _in_own_coordinates(released.gradient, units, len(self.scores))
+        self.moves.append(self._move(mechanism, released, zeros, divisor, units))
 
-
-@dataclass(frozen=True)
-class AuditedMechanism(Mechanism):
-    """A mechanism whose batches also hold the crafted canaries that were included and drawn.
-
-    The ledger's guarantee is unchanged: canaries are units like all others, so it is about them too.
-    """
-
-    canaries: CraftedCanaries = field(kw_only=True)
-    _facts: list[RunFacts] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def start(self, facts: RunFacts) -> None:
-        """As the mechanism does. Raises ConfigError if a pair has fewer parameters than there are canaries."""
-        count = len(self.canaries.included)
-        if min(facts.pair_sizes) < count:
-            problem = f"{count} exceeds the {min(facts.pair_sizes)} parameters of the smallest LoRA pair"
-            raise ConfigError("canaries.crafted", problem, fix="use fewer")
-        self._facts[:] = [facts]
-        super().start(facts)
-
-    def privatise(
+    def _move(
         self,
-        batches: Iterable[Gradients],
+        mechanism: Mechanism,
+        released: Released,
         zeros: list[torch.Tensor],
-        knobs: Knobs,
-        expected_batch_size: float,
-        entropy: Entropy,
-        total: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
-    ) -> Released:
-        """The private step on the batch and the canaries in it, which are all units of this process."""
-        drawn = poisson_sample(entropy, len(self.canaries.included), self._facts[0].sample_rate)
-        drawn = drawn[self.canaries.included[drawn]]
-        crafted = [_Crafted.of(drawn, zeros, _HUGE if self.private else _PLAIN)] if len(drawn) else []
-        released = super().privatise(chain(batches, crafted), zeros, knobs, expected_batch_size, entropy, total)
-        self.canaries.watch(released)
-        return released
+        divisor: float,
+        units: Sequence[float],
+    ) -> float:
+        if mechanism.controller.raw_inputs or released.knobs.geometry is not None:
+            return float("nan")
+        one = _Crafted.of(np.zeros(1, dtype=np.int64), zeros, mechanism)
+        clipped = mechanism.clipper.clipped_sum(one, released.knobs)
+        return float(
+            _in_own_coordinates(mechanism.clipper.restore(clipped, zeros, released.knobs, divisor), units, 1)[0]
+        )
 
 
-def audited(mechanism: Mechanism, canaries: CraftedCanaries) -> AuditedMechanism:
-    """The same mechanism with canaries in its batches. Raises ConfigError for one that trains locally."""
-    if mechanism.local is not None:
-        raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
-    own: dict[str, Any] = {item.name: getattr(mechanism, item.name) for item in fields(Mechanism)}
-    return AuditedMechanism(**own, canaries=canaries)
+def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float], canaries: int) -> NDArray[np.float64]:
+    """(canaries,) what each has in its coordinates of a gradient, added up over pairs in these units."""
+    parts = [part[:canaries].double().cpu().numpy() / unit for part, unit in zip(gradient, units, strict=True)]
+    return np.asarray(np.sum(parts, axis=0))
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,8 @@ class _Crafted:
     zeros: list[torch.Tensor]
 
     @classmethod
-    def of(cls, drawn: NDArray[np.int64], zeros: list[torch.Tensor], size: float) -> _Crafted:
-        return cls(torch.from_numpy(drawn).to(zeros[0].device), size, zeros)
+    def of(cls, drawn: NDArray[np.int64], zeros: list[torch.Tensor], mechanism: Mechanism) -> _Crafted:
+        return cls(torch.from_numpy(drawn).to(zeros[0].device), _HUGE if mechanism.private else _PLAIN, zeros)
 
     def norms(self) -> torch.Tensor:
         return self.zeros[0].new_full((len(self.coordinates), len(self.zeros)), self.size)

@@ -164,11 +164,13 @@ class PrivacyUnits:
         kind: "encounter" (each record its own unit), "patient", or "client" (many patients).
         members: for each unit the indices of its records. Made when asked for: memory does not follow the units.
         most: m, the most records one unit puts into a batch.
+        planted: for each slot of an auditor's, which come after the others, whether its coin put a gradient there.
     """
 
     kind: str
     members: Sequence[NDArray[np.int64]] = field(repr=False)
     most: int
+    planted: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
 
     @classmethod
     def of(
@@ -212,27 +214,52 @@ class PrivacyUnits:
         members = _Grouped(client.astype(np.int64), count, absent)
         return cls("client", members, members.most)
 
+    def with_slots(self, planted: NDArray[np.bool_]) -> PrivacyUnits:
+        """The same units and, for each entry, a slot of an auditor's: one more unit, empty where its coin says so.
+
+        Raises: ConfigError for clients, whose updates no planted gradient resembles.
+        """
+        if self.kind == "client" and len(planted):
+            raise ConfigError("canaries.crafted", "cannot stand in for updates of clients", fix="use 0")
+        return replace(self, planted=np.asarray(planted, dtype=bool))
+
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.members) + len(self.planted)
 
     def part(self, rank: int, world: int) -> PrivacyUnits:
-        """The units that one of ``world`` processes draws: a range of them, by public numbers alone."""
-        start, end = (len(self) * bound // world for bound in (rank, rank + 1))
-        return replace(self, members=_Span(self.members, range(start, end)))
+        """The units that one of ``world`` processes draws: a range of them, by public numbers alone.
+
+        An auditor's slots are all rank 0's, which alone knows the coins.
+        """
+        start, end = (len(self.members) * bound // world for bound in (rank, rank + 1))
+        own = replace(self, members=_Span(self.members, range(start, end)))
+        return own if rank == 0 else replace(own, planted=self.planted[:0])
 
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
 
-        A unit without a record is no part of a batch: not even counts see it. Takes time in proportion to the
-        batch, however many units there are.
+        A unit without a record is no part of a batch: not even counts see it. An auditor's slot brings one negative
+        number, which ``parted`` reads. Takes time in proportion to the batch, however many units there are.
         """
-        drawn = (self.members[unit] for unit in poisson_sample(entropy, len(self), sample_rate))
+        drawn = (self._brought(int(unit)) for unit in poisson_sample(entropy, len(self), sample_rate))
         return [self._choose(records, entropy) for records in drawn if len(records)]
+
+    def _brought(self, unit: int) -> NDArray[np.int64]:
+        slot = unit - len(self.members)
+        if slot < 0:
+            return np.asarray(self.members[unit])
+        return np.array([-1 - slot] if self.planted[slot] else [], dtype=np.int64)
 
     def _choose(self, records: NDArray[np.int64], entropy: Entropy) -> NDArray[np.int64]:
         if len(records) <= self.most:
             return records
         return records[np.argsort(uniform(entropy, len(records)))[: self.most]]
+
+
+def parted(batch: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+    """What a draw brought: the units that have records, and the numbers of the auditor's slots."""
+    records = [unit for unit in batch if unit[0] >= 0]
+    return records, np.array([-1 - unit[0] for unit in batch if unit[0] < 0], dtype=np.int64)
 
 
 @dataclass(frozen=True)

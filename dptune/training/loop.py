@@ -19,7 +19,7 @@ from dptune.training.model import train_adapters
 from dptune.training.opening import open_run, open_share
 from dptune.training.per_sample import PairGradients, per_sample_gradients
 from dptune.training.ranks import Ranks
-from dptune.training.run import Plan, Share, StepReport, contribute, seed_dropout
+from dptune.training.run import Auditor, Plan, Share, StepReport, contribute, seed_dropout
 
 __all__ = ["Plan", "StepReport", "follow", "train"]
 
@@ -36,6 +36,7 @@ def train(
     on_step: Callable[[StepReport], None] = lambda report: None,
     public: Tokens | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    auditor: Auditor | None = None,
 ) -> Ledger:
     """Fine-tune the model's adapters, resuming what ``directory`` holds of the run.
 
@@ -49,6 +50,7 @@ def train(
         on_step: called after each step.
         public: public records, for controllers that follow the loss on them.
         ranks: of which this is rank 0; the others call ``follow`` with the same arguments.
+        auditor: whose gradients fill the slots of ``units.with_slots``; to the others these slots are empty.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
 
@@ -57,7 +59,7 @@ def train(
     Raises: ConfigError, LedgerError, CheckpointError, BudgetError, LostRankError; RuntimeError if adapters did not
         move.
     """
-    run = open_run(model, tokens, units, mechanism, plan, header, directory, entropy, on_step, public, ranks)
+    run = open_run(model, tokens, units, mechanism, plan, header, directory, entropy, on_step, public, ranks, auditor)
     seed_dropout(entropy, run.step)
     try:
         while (step := run.begin()) is not None:

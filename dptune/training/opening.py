@@ -22,7 +22,7 @@ from dptune.training.model import freeze_down, frozen_fingerprint, trainable_sta
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import rehearse
-from dptune.training.run import Plan, Run, Share, StepReport
+from dptune.training.run import Auditor, Plan, Run, Share, StepReport
 
 
 def open_run(
@@ -37,11 +37,16 @@ def open_run(
     on_step: Callable[[StepReport], None] = lambda report: None,
     public: Tokens | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    auditor: Auditor | None = None,
 ) -> Run:
     """Start a run, or take it up where its folder left it; see ``train``."""
     _check(model, tokens, units, mechanism, plan, header, entropy)
+    if auditor is None and units.planted.any():
+        raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
     share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
     optimizer, initial = _optimizer(share.weights, plan), trainable_state(model)
+    if auditor is not None:
+        auditor.start(mechanism, [pair.size for pair in share.pairs], units.planted)
     mechanism.start(_facts(share.pairs, plan, header))
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
     return Run(
@@ -53,6 +58,7 @@ def open_run(
         on_step=on_step,
         initial=initial,
         step=progress.step,
+        auditor=auditor,
     )
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from dptune.privacy.ledger import BudgetError, Ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import PrivacyUnits, Tokens, parted
 from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
@@ -116,10 +117,28 @@ class Step:
     Attributes:
         knobs: with which it was charged.
         batch: for each drawn unit the records it brings.
+        planted: the auditor's slots that were drawn.
     """
 
     knobs: Knobs
     batch: list[NDArray[np.int64]] = field(repr=False)
+    planted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
+
+
+class Auditor(Protocol):
+    """Somebody who has gradients of their own in slots of a run's units, and sees all that it releases."""
+
+    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
+        """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
+        ...
+
+    def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
+        """What the slots that were drawn bring to a batch; the mechanism clips them as it does all others."""
+        ...
+
+    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
+        """See one release; ``divisor`` is the expected batch size."""
+        ...
 
 
 @dataclass
@@ -158,6 +177,7 @@ class Run(Share):
     on_step: Callable[[StepReport], None]
     initial: dict[str, torch.Tensor] = field(repr=False)
     step: int
+    auditor: Auditor | None = None
 
     def begin(self) -> Step | None:
         """Choose the knobs, charge the release, draw the batch; None when the run is over, its weights then saved.
@@ -174,7 +194,7 @@ class Run(Share):
         self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate))
         self.ranks.told(Order(knobs, self.mechanism.statistics(knobs)))
         self.ranks.copy(self.weights)
-        return Step(knobs, self.units.draw(self.plan.sample_rate, self.entropy))
+        return Step(knobs, *parted(self.units.draw(self.plan.sample_rate, self.entropy)))
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
@@ -247,9 +267,11 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     mechanism, plan, ledger, knobs = run.mechanism, run.plan, run.ledger, step.knobs
     raw = RawStatistics()
     zeros = _zeros(run.pairs)
-    released = mechanism.privatise(
-        raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total
-    )
+    planted = run.auditor.gradients(mechanism, step.planted, zeros) if run.auditor else []
+    batches = chain(raw.watching(gradients), planted)
+    released = mechanism.privatise(batches, zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total)
+    if run.auditor:
+        run.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
     learning_rate = plan.learning_rate_at(run.step)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
     moved = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import mannwhitneyu
-from tiny_pipeline import merge, mode, read_json, run_stages, static
+from tiny_pipeline import UNITS, merge, mode, read_json, run_stages, static
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
+from dptune.mechanisms.noise import Gaussian
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from tasks import audit as audit_task
 from tasks import finetune
-from tasks.audit import audit_cell, audit_file, audit_key, violations
+from tasks.audit import audit_cell, audit_file, audit_key, power_on_epsilon, violations
 from tasks.cells import Cell
 from tasks.finetune import crafted_file, run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN
@@ -143,7 +145,7 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
     before = read_json(crafted_file(cell.directory))
     run(cell)
     assert read_json(crafted_file(cell.directory)) == before
-    assert before["watched"] == STEPS
+    assert len(before["moves"]) == STEPS
 
 
 @pytest.mark.parametrize("part", ["one_run", "crafted"])
@@ -166,9 +168,71 @@ def test_a_step_beyond_its_certificate_is_a_violation() -> None:
 
 def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(finished: Path) -> None:
     few, many = (audit_cell(finished, settings(), "cpu", cells=cells) for cells in (1, 100))
-    assert many["alarm_confidence"] == pytest.approx(1 - 0.001 / 400)
+    assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 500, rel=1e-6)  # five comparisons in a cell
+    assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
     assert many["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_audited"]
     assert few["step"]["mu_alarm"] <= few["step"]["mu_audited"]
+
+
+def _noise_times(factor: float) -> Callable[[str, dict[str, Any]], Any]:
+    real = audit_task.build
+
+    def built(name: str, options: dict[str, Any]) -> Any:
+        return real(name, options | {"noise_multiplier": factor * options["noise_multiplier"]})
+
+    return built
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 1.0001])
+def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
+    finished: Path, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With twice the noise nothing is ever shown, and the silence would say nothing about the run."""
+    monkeypatch.setattr(audit_task, "build", _noise_times(factor))
+    with pytest.raises(
+        DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"
+    ):
+        audit_cell(finished, settings(), "cpu")
+    assert not audit_file(finished).exists()
+
+
+def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the noise: a sound step is accused in one of a thousand audits; the alarm is shared by five comparisons."""
+    directory = run(static(WHOLE, {"experiment": {"epsilons": [8]}}))
+    sound = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")
+    assert sound["violations"] == []
+    assert 0.5 < sound["step"]["noise_detectable"] < 1
+    real = Gaussian.add
+    monkeypatch.setattr(
+        Gaussian, "add", lambda self, sums, scales, noise, entropy: real(self, sums, scales, noise / 2, entropy)
+    )
+    (sentence,) = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")["violations"]
+    assert "a white-box attack on one of its steps shows mu >=" in sentence
+
+
+def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
+    directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
+    audit = audit_cell(directory, settings(), "cpu")
+    assert "could have refuted: a certified epsilon below" in audit["one_run"]["power"]
+    assert "NO POWER on the draw" in audit["draw"]["power"]
+    assert audit["draw"]["sample_rate"] == pytest.approx(16 / (UNITS + 16))
+    assert "noise below" in audit["step"]["power"]
+    write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])
+    page = (REPORT / "report.html").read_text()
+    assert all(audit[part]["power"] in page for part in ("one_run", "crafted", "draw", "step"))
+
+
+def test_an_attack_that_can_show_no_more_than_is_certified_says_so() -> None:
+    assert power_on_epsilon(3.6, 5.9) == "NO POWER on epsilon: at most 3.6 can be shown, and 5.9 is certified"
+    assert power_on_epsilon(3.6, 2.0) == "could have refuted: a certified epsilon below 3.6"
+    assert "nothing to refute" in power_on_epsilon(3.6, math.inf)
+
+
+def test_entries_above_the_charged_rate_are_a_violation() -> None:
+    audit = {"label": "a", "alarm_confidence": 0.9999, "epsilon_certified": "inf"}
+    draw = {"alarm": 0.3, "sample_rate": 0.25}
+    assert "a sample rate >= 0.3 at confidence 0.9999, but 0.25 is charged" in violations(audit | {"draw": draw})[0]
+    assert violations(audit | {"draw": draw | {"alarm": 0.25}}) == []
 
 
 def _no_ledger(directory: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_others_saw_is_no_canarys_score(
     """Coins and scores lie outside the folder: a fresh start tosses anew, a resumed run goes on."""
     cell = static({"canaries": {"crafted": 16}})
     killed_after_a_checkpoint(cell, opened, monkeypatch)
-    seen = {"included": [1] * 16, "scores": [3.0] * 16, "watched": 2}
+    seen = {"included": [1] * 16, "scores": [3.0] * 16, "moves": [1.0, None]}
     write_json(crafted_file(cell.directory), seen)
     resumed = finetune._crafted(cell, cell.directory)
     assert resumed is not None

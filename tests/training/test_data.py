@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
-from dptune.training.data import PrivacyUnits, micro_batches, tokenize
+from dptune.training.data import PrivacyUnits, micro_batches, parted, tokenize
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)
 
@@ -268,3 +268,17 @@ def test_an_absent_unit_counts_and_brings_nothing(kind: str) -> None:
     assert not PrivacyUnits.of(kind, patients, 2, np.ones(4, dtype=bool)).draw(1.0, FixedSeed(0))
     members = PrivacyUnits.clients(2, patients, absent).members
     assert sorted(np.concatenate(members).tolist()) == [0, 2]
+
+
+def test_an_auditors_slots_are_drawn_like_all_units() -> None:
+    """Of 4,000 draws, each frequency is within 5 sigma of the rate: a false alarm in 2e5 tests."""
+    units = PrivacyUnits.of("encounter", np.arange(3), 1).with_slots(np.array([True, False, True]))
+    assert len(units) == 6
+    draws = [parted(units.draw(0.3, OsEntropy())) for _ in range(4000)]
+    counts = np.zeros(6)
+    for entered, planted in draws:
+        counts[[*(int(one[0]) for one in entered), *(planted + 3)]] += 1
+    assert counts[4] == 0, "its coin left it out"
+    assert np.abs(np.delete(counts, 4) / 4000 - 0.3).max() < 5 * (0.3 * 0.7 / 4000) ** 0.5
+    assert [len(units.part(rank, 2)) for rank in (0, 1)] == [1 + 3, 2], "slots are rank 0's"
+    assert len(units.with_slots(np.zeros(0, dtype=bool))) == 3

@@ -1,0 +1,63 @@
+"""The bound on a draw's rate: how often it errs, how often it sees, and what it refuses to say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dptune.audit.sampling import SampleRate, audited_sample_rate
+from dptune.privacy.entropy import FixedSeed
+
+STEPS, RATE = 20, 0.25
+
+
+def seen(rate: float, noise: float, seed: int, *, canaries: int = 64, confidence: float = 0.9) -> SampleRate:
+    """An audit of a run whose draw has this rate; moves differ by step."""
+    generator = np.random.default_rng(seed)
+    moves = generator.uniform(0.5, 1.5, STEPS)
+    included = generator.random(canaries) < 0.5
+    entered = (generator.random((canaries, STEPS)) < rate) @ moves
+    background = generator.standard_t(3, canaries) * noise * STEPS**0.5
+    scores = np.where(included, entered, 0.0) + background
+    found = audited_sample_rate(scores, included, moves.tolist(), RATE, confidence, confidence, FixedSeed(seed))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.25, 0.0), (0.25, 1.0), (0.05, 0.3)])
+def test_the_bound_errs_as_rarely_as_it_says(rate: float, noise: float) -> None:
+    """100 audits at 90 %, under noise with heavy tails: 10 may err; more than 24 do with chance 1.3e-5."""
+    errors = sum(seen(rate, noise, seed).audited > rate for seed in range(100))
+    assert errors <= 24
+
+
+def test_it_sees_what_it_says_it_could() -> None:
+    """At the rate that it calls refutable, 19 of 20 audits should refute; fewer than 30 of 40 with chance 1e-5."""
+    least = float(np.median([seen(RATE, 0.5, seed).refutable for seed in range(9)]))
+    assert RATE < least < 1
+    assert sum(seen(least, 0.5, 100 + seed).alarm > RATE for seed in range(40)) >= 30
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 2))
+def test_more_confidence_shows_less(seed: int, rate: float, noise: float) -> None:
+    found = [seen(rate, noise, seed, canaries=40, confidence=confidence).audited for confidence in (0.8, 0.95, 0.999)]
+    assert found == sorted(found, reverse=True)
+    assert 0 <= found[-1] <= found[0] <= 1
+
+
+def test_no_power_is_said() -> None:
+    assert "NO POWER" in seen(RATE, 30.0, 1, canaries=16).power
+    assert "could have refuted: a draw at a rate above 0." in seen(RATE, 0.1, 1).power
+
+
+@pytest.mark.parametrize(
+    ("included", "moves"),
+    [([True] * 4, [1.0]), ([False] * 4, [1.0]), ([True, False] * 2, []), ([True, False] * 2, [np.nan])],
+)
+def test_nothing_is_said_where_nothing_can_be(included: list[bool], moves: list[float]) -> None:
+    scores: NDArray[np.float64] = np.arange(4.0)
+    assert audited_sample_rate(scores, np.array(included), moves, RATE, 0.9, 0.9, FixedSeed(0)) is None
