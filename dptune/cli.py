@@ -284,12 +284,15 @@ def _check_name(name: str) -> None:
 
 
 def _parse(options: list[str] | None) -> dict[str, Any]:
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for option in options or []:
         key, separator, value = option.partition("=")
         if not separator:
             raise ConfigError(f"--set {option}", "has no '='", fix="write --set KEY=VALUE")
-        parsed[key.strip()] = value.strip()
+        key = key.strip()
+        if key in parsed:
+            raise ConfigError(f"--set {key}", "is given twice", fix="give it once")
+        parsed[key] = value.strip()
     return parsed
 
 

@@ -14,11 +14,10 @@ from dptune.mechanisms.registry import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
+from tasks.bounds import CountOrNone, Delta, Name, Seed
 from tasks.rlhf import Rlhf
 from tasks.tenants import Tenants
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-Count = Annotated[int, Field(ge=1)]
 BASELINES = ("ppo", "a2c", "ucb_vi")
 _METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, Training))
 _UCB_VI: tuple[str, ...] = ("bonus", "confidence")
@@ -49,10 +48,10 @@ class Policy(_Section):
     """Private reinforcement learning."""
 
     name: Name
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    processes: Count
-    audit_trials: Annotated[int, Field(ge=0)]
+    delta: Delta
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    processes: Annotated[int, Field(ge=1, le=1024)]
+    audit_trials: CountOrNone
     studies: dict[Name, Study]
     rlhf: Rlhf | None = None
     tenants: Tenants | None = None
