@@ -30,8 +30,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 
 Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.")]
 SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
-Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
-Records = Annotated[int | None, typer.Option(help="Units in the training data.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=10**12)]
+Records = Annotated[int | None, typer.Option(help="Units in the training data.", max=10**15)]
 Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
@@ -143,7 +143,7 @@ def audit(
     mechanism: Mechanism,
     trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
     confidence: Annotated[float, typer.Option(help="Of each bound by itself.")] = 0.95,
-    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1, max=10**12)] = 1,
     sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
     delta: Delta = 1e-5,
     options: Options = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -128,7 +129,9 @@ def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: f
     accounting = options.pop("accounting", "certified")
     if accounting not in ACCOUNTINGS:
         raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
-    extra: dict[str, float] = {key: float(options.pop(key)) for key in _UCB_VI if kind == "ucb_vi" and key in options}
+    extra: dict[str, float] = {
+        key: _number(key, options.pop(key)) for key in _UCB_VI if kind == "ucb_vi" and key in options
+    }
     private = {key: options.pop(key) for key in (*_METHOD, "epsilon") if key in options}
     training = make_training({**study.training, **options})
     if kind in ("ppo", "a2c") and private:
@@ -140,11 +143,25 @@ def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: f
     return Run(label, group, kind, method, accounting, training, extra)
 
 
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
+    return number
+
+
 def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
     epsilon = options.pop("epsilon", None)
     if epsilon is not None and "noise_multiplier" in options:
         raise ConfigError("epsilon", "is given beside noise_multiplier", fix="give one of the two")
-    method = method_of(options) if epsilon is None else calibrated_method(options, float(epsilon), delta, accounting)
+    method = (
+        method_of(options)
+        if epsilon is None
+        else calibrated_method(options, _number("epsilon", epsilon), delta, accounting)
+    )
     check_accounting(method, delta, accounting)
     return method
 

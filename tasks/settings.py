@@ -324,7 +324,9 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
         names[name] = list(versions)
     chosen = experiment.get("mechanisms")
     if isinstance(chosen, list | tuple):
-        experiment = experiment | {"mechanisms": [new for old in chosen for new in names.get(old, [old])]}
+        experiment = experiment | {
+            "mechanisms": [new for old in chosen for new in (names.get(old, [old]) if isinstance(old, str) else [old])]
+        }
     return content | {"mechanisms": entries, "experiment": experiment}
 
 

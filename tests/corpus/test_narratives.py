@@ -174,12 +174,12 @@ def test_a_table_cut_at_a_line_end_is_refused(files: tuple[Path, Path, Path], tm
     """It parses: only its hash and number of rows tell."""
     lines = files[0].read_bytes().splitlines(keepends=True)
     files[0].write_bytes(b"".join(lines[:-40]))
-    with pytest.raises(DataError, match="is not the file that source.json describes: its SHA-256"):
+    with pytest.raises(DataError, match=r"is not the file that source\.json describes: its SHA-256"):
         write_narratives(*files, tmp_path / "narratives.parquet")
     about = json.loads(files[2].read_text())
     about["sha256"]["diabetic_data.csv"] = sha256(files[0])
     files[2].write_text(json.dumps(about))
-    with pytest.raises(DataError, match="has 360 rows, and source.json says 400"):
+    with pytest.raises(DataError, match=r"has 360 rows, and source\.json says 400"):
         write_narratives(*files, tmp_path / "narratives.parquet")
     assert not (tmp_path / "narratives.parquet").exists()
 

@@ -150,8 +150,8 @@ def test_a_bad_path_is_refused_and_leaves_nothing(case: str, pair: tuple[Path, P
 
 
 def test_a_nested_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """Three zips in a zip, each a table of 100 MB of zeros: what they take together is counted before it is unpacked."""
-    inner = io.BytesIO()
+    """Three zips in a zip, each a table of 100 MB of zeros: their sizes are added up before any is unpacked."""
+    inner = BytesIO()
     with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("diabetic_data.csv", bytes(100 << 20))
     bomb = tmp_path / "bomb.zip"

@@ -398,3 +398,10 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
     for name, content in places.items():
         assert not [word for word in (*secrets, *texts) if word.encode() in content], name
+
+
+def test_a_cell_that_diverged_fails_and_says_so() -> None:
+    check_converged("small.static.seed0", {"public_perplexity": 7.0})
+    for worth in (math.inf, math.nan):
+        with pytest.raises(DivergedError, match=r"the run diverged: public_perplexity is .*Fix: lower training"):
+            check_converged("small.static.seed0", {"public_perplexity": worth})

@@ -37,13 +37,17 @@ def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
+def explains(error: ConfigError) -> None:
+    assert "Fix: " in str(error)
+
+
 def loaded(file: Path, text: str) -> Settings | None:
     """The settings, or None if they were refused with a message that says how to go on."""
     file.write_text(text, encoding="utf-8")
     try:
         return load_settings(file)
     except ConfigError as error:
-        assert "Fix: " in str(error)
+        explains(error)
         return None
 
 
@@ -100,7 +104,7 @@ def test_no_damaged_text_gives_a_traceback(tmp_path: Path) -> None:
         try:
             load_settings(file)
         except ConfigError as error:
-            assert "Fix: " in str(error)
+            explains(error)
 
 
 @pytest.mark.parametrize(
