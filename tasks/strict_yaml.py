@@ -6,15 +6,15 @@ from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode, Node, ScalarNode
+from yaml.nodes import MappingNode, ScalarNode
 
 
 class _OnceLoader(yaml.SafeLoader):
     """A safe loader that refuses a repeated key."""
 
-    def construct_mapping(self, node: Node, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Raises: ConstructorError naming the line of the second key."""
-        if isinstance(node, MappingNode):
+        if isinstance(node, MappingNode):  # a merge key may lead to something else
             seen: set[tuple[str, str]] = set()
             for key, _ in node.value:
                 if not isinstance(key, ScalarNode) or key.tag == "tag:yaml.org,2002:merge":

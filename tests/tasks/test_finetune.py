@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger, read_ledger
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
-from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.training.model import BaseModel, DivergedError, load_base, load_tokenizer
 from tasks import finetune, job
 from tasks.cells import Cell, digests
-from tasks.finetune import main, run_cell
+from tasks.finetune import check_converged, main, run_cell
 from tasks.paths import EVAL, RUNS, SECRETS, TRAIN
 from tasks.results import GUARANTEE
 

@@ -303,7 +303,9 @@ def test_a_cell_that_diverged_does_not_end_the_report(tmp_path: Path, worth: str
     point = {"step": 1, "releases": 1, "public_perplexity": worth, "eval_sample_perplexity": worth}
     point |= {"epsilon_published": 1.0, "epsilon_noise_only": 1.0, "epsilon_certified": 1.0}
     diverged = [
-        result("quantile", before=figures, after=figures, history=[point], seed=seed, label=f"small.quantile.seed{seed}")
+        result(
+            "quantile", before=figures, after=figures, history=[point], seed=seed, label=f"small.quantile.seed{seed}"
+        )
         for seed in (0, 1)
     ]
     write_report([*diverged, *[result()] * beside], tmp_path / "report", "tiny")
