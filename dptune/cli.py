@@ -34,8 +34,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 
 Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.")]
 SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
-Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1)]
-Records = Annotated[int | None, typer.Option(help="Units in the training data.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=10**12)]
+Records = Annotated[int | None, typer.Option(help="Units in the training data.", max=10**15)]
 Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
@@ -150,7 +150,7 @@ def audit(
     false_alarms: Annotated[
         float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")
     ] = 0.001,
-    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1, max=10**12)] = 1,
     sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
     delta: Delta = 1e-5,
     options: Options = None,
@@ -303,12 +303,15 @@ def _check_name(name: str) -> None:
 
 
 def _parse(options: list[str] | None) -> dict[str, Any]:
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for option in options or []:
         key, separator, value = option.partition("=")
         if not separator:
             raise ConfigError(f"--set {option}", "has no '='", fix="write --set KEY=VALUE")
-        parsed[key.strip()] = value.strip()
+        key = key.strip()
+        if key in parsed:
+            raise ConfigError(f"--set {key}", "is given twice", fix="give it once")
+        parsed[key] = value.strip()
     return parsed
 
 

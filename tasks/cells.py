@@ -141,6 +141,9 @@ def ground_digests(model: Model) -> dict[str, str]:
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
     """
     local = Path(model.source)
+    if local.is_dir() and not (local / "config.json").is_file():
+        problem = f"{model.source!r} is no folder of a model: it has no config.json"
+        raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
     weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
     salt = str(read_about(TRAIN)["salt"])
     files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))

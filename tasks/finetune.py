@@ -14,7 +14,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import StepReport, follow, train
-from dptune.training.model import save_adapter
+from dptune.training.model import DIVERGED, DivergedError, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from dptune.training.run import Run
@@ -254,6 +254,7 @@ def _finish(work: _Work, ledger: Ledger, device: str, together: int) -> None:
     """Everything that a finished cell leaves behind, the ledger's last line last."""
     job, directory = work.job, work.job.cell.directory
     after = _evaluate(job, final=True)
+    check_converged(job.cell.label, after)
     _save_adapter(job.model, directory)
     contents = _contents(ledger)
     _save_policy(job, contents, directory)
@@ -267,6 +268,16 @@ def _finish(work: _Work, ledger: Ledger, device: str, together: int) -> None:
     if work.child:
         work.child.flush()
     ledger.finish()
+
+
+def check_converged(label: str, figures: Mapping[str, float]) -> None:
+    """A run that diverged has weights that predict nothing: it must fail, not stand in a report as finished.
+
+    Raises: DivergedError naming the figure that is not finite.
+    """
+    for name, value in figures.items():
+        if not math.isfinite(value):
+            raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
 
 
 def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:

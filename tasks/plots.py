@@ -81,8 +81,10 @@ def draw_perplexity(results: Sequence[Result], path: Path) -> None:
         for index, name in enumerate(sorted({_series(result) for result in results})):
             _series_with_spread(axis, [r for r in results if _series(r) == name], key, metric, name, colour(index))
         for model, perplexity in _before(results, metric).items():
+            if not math.isfinite(perplexity):
+                continue
             axis.axhline(perplexity, color="grey", linestyle=":", label=f"{model} model, not fine-tuned")
-        axis.set(xlabel=f"epsilon, {title}", xscale="log")
+        axis.set(xlabel=f"epsilon, {title}", **({"xscale": "log"} if axis.has_data() else {}))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="x", which="both", labelsize=8)
@@ -97,6 +99,8 @@ def _series_with_spread(axis: Axes, results: Sequence[Result], key: str, metric:
     """One point a budget: the mean over seeds, with its standard deviation; a dashed line where epsilon is infinite."""
     groups = [group for group in over_seeds(results, metric) if not math.isnan(group.mean)]
     points = sorted((_value(group.results[0][key]), group.mean, group.spread) for group in groups)
+    # A run that diverged has no place on the axis, and Matplotlib no scale for one that only holds such.
+    points = [point for point in points if math.isfinite(point[1])]
     finite = [point for point in points if math.isfinite(point[0])]
     if finite:
         epsilons, means, spreads = zip(*finite, strict=True)
@@ -129,7 +133,8 @@ def over_seeds(results: Sequence[Result], metric: str) -> list[Group]:
     summaries = []
     for members in groups.values():
         values = [_value(result["after"][metric]) for result in members]
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        finite = all(map(math.isfinite, values))
+        spread = (statistics.stdev(values) if finite else math.nan) if len(values) > 1 else 0.0
         summaries.append(Group(tuple(members), statistics.fmean(values), spread))
     return sorted(summaries, key=lambda group: group.mean)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -14,11 +15,10 @@ from dptune.mechanisms.registry import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
+from tasks.bounds import CountOrNone, Delta, Name, Seed
 from tasks.rlhf import Rlhf
 from tasks.tenants import Tenants
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-Count = Annotated[int, Field(ge=1)]
 BASELINES = ("ppo", "a2c", "ucb_vi")
 _METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, Training))
 _UCB_VI: tuple[str, ...] = ("bonus", "confidence")
@@ -49,10 +49,10 @@ class Policy(_Section):
     """Private reinforcement learning."""
 
     name: Name
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    processes: Count
-    audit_trials: Annotated[int, Field(ge=0)]
+    delta: Delta
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    processes: Annotated[int, Field(ge=1, le=1024)]
+    audit_trials: CountOrNone
     studies: dict[Name, Study]
     rlhf: Rlhf | None = None
     tenants: Tenants | None = None
@@ -129,7 +129,9 @@ def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: f
     accounting = options.pop("accounting", "certified")
     if accounting not in ACCOUNTINGS:
         raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
-    extra: dict[str, float] = {key: float(options.pop(key)) for key in _UCB_VI if kind == "ucb_vi" and key in options}
+    extra: dict[str, float] = {
+        key: _number(key, options.pop(key)) for key in _UCB_VI if kind == "ucb_vi" and key in options
+    }
     private = {key: options.pop(key) for key in (*_METHOD, "epsilon") if key in options}
     training = make_training({**study.training, **options})
     if kind in ("ppo", "a2c") and private:
@@ -141,11 +143,25 @@ def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: f
     return Run(label, group, kind, method, accounting, training, extra)
 
 
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
+    return number
+
+
 def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
     epsilon = options.pop("epsilon", None)
     if epsilon is not None and "noise_multiplier" in options:
         raise ConfigError("epsilon", "is given beside noise_multiplier", fix="give one of the two")
-    method = method_of(options) if epsilon is None else calibrated_method(options, float(epsilon), delta, accounting)
+    method = (
+        method_of(options)
+        if epsilon is None
+        else calibrated_method(options, _number("epsilon", epsilon), delta, accounting)
+    )
     check_accounting(method, delta, accounting)
     return method
 

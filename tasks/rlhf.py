@@ -20,7 +20,6 @@ from secrets import SystemRandom
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
@@ -30,9 +29,11 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
+from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Rank, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.stage import run_stage
+from tasks.strict_yaml import load_yaml
 
 if TYPE_CHECKING:
     from dptune.policy.rlhf import Figures, Learner, Prompts, State, Stream
@@ -67,9 +68,8 @@ _ROWS = 128
 _FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Few = Annotated[int, Field(ge=1, le=10**6)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -81,29 +81,29 @@ class Rlhf(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    users: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 128)
-    epsilons: tuple[Positive, ...] = (3.0, 1.0)
+    users: Annotated[tuple[Few, ...], Field(min_length=1)] = (32, 128)
+    epsilons: tuple[Epsilon, ...] = (3.0, 1.0)
     nonprivate: bool = True
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
-    delta: Chance = 1e-5
-    updates: Count = 24
-    prompt_tokens: Count = 32
-    new_tokens: Count = 24
-    rank: Count = 4
-    alpha: Count = 8
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    delta: Delta = 1e-5
+    updates: Few = 24
+    prompt_tokens: Few = 32
+    new_tokens: Few = 24
+    rank: Rank = 4
+    alpha: Few = 8
     kl_weight: NotNegative = 0.2
-    learning_rate: Positive = 1e-2
-    epochs: Count = 2
+    learning_rate: LearningRate = 1e-2
+    epochs: Few = 2
     radius: Positive | None = None
     trust: Positive = 0.2
     miss: Chance = 0.1
     server_step: Positive = 1.0
     prompt_weight: NotNegative = 0.0
-    evaluate_every: Count = 6
-    baseline_prompts: Annotated[int, Field(ge=2)] = 64
-    held_out_prompts: Count = 200
-    canaries: Annotated[int, Field(ge=0)] = 256
-    candidates: Count = 63
+    evaluate_every: Few = 6
+    baseline_prompts: Annotated[Few, Field(ge=2)] = 64
+    held_out_prompts: Few = 200
+    canaries: Annotated[int, Field(ge=0, le=10**6)] = 256
+    candidates: Few = 63
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     false_alarms: Chance = 1e-3
     telemetry: Literal["research", "private"] = "research"
@@ -396,7 +396,12 @@ def settings_of(options: Iterable[str]) -> Rlhf:
     values: dict[str, Any] = {}
     for option in options:
         name, _, value = option.partition("=")
-        values[name] = yaml.safe_load(value)
+        if name in values:
+            raise ConfigError(f"--set {name}", "is given twice", fix="give it once; several values are a [list]")
+        try:
+            values[name] = load_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
         if name in ("users", "epsilons", "seeds") and not isinstance(values[name], list):
             values[name] = [values[name]]
     try:

@@ -9,18 +9,43 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.ledger import ACCOUNTINGS
+from tasks.bounds import (
+    Count,
+    CountOrNone,
+    Delta,
+    Epochs,
+    Epsilon,
+    FilePath,
+    LearningRate,
+    Name,
+    Rank,
+    Rows,
+    Seed,
+    Title,
+    Tokens,
+    printable,
+)
 from tasks.policy_settings import Policy
+from tasks.strict_yaml import load_yaml
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+_Layer = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
+_Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
+_Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
+_MOST_VERSIONS = 10_000  # entries that a sweep may become
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
@@ -31,17 +56,17 @@ class _Section(BaseModel):
 class Synthetic(_Section):
     """The generated cohort."""
 
-    encounters: Annotated[int, Field(ge=50)]
-    seed: int
+    encounters: Annotated[Rows, Field(ge=50)]
+    seed: Seed
 
 
 class Data(_Section):
     """Which table, and whose privacy."""
 
     source: Literal["synthetic", "uci", "text"]
-    path: Path | None = None
+    path: FilePath | None = None
     unit: Literal["encounter", "patient"]
-    split_seed: int
+    split_seed: Seed
     synthetic: Synthetic
 
     @model_validator(mode="after")
@@ -62,11 +87,11 @@ class Data(_Section):
 class Canaries(_Section):
     """How many secrets are planted, each in a row of its own; none if all counts are 0."""
 
-    extraction: Annotated[int, Field(ge=0)]
-    repeats: Count = 1
-    audit: Annotated[int, Field(ge=0)]
-    crafted: Annotated[int, Field(ge=0)] = 0
-    carrier_seed: int
+    extraction: Annotated[int, Field(ge=0, le=10**6)]
+    repeats: Annotated[int, Field(ge=1, le=10**6)] = 1
+    audit: Annotated[int, Field(ge=0, le=10**6)]
+    crafted: Annotated[int, Field(ge=0, le=10**6)] = 0
+    carrier_seed: Seed
 
     @field_validator("crafted")
     @classmethod
@@ -79,40 +104,46 @@ class Canaries(_Section):
 class Pretrain(_Section):
     """The public model and the public narratives it is trained on."""
 
-    encounters: Annotated[int, Field(ge=50)]
-    validation_encounters: Annotated[int, Field(ge=10)]
-    data_seed: int
+    encounters: Annotated[Rows, Field(ge=50)]
+    validation_encounters: Annotated[Rows, Field(ge=10)]
+    data_seed: Seed
     codes: Annotated[float, Field(ge=0, le=1)]
-    vocabulary: Annotated[int, Field(ge=300)]
-    layers: Count
-    width: Count
-    heads: Count
-    max_length: Annotated[int, Field(ge=2)]
-    epochs: Count
-    batch_size: Count
-    learning_rate: Positive
-    seed: int
+    vocabulary: Annotated[int, Field(ge=300, le=10**6)]
+    layers: Annotated[int, Field(ge=1, le=256)]
+    width: Annotated[int, Field(ge=1, le=32768)]
+    heads: Annotated[int, Field(ge=1, le=1024)]
+    max_length: Annotated[Tokens, Field(ge=2)]
+    epochs: Rows
+    batch_size: Rows
+    learning_rate: LearningRate
+    seed: Seed
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Pretrain:
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} do not divide the width of {self.width}")
+        return self
 
 
 class Lora(_Section):
     """Adapters on the query and value projections."""
 
-    rank: Count
-    alpha: Count
+    rank: Rank
+    alpha: Annotated[int, Field(ge=1, le=10**6)]
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
 
 
 class Training(_Section):
     """The schedule that all cells share."""
 
-    expected_batch_size: Positive
-    epochs: Positive
-    max_length: Annotated[int, Field(ge=3)]
-    encounters_per_patient: Count
-    learning_rate: Positive
-    warmup_steps: Annotated[int, Field(ge=0)]
-    physical_batch_size: Count
+    expected_batch_size: Annotated[float, Field(ge=1e-3, le=1e9)]
+    epochs: Epochs
+    max_length: Annotated[Tokens, Field(ge=3)]
+    encounters_per_patient: Rows
+    learning_rate: LearningRate
+    warmup_steps: CountOrNone
+    physical_batch_size: Rows
     checkpoint_every: Count
     evaluate_every: Count
     evaluate_records: Count
@@ -122,7 +153,7 @@ class Training(_Section):
 class Model(_Section):
     """A base model: hub id with its commit, or a local directory."""
 
-    source: str
+    source: _Source
     revision: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -130,19 +161,19 @@ class Model(_Section):
 class Experiment(_Section):
     """The grid, and how it is run."""
 
-    name: str
+    name: Title
     models: Annotated[dict[Name, Model], Field(min_length=1)]
     mechanisms: Annotated[tuple[Name, ...], Field(min_length=1)]
     epsilons: tuple[Epsilon, ...]
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    delta: Delta
     accounting: Literal["certified", "noise_only", "published"]
     telemetry: Literal["research", "private"]
-    devices: Literal["auto"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
-    cells_per_device: Count = 1
-    cells_together: Count = 1
+    devices: Literal["auto"] | Annotated[tuple[_Device, ...], Field(min_length=1)] = "auto"
+    cells_per_device: Annotated[int, Field(ge=1, le=1024)] = 1
+    cells_together: Annotated[int, Field(ge=1, le=1024)] = 1
     runner: str = "threads"
-    retries: Annotated[int, Field(ge=0)] = 2
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
 
     @field_validator("runner")
     @classmethod
@@ -164,14 +195,14 @@ _LEAST = {"shadows": 4, "step_trials": 500}
 class Audit(_Section):
     """The attacks on every finished cell."""
 
-    confidence: Annotated[float, Field(gt=0.5, lt=1)]
-    false_alarms: Annotated[float, Field(gt=0, lt=1)]
-    generations: Count
-    candidates: Count
-    records: Annotated[int, Field(ge=0)]
-    shadows: Annotated[int, Field(ge=0)]
-    step_trials: Annotated[int, Field(ge=0)]
-    seed: int
+    confidence: Annotated[float, Field(gt=0.5, le=1 - 1e-9)]
+    false_alarms: Annotated[float, Field(ge=1e-9, lt=1)]
+    generations: Rows
+    candidates: Annotated[int, Field(ge=1, le=10**6)]
+    records: Annotated[int, Field(ge=0, le=10**7)]
+    shadows: Annotated[int, Field(ge=0, le=10**4)]
+    step_trials: CountOrNone
+    seed: Seed
 
     @field_validator("shadows", "step_trials")
     @classmethod
@@ -185,10 +216,10 @@ class Audit(_Section):
 class Tuning(_Section):
     """How every shard's adapter is trained."""
 
-    epochs: Count
-    batch_size: Count
-    learning_rate: Positive
-    seed: int
+    epochs: Rows
+    batch_size: Rows
+    learning_rate: LearningRate
+    seed: Seed
 
 
 class Serve(_Section):
@@ -204,17 +235,17 @@ class Serve(_Section):
 class Prediction(_Section):
     """Private prediction: ensembles, and the protocols that are compared."""
 
-    models: Annotated[tuple[Count, ...], Field(min_length=1)]
+    models: Annotated[tuple[Annotated[int, Field(ge=1, le=10**5)], ...], Field(min_length=1)]
     partition: Literal["record", "patient"]
     tuning: Tuning
-    alpha: Annotated[float, Field(gt=1)] | Literal["auto"]
+    alpha: Annotated[float, Field(ge=1 + 1e-6, le=1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
     public_weights: tuple[Annotated[float, Field(gt=0, lt=1)], ...]
     units: tuple[Literal["shard", "record", "patient"], ...]
     subsamples: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     with_replacement: bool
-    records: Count
+    records: Rows
     serve: Serve
 
     @model_validator(mode="after")
@@ -309,7 +340,9 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
         names[name] = list(versions)
     chosen = experiment.get("mechanisms")
     if isinstance(chosen, list | tuple):
-        experiment = experiment | {"mechanisms": [new for old in chosen for new in names.get(old, [old])]}
+        experiment = experiment | {
+            "mechanisms": [new for old in chosen for new in (names.get(old, [old]) if isinstance(old, str) else [old])]
+        }
     return content | {"mechanisms": entries, "experiment": experiment}
 
 
@@ -320,6 +353,8 @@ def _versions(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     ):
         raise ValueError(f"mechanisms.{name}.sweep: is no table of options with lists of values")
     fixed = {"like": name} | {key: value for key, value in entry.items() if key != "sweep"}
+    if math.prod(map(len, lists.values())) > _MOST_VERSIONS:
+        raise ValueError(f"mechanisms.{name}.sweep: makes more than {_MOST_VERSIONS} entries")
     versions = {}
     for values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
@@ -336,11 +371,11 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     Raises: ConfigError naming each entry that is wrong.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"is not YAML ({error})", fix="correct that line") from None
+    except ValueError as error:
+        raise ConfigError(str(path), f"is not YAML as it should be ({error})", fix="correct that line") from None
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
     try:

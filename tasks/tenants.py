@@ -17,15 +17,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dptune.errors import ConfigError, DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.set_aside import set_aside, spending_of
+from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
 from tasks.stage import run_stage
+from tasks.strict_yaml import load_yaml
 
 if TYPE_CHECKING:
     from dptune.policy.tenant_runs import Outcome, Setting, Tenant
@@ -35,8 +36,7 @@ TENANTS = DATA / "policy" / "tenants"
 #: Besides those of a cell.
 CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/tenants.py")
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Few = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class Tenants(BaseModel):
@@ -64,29 +64,29 @@ class Tenants(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cohort_seed: int = 29
-    encounters_per_tenant: Count = 64
-    tenants: Count = 4
-    updates: Count = 2
-    runs: Annotated[int, Field(ge=2)] = 2
+    cohort_seed: Seed = 29
+    encounters_per_tenant: Few = 64
+    tenants: Few = 4
+    updates: Few = 2
+    runs: Annotated[Few, Field(ge=2)] = 2
     noise_multiplier: Positive = 4.0
     trust: Positive = 0.5
     miss: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    seed: int = 0
-    epsilon: Positive = 8.0
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    seed: Seed = 0
+    epsilon: Epsilon = 8.0
+    delta: Delta = 1e-5
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    steps: Count = 12
-    fine_tuning_rate: Positive = 0.01
-    warmup_steps: Annotated[int, Field(ge=0)] = 4
-    physical_batch_size: Count = 16
-    max_length: Annotated[int, Field(ge=3)] = 96
-    interval: Count = 3
-    warmup: Annotated[int, Field(ge=0)] = 2
-    radius: Positive = 0.1
-    public_records: Annotated[int, Field(ge=2)] = 64
-    new_tenants: Count = 1
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    steps: Few = 12
+    fine_tuning_rate: LearningRate = 0.01
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 4
+    physical_batch_size: Few = 16
+    max_length: Annotated[Few, Field(ge=3)] = 96
+    interval: Few = 3
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 2
+    radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
+    public_records: Annotated[Few, Field(ge=2)] = 64
+    new_tenants: Few = 1
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -301,11 +301,18 @@ def _plain(row: Outcome) -> dict[str, Any]:
 def settings_from(size: Literal["small", "large"], changes: Sequence[str]) -> Tenants:
     """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
     values = (LARGE if size == "large" else Tenants()).model_dump()
+    given: set[str] = set()
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise ConfigError(change, "is no NAME=VALUE", fix="write --set tenants=8, say")
-        values[name] = yaml.safe_load(value)
+        if name in given:
+            raise ConfigError(f"--set {name}", "is given twice", fix="give it once")
+        given.add(name)
+        try:
+            values[name] = load_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
     try:
         return Tenants.model_validate(values)
     except ValidationError as error:

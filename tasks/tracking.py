@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -33,9 +34,14 @@ _PARENT_TAG = "dptune.parent"
 _BATCH = 500
 
 
+def database_uri(file: Path) -> str:
+    """The address of a SQLite file: a ``%`` or ``?`` of its path is escaped, or another file would be opened."""
+    return f"sqlite:///{quote(str(file))}"
+
+
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, else a SQLite file in data/."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(DATA / 'mlflow.db').resolve()}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or database_uri((DATA / "mlflow.db").resolve())
 
 
 def client() -> MlflowClient:

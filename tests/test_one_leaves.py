@@ -26,7 +26,7 @@ from dptune.corpus.records import read_records
 from dptune.corpus.splits import SIDES, split, write_splits
 from dptune.corpus.synthetic import generate_cohort, synthetic_ids_mapping
 from dptune.corpus.text import acquire_text, write_paragraphs
-from dptune.files import write_json
+from dptune.files import sha256, write_json
 from dptune.policy.tenant_runs import tenants_of
 from dptune.prediction.partition import partition
 from dptune.training.data import PrivacyUnits, Tokens
@@ -88,7 +88,9 @@ def of_table(frame: pd.DataFrame, unit: str) -> Dealt:
         folder = Path(name)
         frame.to_csv(folder / "table.csv", index=False, lineterminator="\n")
         (folder / "ids.csv").write_text(synthetic_ids_mapping())
-        write_json(folder / "source.json", {"source": "synthetic", "synthetic": True, "label": "made"})
+        files = {"diabetic_data.csv": folder / "table.csv", "IDs_mapping.csv": folder / "ids.csv"}
+        stated = {"rows": len(frame), "sha256": {name: sha256(file) for name, file in files.items()}}
+        write_json(folder / "source.json", {"source": "synthetic", "synthetic": True, "label": "made"} | stated)
         write_narratives(folder / "table.csv", folder / "ids.csv", folder / "source.json", folder / "all.parquet")
         return dealt(folder / "all.parquet", unit)
 

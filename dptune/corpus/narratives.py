@@ -12,13 +12,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from dptune.corpus.package import IDS_NAME, TABLE_NAME
 from dptune.corpus.records import Records, write_records
 from dptune.corpus.schema import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING
 from dptune.corpus.table import UNKNOWN, Table, read_table
 from dptune.errors import DataError
+from dptune.files import sha256
 
 OPENING = "This is the record of a hospital encounter of a patient with diabetes."
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")
+_ACQUIRE = "acquire it again (`dvc repro -f acquire`), or restore the file"
 _UNKNOWN_VALUES = (MISSING, "Unknown/Invalid")
 _ORDER = ("primary", "secondary", "additional secondary")
 _DOSE = {"No": "not prescribed", "Steady": "unchanged", "Up": "increased", "Down": "decreased"}
@@ -72,7 +75,9 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
     Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
     """
     about = read_source(source_json)
+    check_files(source_json, {TABLE_NAME: table_csv, IDS_NAME: ids_mapping})
     table = read_table(table_csv, ids_mapping)
+    check_rows(source_json, table_csv, len(table.frame))
     record, patient = (table.frame[name].to_numpy().astype(np.int64) for name in NEVER_VERBALISED)
     write_records(out, Records(record, patient, pa.array(verbalise(table), pa.string()), about))
 
@@ -88,6 +93,35 @@ def read_source(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         problem = "cannot be read as the description of a source"
         raise DataError(problem, fix="acquire the table again, which writes it", file=path) from None
+
+
+def check_files(source_json: Path, files: Mapping[str, Path]) -> None:
+    """The files are, byte for byte, those that the description was written beside.
+
+    Raises: DataError naming the file whose SHA-256 is another: cut off at the end of a line, say, it would still parse.
+    """
+    stated = _stated(source_json, "sha256")
+    for name, file in files.items():
+        if not (isinstance(stated, dict) and isinstance(stated.get(name), str)):
+            raise DataError(f"holds no SHA-256 of {name}", fix=_ACQUIRE, file=source_json)
+        try:
+            actual = sha256(file)
+        except OSError as error:
+            raise DataError(f"cannot be read ({error.strerror})", fix=_ACQUIRE, file=file) from None
+        if actual != stated[name]:
+            problem = f"is not the file that {source_json.name} describes: its SHA-256 is {actual}, not {stated[name]}"
+            raise DataError(problem, fix=_ACQUIRE, file=file)
+
+
+def check_rows(source_json: Path, file: Path, rows: int) -> None:
+    """Raises: DataError unless the description says that the file has so many rows."""
+    stated = _stated(source_json, "rows")
+    if type(stated) is not int or stated != rows:
+        raise DataError(f"has {rows} rows, and {source_json.name} says {stated!r}", fix=_ACQUIRE, file=file)
+
+
+def _stated(source_json: Path, key: str) -> Any:
+    return json.loads(source_json.read_text(encoding="utf-8")).get(key)
 
 
 def _clauses_of(values: pd.Series, clause: Clause) -> np.ndarray:

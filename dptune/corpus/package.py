@@ -6,13 +6,16 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from dptune.errors import DataError
 
-TABLE_NAME = "diabetic_data.csv"
-_LARGEST_MEMBER = 256 << 20  # bytes; the real table has 19 MB
+TABLE_NAME, IDS_NAME = "diabetic_data.csv", "IDs_mapping.csv"
+_LARGEST_MEMBER = 128 << 20  # bytes; the real table has 19 MB
+_LARGEST_TOTAL = 256 << 20  # of all that is read of a zip, the zips within it included
+_MOST_MEMBERS = 1000
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 
 
@@ -25,8 +28,8 @@ def copy_pair(path: Path, table: Path, ids: Path) -> None:
     """
     if not path.is_file():
         raise DataError("no such file", fix="give the path of the UCI zip or of its CSV", file=path)
-    found = _from_zip(path) if zipfile.is_zipfile(path) else _from_folder(path)
-    for target, name in ((table, TABLE_NAME), (ids, "IDs_mapping.csv")):
+    found = _from_zip(path) if _is_zip(path) else _from_folder(path)
+    for target, name in ((table, TABLE_NAME), (ids, IDS_NAME)):
         if name.lower() not in found:
             fix = "put it beside the CSV" if path.suffix.lower() == ".csv" else "give the unmodified UCI zip"
             raise DataError(f"{name} is missing", fix=fix, file=path)
@@ -39,7 +42,15 @@ def _wanted(name: str) -> str | None:
     return base if base in (TABLE_NAME, "ids_mapping.csv") else None
 
 
+def _is_zip(path: Path) -> bool:
+    """By its first bytes: a zip that was cut lacks the table at its end, by which ``zipfile`` knows one."""
+    with path.open("rb") as file:
+        return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06") or zipfile.is_zipfile(path)
+
+
 def _from_folder(path: Path) -> dict[str, bytes]:
+    if (size := path.stat().st_size) > _LARGEST_MEMBER:
+        raise DataError(f"has {size} bytes, of {_LARGEST_MEMBER} at most", fix="give the UCI zip or CSV", file=path)
     found = {TABLE_NAME: path.read_bytes()}  # the CSV itself may have any name
     for neighbour in sorted(path.parent.iterdir()):
         if _wanted(neighbour.name) == "ids_mapping.csv":
@@ -51,25 +62,43 @@ def _from_zip(path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with path.open("rb") as file:
-            for name, content in _members(file, nested=True):
+            for name, content in _members(file, _Allowance(_LARGEST_TOTAL, _MOST_MEMBERS), nested=True):
                 found.setdefault(name, content)
-    except _BAD_ZIP as error:
-        problem = f"not a readable zip ({error})"
+    except (*_BAD_ZIP, ValueError) as error:
+        problem = f"not a readable zip ({error}): it may have been cut off"
         raise DataError(problem, fix="fetch the zip again", file=path) from None
     return found
 
 
-def _members(file: IO[bytes], nested: bool) -> Iterator[tuple[str, bytes]]:
+@dataclass
+class _Allowance:
+    """How much may still be unpacked. Sizes are checked before anything is read: a small zip can hold gigabytes."""
+
+    size: int
+    members: int
+
+    def take(self, member: zipfile.ZipInfo) -> None:
+        """Raises: BadZipFile if ``member`` is larger than what is left."""
+        self.size -= member.file_size
+        self.members -= 1
+        if member.file_size > _LARGEST_MEMBER or self.size < 0 or self.members < 0:
+            raise zipfile.BadZipFile(f"{member.filename!r} would take {member.file_size} bytes, beyond what is allowed")
+
+
+def _members(file: IO[bytes], allowance: _Allowance, nested: bool) -> Iterator[tuple[str, bytes]]:
+    """The wanted files; each name is read once, and no more bytes of it than its directory says."""
     with zipfile.ZipFile(file) as archive:
+        seen: set[str] = set()
         for member in archive.infolist():
             inner = nested and member.filename.lower().endswith(".zip")
             name = _wanted(member.filename)
-            if not (name or inner):
+            if not (name or inner) or member.filename in seen:
                 continue
-            if member.file_size > _LARGEST_MEMBER:
-                raise zipfile.BadZipFile(f"{member.filename} would be {member.file_size} bytes")
-            content = archive.read(member)
+            seen.add(member.filename)
+            allowance.take(member)
+            with archive.open(member) as opened:
+                content = opened.read(member.file_size + 1)
             if inner:
-                yield from _members(io.BytesIO(content), nested=False)
+                yield from _members(io.BytesIO(content), allowance, nested=False)
             elif name:
                 yield name, content

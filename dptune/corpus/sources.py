@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dptune.corpus.download import download
-from dptune.corpus.package import TABLE_NAME, copy_pair
+from dptune.corpus.package import IDS_NAME, TABLE_NAME, copy_pair
 from dptune.corpus.synthetic import Kind, generate_cohort, synthetic_ids_mapping
 from dptune.corpus.table import read_table
 from dptune.errors import DataError
@@ -19,7 +19,6 @@ from dptune.files import replacing, sha256, write_json
 
 log = logging.getLogger(__name__)
 
-IDS_NAME = "IDs_mapping.csv"
 MANIFEST_NAME = "source.json"
 UCI_URL = "https://archive.ics.uci.edu/static/public/296/diabetes+130-us+hospitals+for+years+1999-2008.zip"
 UCI_CSV_SHA256 = "0689e7ec031237dc63031b938805c48377748761a3b26acab621567afa24df97"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dptune.corpus.narratives import read_source
+from dptune.corpus.narratives import check_files, check_rows, read_source
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
-from dptune.files import replacing, write_json
+from dptune.files import replacing, sha256, write_json
 
 SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
 _FEWEST = 10
@@ -23,11 +23,11 @@ def acquire_text(directory: Path, path: Path) -> Path:
 
     Raises: DataError as ``read_paragraphs``.
     """
-    read_paragraphs(path)
+    rows = len(read_paragraphs(path))
     about = {"source": SOURCE, "synthetic": False, "label": f"text file {path.name}, the user's own"}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
         text.write_bytes(path.read_bytes())
-        write_json(manifest, about)
+        write_json(manifest, {**about, "rows": rows, "sha256": {TEXT_NAME: sha256(text)}})
     return directory / TEXT_NAME
 
 
@@ -36,9 +36,11 @@ def write_paragraphs(directory: Path, out: Path) -> None:
 
     A paragraph's person is a hash of its text, not its place in the file, which depends on the others.
     """
-    texts = read_paragraphs(directory / TEXT_NAME)
-    persons = np.array([_number_of(text) for text in texts], dtype=np.int64)
     about = read_source(directory / MANIFEST_NAME)
+    check_files(directory / MANIFEST_NAME, {TEXT_NAME: directory / TEXT_NAME})
+    texts = read_paragraphs(directory / TEXT_NAME)
+    check_rows(directory / MANIFEST_NAME, directory / TEXT_NAME, len(texts))
+    persons = np.array([_number_of(text) for text in texts], dtype=np.int64)
     write_records(out, Records(np.arange(len(texts)), persons, pa.array(texts, pa.string()), about))
 
 

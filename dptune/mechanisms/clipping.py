@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: Norms, factors and sums are float64; this covers their rounding.
 FLOAT64_MARGIN = 1e-9
 _SMALLEST = 1e-12
+_LARGEST = 1e12
 
 
 class PairBlocks:
@@ -126,5 +127,7 @@ def check_positive(name: str, value: float) -> None:
     """Raise ConfigError unless ``value`` is a positive number, and not so small that its rounding shows."""
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(name, f"{value} is not positive", fix="use a number such as 1.0")
+    if value > _LARGEST:
+        raise ConfigError(name, f"{value} is beyond {_LARGEST:g}, where float32 has no room left", fix="use 1.0, say")
     if value < _SMALLEST:
         raise ConfigError(name, f"{value} is below {_SMALLEST}", fix="use a number such as 1.0")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import drawn, rounded_sums
+from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, drawn, rounded_sums
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 from dptune.privacy.laplace_mixtures import InverseScale
 
@@ -84,8 +84,9 @@ class Laplace(_LaplaceMixture):
     family: str = field(default="laplace_mixture", init=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is not positive", fix="calibrate it")
+        if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+            problem = f"{self.noise_multiplier} is not in [{LEAST_NOISE:g}, {MOST_NOISE:g}], and must be positive"
+            raise ConfigError("noise_multiplier", problem, fix="calibrate it")
 
     @property
     def shape(self) -> InverseScale:
@@ -129,8 +130,9 @@ class Plrvo(_LaplaceMixture):
             raise ConfigError("theta, noise_multiplier", problem, fix="give theta, or let the noise be calibrated")
         if self.theta:
             object.__setattr__(self, "noise_multiplier", 1 / ((self.k + 1) * self._product))
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise ConfigError("theta" if self.theta else "noise_multiplier", "is not positive", fix="calibrate it")
+        if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+            problem = f"its noise multiplier {self.noise_multiplier} is not in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+            raise ConfigError("theta" if self.theta else "noise_multiplier", problem, fix="calibrate it")
 
     @property
     def _product(self) -> float:
@@ -196,8 +198,9 @@ class LmoDp(_LaplaceMixture):
     family: str = field(default="laplace_mixture", init=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative", fix="calibrate it")
+        if self.noise_multiplier and not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+            problem = f"{self.noise_multiplier} is neither 0 nor in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+            raise ConfigError("noise_multiplier", problem, fix="calibrate it")
         _check_weights(self)
         shape = self.shape
         if shape.density_exponent_at_zero <= 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Of the noise multiplier: below it, float32 shows no noise; above it, sums leave the range of float32 after a charge.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e9
 #: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
@@ -42,10 +43,11 @@ class Gaussian:
     claims: tuple[tuple[str, float], ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+        if not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE:
+            wrong = "in" if self.noise_multiplier > 0 else "positive: it must lie in"
             raise ConfigError(
                 "noise_multiplier",
-                f"{self.noise_multiplier} is not positive",
+                f"{self.noise_multiplier} is not {wrong} [{LEAST_NOISE:g}, {MOST_NOISE:g}]",
                 fix="calibrate it, or use nonprivate",
             )
 

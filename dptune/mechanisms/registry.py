@@ -385,6 +385,10 @@ def _help(cls: type) -> dict[str, str]:
     return texts
 
 
+#: Beyond it, what is counted overflows somewhere, or never ends.
+_LARGEST_WHOLE = 10**12
+
+
 def _convert(name: str, value: Any, kind: Any) -> Any:
     """A value from YAML or from the command line, as the option's type."""
     if get_origin(kind) is Literal:
@@ -409,6 +413,8 @@ def _whole(name: str, value: Any) -> int:
     number = _number(name, value)
     if not number.is_integer():
         raise ConfigError(name, f"{value!r} is not a whole number", fix="write a whole number")
+    if abs(number) > _LARGEST_WHOLE:
+        raise ConfigError(name, f"{number:g} is beyond {_LARGEST_WHOLE:g}", fix="write a smaller number")
     return int(number)
 
 

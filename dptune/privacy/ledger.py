@@ -46,6 +46,14 @@ class LedgerError(DptuneError):
     """A ledger that cannot be trusted or continued; the message names the file, the line and the reason."""
 
 
+class OtherFormatError(ConfigError):
+    """A ledger of another version of dptune: whole, but not for this one to price."""
+
+    def __init__(self, written: Any) -> None:
+        problem = f"{written!r} is not format {_FORMAT}, which this dptune reads"
+        super().__init__("format", problem, fix="verify it with the dptune that wrote it, and keep the file as it is")
+
+
 class BudgetError(DptuneError):
     """The next release would pass the budget; it was neither charged nor made."""
 
@@ -140,8 +148,8 @@ class RunHeader:
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
         values = dict(data)
-        if values.pop("format", None) != _FORMAT:
-            raise ConfigError("format", f"not a dptune ledger of format {_FORMAT}", fix="use the dptune that wrote it")
+        if (written := values.pop("format", None)) != _FORMAT:
+            raise OtherFormatError(written)
         known = {item.name for item in fields(cls)}
         if set(values) != known:
             raise ConfigError("run", f"keys {sorted(set(values) ^ known)} missing or unknown", fix="use a whole ledger")
@@ -528,7 +536,9 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
             return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
         if kind == "end" and set(record) == {"releases"}:
             return _End(_whole(record["releases"]))
-    except (ConfigError, TypeError, ValueError, KeyError, OverflowError) as error:
+    except OtherFormatError as error:  # one fix: there is nothing to restore
+        raise LedgerError(f"{path}, line {number}: {error}") from None
+    except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise _bad(path, number, f"does not describe a {kind}: {error}") from None
     raise _bad(path, number, f"is no valid {kind!r} line")
 

@@ -7,6 +7,7 @@ can only over-count.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from dptune.errors import DptuneError
 from dptune.files import replacing
 from dptune.privacy.ledger import Ledger, chain_after
 from dptune.privacy.set_aside import fresh_start
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the number of its steps
 
 
 class CheckpointError(DptuneError):
@@ -65,16 +68,17 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:
     """Restore a run's weights, moments and progress in place.
 
-    Raises: CheckpointError if the file is damaged, or its ledger is another one or shorter than it was.
+    Raises: CheckpointError if the file is damaged (weights that are not finite, a step that its ledger contradicts,
+        moments of another step), or its ledger is another one or shorter than it was. Nothing is then restored.
     """
     parameters = _trainable(model)
     try:
         with safe_open(path, framework="pt") as file:
             progress = Progress(**json.loads(file.metadata()["progress"]))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        fix = f"restore it; or {fresh_start(path.parent)}"
-        raise CheckpointError(f"{path}: is damaged ({error}). Fix: {fix}.") from None
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    _check_progress(path, progress)
     if progress.run_id != ledger.header.run_id:
         raise CheckpointError(f"{path}: belongs to run {progress.run_id}, not to {ledger.path}. Fix: restore the pair.")
     if chain_after(ledger.path, progress.releases) != progress.chain:
@@ -87,6 +91,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     for name, parameter in parameters.items():
         if tensors[f"weight.{name}"].shape != parameter.shape:
             raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")
+    _check_tensors(path, progress, tensors, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight.{name}"])
@@ -102,6 +107,49 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     prefix = "controller."
     controller = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     return replace(progress, controller=progress.controller | controller)
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is damaged ({why}). Fix: restore it; or {fresh_start(path.parent)}.")
+
+
+def _check_progress(path: Path, progress: Progress) -> None:
+    """Types and order of the numbers: each step is a release, and was charged before it was made."""
+    if not (isinstance(progress.run_id, str) and isinstance(progress.chain, str)):
+        raise _damaged(path, "its run or checksum is no text")
+    if not isinstance(progress.controller, dict):
+        raise _damaged(path, "its controller has no table of values")
+    radii = progress.controller.get("radii", [1.0])
+    if not (isinstance(radii, list) and all(isinstance(one, float) and 0 < one < math.inf for one in radii)):
+        raise _damaged(path, "its controller's radii are not positive numbers")
+    if type(progress.step) is not int or type(progress.releases) is not int:
+        raise _damaged(path, "its step or number of releases is no whole number")
+    if not 0 <= progress.step <= progress.releases:
+        raise _damaged(path, f"it says step {progress.step} of {progress.releases} releases")
+
+
+def _check_tensors(
+    path: Path, progress: Progress, tensors: dict[str, torch.Tensor], parameters: dict[str, torch.nn.Parameter]
+) -> None:
+    """Weights and moments as a run leaves them: all there, finite, of their parameter's shape, after as many steps."""
+    expected = {f"weight.{name}" for name in parameters}
+    if progress.step:
+        expected |= {f"optimizer.{key}.{name}" for key in ("step", *_MOMENTS) for name in parameters}
+    found = {key for key in tensors if not key.startswith("controller.")}
+    if found != expected:
+        raise _damaged(path, f"{sorted(found ^ expected)[0]} is missing or does not belong there")
+    for key in sorted(found):
+        if not torch.isfinite(tensors[key]).all():
+            raise _damaged(path, f"{key} holds a value that is not finite")
+    for name, parameter in parameters.items() if progress.step else ():
+        weight, taken = tensors[f"weight.{name}"], tensors[f"optimizer.step.{name}"]
+        moments = [tensors[f"optimizer.{key}.{name}"] for key in _MOMENTS]
+        if weight.dtype != parameter.dtype or any(one.shape != weight.shape for one in moments):
+            raise _damaged(path, f"{name} or its moments have another type or shape")
+        if any(one.dtype != weight.dtype for one in moments) or bool((moments[1] < 0).any()):
+            raise _damaged(path, f"the moments of {name} are none")
+        if taken.numel() != 1 or float(taken) != progress.step:
+            raise _damaged(path, f"the moments of {name} are those of another step than {progress.step}")
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -17,7 +17,7 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
 from dptune.training.per_sample import lora_pairs
 
@@ -25,6 +25,14 @@ from dptune.training.per_sample import lora_pairs
 TARGET_MODULES = {"gpt2": ("c_attn",), "llama": ("q_proj", "v_proj"), "mistral": ("q_proj", "v_proj")}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _log = logging.getLogger(__name__)
+
+
+#: What helps a run that left the range of its numbers.
+DIVERGED = "lower training.learning_rate; a run with other settings spends its own budget, and this one's stays spent"
+
+
+class DivergedError(DptuneError):
+    """A run whose weights or losses are no longer finite; trying it again leads there again."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +209,14 @@ def frozen_fingerprint(model: torch.nn.Module) -> str:
 def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
     """Every adapter tensor moved, is finite, and no frozen weight changed.
 
-    Raises: RuntimeError naming the first tensor that contradicts it.
+    Raises: DivergedError for weights that are not finite; RuntimeError naming the first tensor that contradicts the
+        rest.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if not torch.isfinite(parameter).all():
-            raise RuntimeError(f"adapter weight {name} is not finite after training")
+            raise DivergedError(f"adapter weight {name} is not finite after training. Fix: {DIVERGED}.")
         if torch.equal(parameter.detach().cpu(), initial[name]):
             raise RuntimeError(f"adapter weight {name} did not move: the update never reached it")
     if frozen_fingerprint(model) != fingerprint:

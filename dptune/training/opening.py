@@ -16,7 +16,7 @@ from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
 from dptune.privacy.set_aside import RELEASED, fresh_start
-from dptune.training.checkpoints import Progress, load_checkpoint
+from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
@@ -198,11 +198,22 @@ def _open(
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
         progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+        _restore(mechanism, progress, checkpoint)
     except BaseException:
         ledger.close()
         raise
-    mechanism.controller.load_state_dict(progress.controller)
     return ledger, progress
+
+
+def _restore(mechanism: Mechanism, progress: Progress, checkpoint: Path) -> None:
+    if not progress.step:
+        return  # nothing was observed yet
+    try:
+        mechanism.controller.load_state_dict(progress.controller)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        why = f"its controller's state does not fit {mechanism.name} ({type(error).__name__}: {error})"
+        fix = f"restore it; or {fresh_start(checkpoint.parent)}"
+        raise CheckpointError(f"{checkpoint}: is damaged: {why}. Fix: {fix}.") from None
 
 
 def _check_same_run(ledger: Ledger, header: RunHeader) -> None:

@@ -133,7 +133,10 @@ def bad_paths(pair: tuple[Path, Path], folder: Path) -> dict[str, tuple[Path, st
         "no mapping beside": (alone, "IDs_mapping.csv is missing. Fix: put it beside the CSV"),
         "no mapping inside": (partial, "IDs_mapping.csv is missing. Fix: give the unmodified UCI zip"),
         "damaged": (torn, "not a readable zip"),
-        "truncated": (broken, "IDs_mapping.csv is missing. Fix: give the unmodified UCI zip"),
+        "truncated": (
+            broken,
+            "not a readable zip (File is not a zip file): it may have been cut off. Fix: fetch the zip again",
+        ),
     }
 
 
@@ -144,6 +147,19 @@ def test_a_bad_path_is_refused_and_leaves_nothing(case: str, pair: tuple[Path, P
         acquire_uci(tmp_path / "out", path)
     assert str(caught.value).startswith(f"{path}: {problem}")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_nested_bomb_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Three zips in a zip, each a table of 100 MB of zeros: their sizes are added up before any is unpacked."""
+    inner = BytesIO()
+    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("diabetic_data.csv", bytes(100 << 20))
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w") as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.zip", inner.getvalue())
+    with pytest.raises(DataError, match="beyond what is allowed"):
+        acquire_uci(tmp_path / "out", bomb)
 
 
 @pytest.mark.parametrize("layout", ["files/md5/", ""])

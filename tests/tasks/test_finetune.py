@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger, read_ledger
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
-from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.training.model import BaseModel, DivergedError, load_base, load_tokenizer
 from tasks import finetune, job
 from tasks.cells import Cell, digests
-from tasks.finetune import main, run_cell
+from tasks.finetune import check_converged, main, run_cell
 from tasks.paths import EVAL, RUNS, SECRETS, TRAIN
 from tasks.results import GUARANTEE
 
@@ -398,3 +399,10 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
     for name, content in places.items():
         assert not [word for word in (*secrets, *texts) if word.encode() in content], name
+
+
+def test_a_cell_that_diverged_fails_and_says_so() -> None:
+    check_converged("small.static.seed0", {"public_perplexity": 7.0})
+    for worth in (math.inf, math.nan):
+        with pytest.raises(DivergedError, match=r"the run diverged: public_perplexity is .*Fix: lower training"):
+            check_converged("small.static.seed0", {"public_perplexity": worth})

@@ -293,3 +293,20 @@ def test_nothing_is_left_of_an_interrupted_report(tmp_path: Path, monkeypatch: p
         write_report(RESULTS, tmp_path, "tiny")
     assert (tmp_path / "report.html").read_text() == "old"
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("worth", ["inf", "nan"])
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_cell_that_diverged_does_not_end_the_report(tmp_path: Path, worth: str, beside: int) -> None:
+    """Cells of older versions stand as finished with such figures; a page of them alone is drawn too."""
+    figures = {"public_perplexity": worth, "eval_perplexity": worth}
+    point = {"step": 1, "releases": 1, "public_perplexity": worth, "eval_sample_perplexity": worth}
+    point |= {"epsilon_published": 1.0, "epsilon_noise_only": 1.0, "epsilon_certified": 1.0}
+    diverged = [
+        result(
+            "quantile", before=figures, after=figures, history=[point], seed=seed, label=f"small.quantile.seed{seed}"
+        )
+        for seed in (0, 1)
+    ]
+    write_report([*diverged, *[result()] * beside], tmp_path / "report", "tiny")
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000

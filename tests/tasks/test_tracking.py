@@ -302,3 +302,15 @@ def test_the_hash_is_that_of_the_output(empty: Path) -> None:
     assert tracking.dvc_hash(Path("data/canaries")) == MD5
     assert tracking.dvc_hash(Path("data/splits")) == "aaaa.dir"
     assert tracking.dvc_hash(Path("data/other")) == "none"
+
+
+@pytest.mark.parametrize("name", ["per%20cent", "que?ry", "h#ash", "sp ace", "plain"])
+def test_a_database_lies_where_its_path_says(tmp_path: Path, name: str) -> None:
+    """SQLAlchemy decodes an address: what is not escaped opens another file, or none."""
+    from sqlalchemy import create_engine
+
+    folder = tmp_path / name
+    folder.mkdir()
+    with create_engine(tracking.database_uri(folder / "mlflow.db")).begin() as database:
+        database.exec_driver_sql("create table t (x)")
+    assert [file.name for file in folder.iterdir()] == ["mlflow.db"]

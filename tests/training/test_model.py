@@ -12,6 +12,7 @@ from tiny_models import CPU, adapted, gpt2, llama, trainable
 from dptune.errors import ConfigError
 from dptune.training.model import (
     BaseModel,
+    DivergedError,
     Lora,
     assert_trained,
     attach_lora,
@@ -112,7 +113,7 @@ def test_an_adapter_that_is_not_finite_is_noticed() -> None:
     assert_trained(model, initial, fingerprint)
     with torch.no_grad():
         next(iter(trainable(model).values()))[0, 0] = float("nan")
-    with pytest.raises(RuntimeError, match="not finite"):
+    with pytest.raises(DivergedError, match=r"not finite.*Fix: lower training.learning_rate"):
         assert_trained(model, initial, fingerprint)
 
 

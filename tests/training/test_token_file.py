@@ -204,7 +204,7 @@ def test_a_length_that_predicts_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def build(path: Path, calls: Path, start: Any) -> None:
-    """In a process of its own: note that records were read, slowly enough for the other to come."""
+    """In a process of its own: note that records were read, and start when the other does."""
 
     def noted() -> Iterator[pa.RecordBatch]:
         with calls.open("a") as file:
@@ -219,11 +219,11 @@ def test_two_processes_at_once_make_one_file(tmp_path: Path) -> None:
     path, calls = tmp_path / "tokens" / "t.arrow", tmp_path / "calls"
     context = multiprocessing.get_context("spawn")  # a fork of a worker full of threads may fail
     start = context.Barrier(2)
-    both = [context.Process(target=build, args=(path, calls, start)) for _ in range(2)]
+    both = [context.Process(target=build, args=(path, calls, start), daemon=True) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
-        process.join(60)
+        process.join()  # pytest's own limit ends a hang; a shorter one would measure the neighbours
     assert [process.exitcode for process in both] == [0, 0]
     assert calls.read_text() == "read\n", "the second waits, and finds the file"
     assert lists(opened(path).tokens.rows) == [[1, 2, 0], [3, 0]] * 200

@@ -1,0 +1,49 @@
+"""Types of the entries of params.yaml, with the bounds within which the code that reads them works.
+
+The upper bounds are far above anything that fits on a machine, and below what overflows in a library: a number beyond
+one is a slip of the keyboard, and is refused by name before any work.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+_LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes
+_LONGEST_PATH = 4096
+
+
+def printable(text: str) -> str:
+    """The text as it is; raises ValueError for one with control characters."""
+    if not text.isprintable():
+        raise ValueError("holds a character that is not printable")
+    return text
+
+
+def _usable_path(value: Any) -> Any:
+    text = os.fspath(value) if isinstance(value, str | Path) else ""
+    if "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
+        raise ValueError(f"is no path: it holds a NUL character, or is longer than {_LONGEST_PATH} bytes")
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=_LONGEST_NAME)]
+Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+FilePath = Annotated[Path, BeforeValidator(_usable_path)]
+#: Of public random numbers: torch, NumPy and transformers all take these, and the next few above.
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrNone = Annotated[int, Field(ge=0, le=10**9)]
+#: Rows of a table, or samples, of which all are held in memory.
+Rows = Annotated[int, Field(ge=1, le=10**7)]
+Tokens = Annotated[int, Field(ge=1, le=10**6)]
+Rank = Annotated[int, Field(ge=1, le=4096)]
+Epochs = Annotated[float, Field(ge=1e-6, le=1e6)]
+Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]
+Delta = Annotated[float, Field(ge=1e-30, lt=1)]
+#: 10 would already throw any weights away; a run at 1e30 trains, diverges and has spent its budget.
+LearningRate = Annotated[float, Field(gt=0, le=10)]

@@ -1,0 +1,42 @@
+"""YAML that means one thing: a key that is given twice is refused, where a plain reader lets the last one win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.nodes import MappingNode, ScalarNode
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """A safe loader that refuses a repeated key."""
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Raises: ConstructorError naming the line of the second key."""
+        if isinstance(node, MappingNode):  # a merge key may lead to something else
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if not isinstance(key, ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                if (name := (key.tag, key.value)) in seen:
+                    raise ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+                seen.add(name)
+        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return made
+
+
+def load_yaml(text: str) -> Any:
+    """The content of a YAML document.
+
+    Raises: ValueError whose message says what is wrong, and on which line where that is known.
+    """
+    try:
+        return yaml.load(text, _OnceLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ValueError((f"line {mark.line + 1}: " if mark else "") + str(error.problem)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
