@@ -25,7 +25,7 @@ PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; on success it takes ``target``'s place, on error it goes.
 
-    Raises: OSError as the file system does (disk full, read-only), with nothing half-written left behind.
+    Raises: OSError as the file system does (disk full, read-only), naming ``target``, with nothing half-written left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -36,9 +36,11 @@ def replacing(target: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(temporary, target)
         fsync_directory(target.parent)
-    except BaseException:
-        with suppress(FileNotFoundError):
+    except BaseException as error:
+        with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(target)  # a failed write names no file, and nobody knows the temporary one
         raise
 
 

@@ -129,6 +129,6 @@ def publish_answers(result: dict[str, Any], parent: str, directory: Path, tags: 
         params = {key: row[key] for key in ("unit", "tokens", "models", "alpha", "budget_epsilon", "delta")}
         params |= {key: row[key] for key in _OWN if key in row}
         marker = private_directory(directory / "mlflow") / row["label"]
-        child = ChildRun(parent, row["label"], marker, params, {**tags, "kind": row["kind"]})
+        child = ChildRun(parent, row["label"], marker, params, {**tags, "kind": row["kind"]}, kept=False)
         child.log(0, {key: float(value) for key, value in row.items() if key.startswith(_FIGURES)})
         child.end()

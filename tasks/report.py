@@ -225,11 +225,10 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _to_mlflow(name: str) -> None:
     parent = tracking.parent_run(name, {})
-    client = tracking.client()
-    for file in [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]:
-        client.log_artifact(parent, str(REPORT / file), artifact_path="report")
+    files = [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]
+    tracking.add_files(parent, [REPORT / file for file in files], "report")
     if (REPORT / "controllers").is_dir():
-        client.log_artifacts(parent, str(REPORT / "controllers"), artifact_path="report/controllers")
+        tracking.add_files(parent, [REPORT / "controllers"], "report/controllers")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
-from dptune.training.checkpoints import Progress, load_checkpoint
+from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
@@ -36,13 +36,13 @@ def open_run(
     public: Tokens | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Run:
-    """Start a run, or take it up where its folder left it; see ``train``."""
+    """Start a run, or take it up where its folder left it; see ``train``. A checkpoint is written in any case."""
     _check(model, tokens, units, mechanism, plan, header, entropy)
     share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
     optimizer, initial = _optimizer(share.weights, plan), trainable_state(model)
     mechanism.start(_facts(share.pairs, plan, header))
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
-    return Run(
+    run = Run(
         **vars(share),
         ledger=ledger,
         optimizer=optimizer,
@@ -52,6 +52,13 @@ def open_run(
         initial=initial,
         step=progress.step,
     )
+    try:
+        # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
+        run.save()
+    except BaseException:
+        ledger.close()
+        raise
+    return run
 
 
 def open_share(
@@ -166,7 +173,9 @@ def _open(
         Ledger.discard_unborn(path)
     if not path.exists():
         if checkpoint.exists():
-            raise LedgerError(f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, or remove the folder.")
+            raise LedgerError(
+                f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, whose charges cannot be forgotten."
+            )
         ledger = Ledger.create(path, header, releases)
         return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
     ledger = Ledger.resume(path, releases)
@@ -175,11 +184,19 @@ def _open(
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
         progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+        _restore(mechanism, progress, checkpoint)
     except BaseException:
         ledger.close()
         raise
-    mechanism.controller.load_state_dict(progress.controller)
     return ledger, progress
+
+
+def _restore(mechanism: Mechanism, progress: Progress, checkpoint: Path) -> None:
+    try:
+        mechanism.controller.load_state_dict(progress.controller)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        problem = f"does not hold the controller's state ({type(error).__name__}: {error})"
+        raise CheckpointError(f"{checkpoint}: {problem}. Fix: restore it, or use the code that wrote it.") from None
 
 
 def _check_same_run(ledger: Ledger, header: RunHeader) -> None:

@@ -22,7 +22,7 @@ from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
-from flows.places import free_place, wait_until_unlocked
+from flows.places import free_place
 from flows.runners import started
 from tasks.settings import Experiment, load_settings
 
@@ -165,7 +165,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 
     errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
-        fine_tune.fn(Group((Cell.model_construct(),)), None, errand)
+        fine_tune.fn(Group((Cell.model_construct(),)), errand)
 
 
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:
@@ -193,17 +193,6 @@ def test_workers_that_see_one_gpu_each_do_not_share_its_places(tmp_path: Path, m
         with free_place(["cuda:0"], 1, tmp_path), free_place(["cpu"], 1, tmp_path):
             names = sorted(path.name.removeprefix(f"{gethostname()}-") for path in tmp_path.iterdir())
     assert names == ["cpu-0-0", "cuda-3-0", "cuda-4-0"]
-
-
-def test_a_lock_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
-    file = tmp_path / "lock"
-    begun = time.monotonic()
-    with locked(file):
-        wait_until_unlocked(file, 0.6)
-        assert 0.5 < time.monotonic() - begun < 10
-    begun = time.monotonic()
-    wait_until_unlocked(file, 60)
-    assert time.monotonic() - begun < 30
 
 
 PARENT = """

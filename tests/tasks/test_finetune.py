@@ -142,8 +142,9 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "before the third charge": (Ledger, "charge", 3),
     "after a charge, before its noise": (Mechanism, "privatise", 3),
     "in an optimiser step": (running, "_apply", 3),
-    "at the first checkpoint": (running, "save_checkpoint", 1),
-    "at the last checkpoint": (running, "save_checkpoint", 2),
+    "at the checkpoint before all charges": (running, "save_checkpoint", 1),
+    "at the first checkpoint of a step": (running, "save_checkpoint", 2),
+    "at the last checkpoint": (running, "save_checkpoint", 3),
     "when the weights are checked": (running, "assert_trained", 1),
     "when the adapter is saved": (finetune, "save_adapter", 1),
     "when the ledger is priced": (finetune, "result_of", 1),
@@ -196,7 +197,7 @@ def test_crashes_in_a_row_never_release_more_than_the_plan(
 ) -> None:
     cell = static({"training": {"epochs": 0.8}})
     steps = 9
-    for place in ((Mechanism, "privatise", 2), (running, "_apply", 1), (running, "save_checkpoint", 1)):
+    for place in ((Mechanism, "privatise", 2), (running, "_apply", 1), (running, "save_checkpoint", 2)):
         with monkeypatch.context() as patch:
             crash(patch, *place)
             with pytest.raises(Killed):
@@ -214,7 +215,7 @@ def test_a_budget_spent_before_any_checkpoint_is_said_clearly(
     """No weights exist and none may be made: running again cannot mend it, so it is the user's error."""
     cell = static({"training": {"checkpoint_every": 50}})
     with monkeypatch.context() as patch:
-        crash(patch, running, "save_checkpoint", 1)
+        crash(patch, running, "save_checkpoint", 2)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for one in opened:
