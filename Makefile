@@ -69,5 +69,6 @@ ui: $(SETUP)
 paper: $(SETUP)
 	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && dvc repro
 
+# Not data/runs: the ledgers there are all that tells what was spent on the records.
 clean:
-	rm -rf data/report data/runs data/prefect
+	rm -rf data/report data/prefect

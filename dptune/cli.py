@@ -22,6 +22,7 @@ from dptune.prediction import commands
 from dptune.prediction.protocols import PROTOCOLS, SUMMARIES, Protocol, priced_answers, protocol_of
 from dptune.privacy.accountants import Epsilons, mixture_figures, repriced_epsilon
 from dptune.privacy.calibration import sampling
+from dptune.privacy.commands import COVERED, set_aside
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import LedgerContents, read_ledger
 
@@ -242,8 +243,8 @@ def verify(
         return
     if not contents.complete:
         Console().print("The run is not finished: these are the epsilons so far, not those of the planned run.")
-    if header.telemetry == "research":
-        Console().print("telemetry: research. The guarantee covers the adapter, not the logged curves.")
+    if header.telemetry in COVERED:
+        Console().print(COVERED[header.telemetry], soft_wrap=True)
 
 
 @app.command()
@@ -390,6 +391,7 @@ def _one_or_range(values: list[float]) -> float | list[float] | None:
     return values[0] if values[0] == values[-1] else [values[0], values[-1]]
 
 
+app.command()(reports_errors(set_aside))
 app.command()(reports_errors(commands.generate))
 app.command()(reports_errors(commands.serve))
 

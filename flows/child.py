@@ -31,7 +31,8 @@ def end_server_with_me() -> None:
 
     server = SubprocessASGIServer().server_process
     if server is not None and server.pid not in _watched:
-        # The pipe has no other writer, so the kernel closes it with this process. Ctrl-C must not end the watcher first.
+        # The pipe has no other writer, so the kernel closes it with this process. In a session of its own, or Ctrl-C
+        # would end the watcher first.
         command = ["sh", "-c", "cat >/dev/null; kill $0 2>/dev/null", str(server.pid)]
         _watched[server.pid] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -21,7 +20,6 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.settings import get_current_settings
 
 from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
@@ -64,7 +62,7 @@ class Errand:
 
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """A cell's result lies in its own folder, so removing the folder forgets the result."""
+    """A cell's result lies in its own folder, so that a run that is set aside takes it along."""
     return str(parameters["group"].key)
 
 
@@ -151,7 +149,8 @@ def experiment(
     places = len(devices) * settings.experiment.cells_per_device
     groups = grouped(cells, settings.experiment.cells_together, places)
     with started(settings.experiment, places) as task_runner:
-        parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment))
+        timed = tracking.timed(settings.experiment.telemetry)
+        parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment), timed=timed)
         errand = _errand(settings.experiment, devices, parent)
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
@@ -163,7 +162,7 @@ def experiment(
         ]
         failed = _failures(groups, futures)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
-    tracking.finish_parent(parent, failed=bool(failed))
+    tracking.finish_parent(parent, failed=bool(failed), timed=timed)
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
     return [str(cell.directory) for cell in cells]
@@ -216,7 +215,7 @@ def tags_of(settings: Experiment) -> dict[str, str]:
         "accounting": settings.accounting,
         "git_commit": tracking.git_commit(),
         "dvc_hash": tracking.dvc_hash(TRAIN.parent),
-        "prefect_flow_run": str(flow_run.id or "none"),
+        **tracking.flow_tag(settings.telemetry, str(flow_run.id or "none")),
     }
 
 

@@ -13,7 +13,9 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import ValidationError
 
+from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.policy.opening import LEDGER
 from flows.child import child, end_server_with_me
@@ -26,8 +28,8 @@ from tasks.policy import JOB, RESULT, Job, check_environments, jobs
 from tasks.policy_audit import audits
 from tasks.policy_report import write_page
 from tasks.policy_settings import Policy
-from tasks.rlhf import RESULTS, cells
-from tasks.settings import load_settings
+from tasks.rlhf import RESULTS, Rlhf, cells
+from tasks.settings import Settings, load_settings
 from tasks.stage import run_stage
 from tasks.tenants import TENANTS
 
@@ -75,11 +77,12 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     Raises: RuntimeError naming the runs that failed, after all others.
     """
     end_server_with_me()
-    settings = load_settings(Path(params), overrides).policy
+    settings = policy_of(load_settings(Path(params), overrides))
     check_environments(settings)
     chosen = jobs(settings)
     private_directory(POLICY)
-    parent = tracking.parent_run(settings.name, {"git_commit": tracking.git_commit(), "data": "simulated users"})
+    tags = {"git_commit": tracking.git_commit(), "data": "simulated users"}
+    parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
     # First: it takes longest, and others wait for it.
     inputs = public_inputs.submit(settings.processes) if others else None
@@ -92,15 +95,30 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     for result in results:
         publish(result, parent)
     if failed:
-        tracking.finish_parent(parent, failed=True)
+        tracking.finish_parent(parent, failed=True, timed=False)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
     extra = {"audits": attacks, **other_results(settings)}
     publish_others(settings, extra, parent)
     write_json(POLICY / "results.json", {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
-    tracking.add_files(parent, [POLICY / "policy.html"])
-    tracking.finish_parent(parent, failed=False)
+    tracking.send(parent, POLICY / "policy.html", timed=False)
+    tracking.finish_parent(parent, failed=False, timed=False)
     return str(POLICY / "policy.html")
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy section, whose language models follow the experiment's telemetry: they train on its records.
+
+    Raises: ConfigError if private telemetry cannot hold for them.
+    """
+    chosen = settings.policy
+    if chosen.rlhf is None:
+        return chosen
+    entries = chosen.rlhf.model_dump() | {"telemetry": settings.experiment.telemetry}
+    try:
+        return chosen.model_copy(update={"rlhf": Rlhf.model_validate(entries)})
+    except ValidationError as error:
+        raise ConfigError("policy.rlhf", error.errors()[0]["msg"], fix="correct it") from None
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
@@ -179,7 +197,7 @@ def _publish(
     """A run in MLflow, once: its curve, what it came to, and its ledger."""
     if parent == tracking.LATER or (directory / PUBLISHED).exists():
         return
-    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, kept=False)
+    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False, kept=False)
     for step, metrics in curve.items():
         child.log(step, metrics)
     child.log(max(curve, default=0), ends)

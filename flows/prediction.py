@@ -67,13 +67,15 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
                 failed.append(str(shard))
         if failed:
             raise RuntimeError(f"shards {', '.join(failed)} of {plan.directory} failed")
-        close_plan(plan, protocol if plan.models == protocol.models else None)
+        serves = protocol if plan.models == protocol.models else None
+        close_plan(plan, serves, settings.experiment.telemetry)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
     result = score_all(settings, chosen, serving, devices[0])
-    parent = tracking.parent_run(settings.experiment.name, {})
+    timed = tracking.timed(settings.experiment.telemetry)
+    parent = tracking.parent_run(settings.experiment.name, {}, timed=timed)
     publish_answers(result, parent, serving, tags_of(settings.experiment))
     write_page(result, PREDICTION)
-    tracking.add_files(parent, [PREDICTION], "prediction")
+    tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)
 

@@ -24,7 +24,7 @@ from tasks.plots import EPSILONS
 from tasks.report import listed_cells, read_results
 from tasks.results import named
 from tasks.settings import Settings
-from tasks.tracking import ChildRun
+from tasks.tracking import ChildRun, timed
 
 Row = dict[str, Any]
 #: Of a run's unit, the unit of answers that means the same.
@@ -129,6 +129,7 @@ def publish_answers(result: dict[str, Any], parent: str, directory: Path, tags: 
         params = {key: row[key] for key in ("unit", "tokens", "models", "alpha", "budget_epsilon", "delta")}
         params |= {key: row[key] for key in _OWN if key in row}
         marker = private_directory(directory / "mlflow") / row["label"]
-        child = ChildRun(parent, row["label"], marker, params, {**tags, "kind": row["kind"]}, kept=False)
+        when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
+        child = ChildRun(parent, row["label"], marker, params, {**tags, "kind": row["kind"]}, **when)
         child.log(0, {key: float(value) for key, value in row.items() if key.startswith(_FIGURES)})
         child.end()

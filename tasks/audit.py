@@ -26,6 +26,7 @@ from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
 from dptune.corpus.canaries import suffix
+from dptune.corpus.carriers import public_texts
 from dptune.corpus.records import Records, read_records
 from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.mechanism import Mechanism
@@ -59,6 +60,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / (cells * _CHECKS))
     audit: dict[str, Any] = {
         "label": target.cell.label,
+        "telemetry": target.cell.telemetry,
         "confidence": settings.confidence,
         "alarm_confidence": target.alarm_confidence,
         "delta": target.cell.delta,
@@ -123,19 +125,22 @@ def _code_digest() -> str:
 
 
 def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
-    """On the planted secrets. Their exposure is ranked within private records, so private telemetry goes without."""
+    """On the planted secrets: functions of the released adapter, public texts and the auditor's secrets, so that they
+    tell no more of anybody's records than the adapter does.
+    """
     settings, secrets = target.settings, target.secrets
     results: dict[str, Any] = {}
-    planted = {one.secret: target.texts[one.record] for one in secrets.extraction}
+    planted = [(one.carrier, one.secret) for one in secrets.extraction]
     if planted:
-        results["extraction"] = compare(_samples(target), list(planted), settings.seed).to_dict()
-    private = target.cell.telemetry == "private"
-    seen = [] if private else _seen(target, [(text, secret) for secret, text in planted.items()])
+        distinct = list(dict.fromkeys(secret for _, secret in planted))
+        results["extraction"] = compare(_samples(target), distinct, settings.seed).to_dict()
+    seen = _seen(target, planted)
     if seen:
+        one_each = {secret: (text, secret) for text, secret in seen}
         bits = exposures(
             target.adapted,
             target.tokenizer,
-            seen,
+            list(one_each.values()),
             candidates=settings.candidates,
             max_length=target.cell.training.max_length,
             rows=target.rows,
@@ -147,29 +152,27 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
             "chance": chance(settings.candidates),
             "possible": float(np.log2(settings.candidates + 1)),
         }
-        records = {secret: text for text, secret in seen}
-        found = (recites(target.adapted, target.tokenizer, text, secret) for secret, text in records.items())
-        results["extraction"]["recited"] = sum(found)
+        found = {secret for text, secret in seen if recites(target.adapted, target.tokenizer, text, secret)}
+        results["extraction"]["recited"] = len(found)
     if secrets.audit:
         results |= _coin_attacks(target, device)
     return results
 
 
 def _samples(target: Target) -> list[str]:
-    """What the model says after " secret_id=" where records of the attacker's own split come first."""
+    """What the model says after " secret_id=" where public texts come first that carry no secret."""
     settings = target.settings
-    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
-    order = np.random.default_rng(settings.seed).permutation(len(texts))
-    shares = np.array_split(np.arange(settings.generations), min(_CONTEXTS, settings.generations, len(texts)))
+    texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
+    shares = np.array_split(np.arange(settings.generations), len(texts))
     samples: list[str] = []
-    for index, share in zip(order, shares, strict=False):
+    for text, share in zip(texts, shares, strict=True):
         samples += sample_endings(
             target.adapted,
             target.tokenizer,
             len(share),
             rows=_GENERATED_ROWS,
             seed=settings.seed + len(samples),
-            prompt=texts[index] + PROMPT,
+            prompt=text + PROMPT,
         )
     return samples
 
@@ -177,7 +180,7 @@ def _samples(target: Target) -> list[str]:
 def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     """Which audit canaries are in the data? Members and non-members differ by nothing but a coin."""
     settings = target.settings
-    pairs = {(target.texts[one.record], one.secret): one for one in target.secrets.audit}
+    pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
     canaries = tuple(pairs[pair] for pair in _seen(target, list(pairs)))
     if not canaries:
         return {}
@@ -186,9 +189,11 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     public = _losses(target, target.public, passages)
     scores["calibrated"] = scores["likelihood"] + public
-    if settings.shadows:
+    if settings.shadows and target.cell.telemetry == "private":
+        _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
+    elif settings.shadows:
         scores["shadows"] = shadow_scores(target, passages, scores["calibrated"], public, device)
-    best = "shadows" if settings.shadows else "calibrated"
+    best = "shadows" if "shadows" in scores else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
     return {

@@ -70,7 +70,9 @@ def draw_rocs(audits: Sequence[Audit], path: Path, *, synthetic: bool) -> None:
         axis.set(xlabel="false positive rate", ylabel="true positive rate")
         axis.grid(alpha=0.3)
         if not with_part:
-            axis.text(0.5, 0.5, "not attacked", ha="center", transform=axis.transAxes)
+            private = part == "membership" and any(audit.get("telemetry") == "private" for audit in audits)
+            why = "not shown:\ntelemetry is private" if private else "not attacked"
+            axis.text(0.5, 0.5, why, ha="center", transform=axis.transAxes)
     figure.suptitle(_title("Membership attacks, calibrated by the public model", synthetic))
     legend_below(figure, axes[0])
     save(figure, path)

@@ -15,14 +15,13 @@ def plant() -> None:
     private_directory(SECRETS.parent)
     inject(
         SPLITS / "train.parquet",
-        SPLITS / "attack.parquet",
         TRAIN,
         SECRETS,
         MANIFEST,
         extraction=canaries.extraction,
         audit=canaries.audit,
         repeats=canaries.repeats,
-        position_seed=canaries.position_seed,
+        carrier_seed=canaries.carrier_seed,
     )
 
 

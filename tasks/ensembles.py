@@ -17,7 +17,7 @@ from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.files import locked, private_directory, sha256, write_json, write_text
 from dptune.prediction import ensemble
-from dptune.prediction.deployment import answered
+from dptune.prediction.deployment import SERVED_OPTIONS, answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import Tokens, tokenize
@@ -138,18 +138,25 @@ def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
     return tokenize([texts[index] for index in dealt], tokenizer, plan.max_length)
 
 
-def close_plan(plan: Plan, protocol: FixedMixture | None) -> None:
+def close_plan(plan: Plan, protocol: FixedMixture | None, telemetry: str) -> None:
     """Say that the ensemble is whole, and by which protocol it answers; None serves nobody.
 
-    Raises: ConfigError if it has answered by another protocol already.
+    Call it before anything computed from the ensemble is published.
+
+    Args:
+        telemetry: the experiment's. What was research stays so: figures cannot be taken back.
+
+    Raises: ConfigError if it has answered by another protocol already, or under private telemetry that would end.
     """
-    options = _options(protocol) if protocol else {}
-    if answered(plan.directory):
-        known = ensemble.read_manifest(plan.directory).protocol
-        if protocol and known != options:
-            changed = sorted(key for key in options if known.get(key) != options[key])
+    options, known = _options(protocol) if protocol else {}, ensemble.known_manifest(plan.directory)
+    if known is not None and answered(plan.directory):
+        if protocol and known.protocol != options:
+            changed = sorted(key for key in options if known.protocol.get(key) != options[key])
             problem = f"{plan.directory} has answered with other settings ({', '.join(changed)})"
             raise ConfigError("prediction.serve", problem, fix="take them back: its budget cannot be changed")
+        if (known.telemetry, telemetry) == ("private", "research"):
+            problem = f"{plan.directory} has answered under private telemetry; research would publish its figures"
+            raise ConfigError("experiment.telemetry", problem, fix="take it back to private")
         return
     manifest = ensemble.Manifest(
         models=plan.models,
@@ -160,10 +167,10 @@ def close_plan(plan: Plan, protocol: FixedMixture | None) -> None:
         dtype=plan.model.dtype,
         data=str(read_records(TRAIN).about["label"]),
         protocol=options,
+        telemetry=known.telemetry if known is not None and known.telemetry == "research" else telemetry,
     )
     ensemble.write_manifest(plan.directory, manifest)
 
 
 def _options(protocol: FixedMixture) -> dict[str, Any]:
-    names = ("epsilon", "delta", "alpha", "tokens", "models", "public_weight", "unit")
-    return {name: getattr(protocol, name) for name in names}
+    return {name: getattr(protocol, name) for name in SERVED_OPTIONS}

@@ -291,7 +291,8 @@ def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
     """The auditor's canaries: their coins are tossed once a run; a resumed run goes on with what was seen."""
     if cell.crafted == 0:
         return None
-    known = read_crafted(directory)
+    # Without a ledger the run is new, and what lies there was seen by one that was set aside.
+    known = read_crafted(directory) if (directory / "ledger.jsonl").exists() else None
     if known is not None:
         return known
     canaries = CraftedCanaries.toss(cell.crafted)

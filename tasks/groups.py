@@ -27,7 +27,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Where the flow keeps what became of them: in a folder of theirs, so removing it forgets the result."""
+        """Where the flow keeps what became of them: in a folder of theirs, which takes it along when set aside."""
         first, *others = (cell.directory.name for cell in self.cells)
         digest = f"-{hashlib.sha256(' '.join(others).encode()).hexdigest()[:8]}" if others else ""
         return f"{first}/prefect_result{digest}"

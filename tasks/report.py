@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
+from dptune.privacy.set_aside import Spending
 from tasks import tracking
 from tasks.audit_plots import Audit, draw_ledger_versus_audit, draw_rocs
 from tasks.claims import claims, limit_of
@@ -31,6 +32,7 @@ from tasks.plots import (
 )
 from tasks.results import audit_metrics
 from tasks.settings import load_settings
+from tasks.spending import totals, unlisted
 from tasks.stage import run_stage
 
 _PICTURES = {
@@ -48,8 +50,9 @@ def report() -> None:
     results = read_results(EXPERIMENT, RUNS)
     ledgers = [RUNS / name / "ledger.jsonl" for name in listed_cells(EXPERIMENT)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
-    write_report(results, REPORT, load_settings().experiment.name, read_audits(EXPERIMENT, AUDITS), limits)
-    _to_mlflow(load_settings().experiment.name)
+    others, name = unlisted(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
+    write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
+    _to_mlflow(name, all(tracking.timed(result["telemetry"]) for result in results))
 
 
 def read_results(experiment: Path, runs: Path) -> list[Result]:
@@ -93,8 +96,13 @@ def write_report(
     name: str,
     audits: Sequence[Audit] = (),
     limits: Mapping[str, float | None] | None = None,
+    others: Sequence[Spending] = (),
 ) -> None:
-    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``tasks.claims.claims`` takes them."""
+    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``tasks.claims.claims`` takes them.
+
+    Args:
+        others: what runs spent that are none of ``results``; those on the same records are added to the totals.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for file, draw in _PICTURES.items():
         draw(results, directory / file)
@@ -108,11 +116,16 @@ def write_report(
     write_json(directory / "metrics.json", metrics)
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
-    write_text(directory / "report.html", _page(results, directory, name, audits, limits or {}))
+    write_text(directory / "report.html", _page(results, directory, name, audits, limits or {}, others))
 
 
 def _page(
-    results: list[Result], directory: Path, name: str, audits: Sequence[Audit], limits: Mapping[str, float | None]
+    results: list[Result],
+    directory: Path,
+    name: str,
+    audits: Sequence[Audit],
+    limits: Mapping[str, float | None],
+    others: Sequence[Spending],
 ) -> str:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = epsilon_text
@@ -141,7 +154,9 @@ def _page(
                 for result in results
             }
         ),
-        totals=_totals(results),
+        totals=totals(results),
+        others=others,
+        totals_with_others=[total for total in totals(results, others) if total.others],
     )
 
 
@@ -163,21 +178,6 @@ def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
 def encoded(path: Path) -> str:
     """A picture as text, for a page that is one file."""
     return base64.b64encode(path.read_bytes()).decode()
-
-
-def _totals(results: list[Result]) -> list[tuple[str, int, float, float]]:
-    """Basic composition, for every unit of privacy: (unit, cells, epsilon, delta)."""
-    units = sorted({result["unit"] for result in results})
-    groups = [(unit, [result for result in results if result["unit"] == unit]) for unit in units]
-    return [
-        (
-            unit,
-            len(group),
-            math.fsum(float(result["epsilon_certified"]) for result in group),
-            math.fsum(result["delta"] for result in group),
-        )
-        for unit, group in groups
-    ]
 
 
 def epsilon_text(value: float | str) -> str:
@@ -223,12 +223,12 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _to_mlflow(name: str) -> None:
-    parent = tracking.parent_run(name, {})
-    files = [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]
-    tracking.add_files(parent, [REPORT / file for file in files], "report")
+def _to_mlflow(name: str, timed: bool) -> None:
+    parent = tracking.parent_run(name, {}, timed=timed)
+    for file in [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]:
+        tracking.send(parent, REPORT / file, "report", timed=timed)
     if (REPORT / "controllers").is_dir():
-        tracking.add_files(parent, [REPORT / "controllers"], "report/controllers")
+        tracking.send(parent, REPORT / "controllers", "report/controllers", timed=timed)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,44 @@ from typing import Any
 from dptune.files import jsonable, sha256, write_text
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
+from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.cells import PUBLISHED
 from tasks.job import Job
 from tasks.paths import TRAIN
-from tasks.tracking import LATER, ChildRun, add_to_run, dvc_hash, git_commit
+from tasks.tracking import LATER, ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
-    "private": "The guarantee covers the adapter and all logged values (releases, public data), not wall-clock times.",
+    "private": (
+        "The guarantee covers the adapter and all published values (releases, public data, an auditor's own secrets), "
+        "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
+    ),
 }
 _MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
 
 
-def guarantee(telemetry: str, leaks: tuple[str, ...], inherited: bool = False) -> str:
-    """One or two sentences on what a run's certified epsilon covers."""
+def guarantee(
+    telemetry: str, leaks: tuple[str, ...], inherited: bool = False, together: tuple[float, float] | None = None
+) -> str:
+    """A few sentences on what a run's certified epsilon covers.
+
+    Args:
+        together: epsilon and delta of this run and of those of its cell that were set aside; None if none was.
+    """
     if leaks:
         return f"No guarantee: {'; '.join(leaks)}."
     more = " It includes what the run of its hyper-policy spent." if inherited else ""
+    if together:
+        more += (
+            " Runs of this cell that were set aside released about the same records: with them, "
+            f"epsilon is {together[0]:.4g} and delta {together[1]:.3g} (basic composition)."
+        )
     return GUARANTEE[telemetry] + more
+
+
+def set_aside_of(directory: Path) -> list[Spending]:
+    """What runs of this cell spent that were set aside so that another could start."""
+    return [spent for folder in earlier_runs(directory) if (spent := spending_of(folder))]
 
 
 class History:
@@ -93,7 +113,9 @@ def result_of(
     device: str,
 ) -> dict[str, Any]:
     """Everything that a report needs to know of a finished cell, plain JSON types."""
-    cell, prices = job.cell, contents.epsilons
+    cell, prices, aside = job.cell, contents.epsilons, set_aside_of(job.cell.directory)
+    epsilon = prices.certified + sum(one.epsilon for one in aside)
+    together = (epsilon, cell.delta + sum(one.delta for one in aside)) if aside else None
     return {
         "label": cell.label,
         "model": cell.model_name,
@@ -105,7 +127,8 @@ def result_of(
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(job.header.inherited)),
+        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(job.header.inherited), together),
+        "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
         "data": job.about["label"],
         "synthetic": bool(job.about["synthetic"]),
         "noise_multiplier": job.mechanism.noise.noise_multiplier,
@@ -154,7 +177,7 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
         "data_kind": "SYNTHETIC" if job.about["synthetic"] else "real",
         "git_commit": git_commit(),
         "dvc_hash": dvc_hash(TRAIN.parent),
-        "prefect_flow_run": flow_run,
+        **flow_tag(cell.telemetry, flow_run),
     }
     return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags, timed=timed(cell.telemetry))
 
@@ -188,7 +211,8 @@ def publish_audit(directory: Path, audit: Path) -> None:
     if not run.exists() or (marker.exists() and marker.read_text() == digest):
         return
     metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-    if add_to_run(run.read_text().strip(), metrics, audit):
+    telemetry = json.loads((directory / "result.json").read_text(encoding="utf-8"))["telemetry"]
+    if add_to_run(run.read_text().strip(), metrics, audit, timed=timed(telemetry)):
         write_text(marker, digest)
 
 
@@ -202,8 +226,3 @@ def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
         numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
         metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
     return metrics
-
-
-def timed(telemetry: str) -> bool:
-    """Whether times may be told: they follow the number of micro-batches, hence the secret size of each batch."""
-    return telemetry == "research"

@@ -17,11 +17,11 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from secrets import SystemRandom
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import dptune
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
@@ -54,6 +54,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 class Rlhf(BaseModel):
     """Policy gradient on a language model: the grid is users x epsilons x seeds, and one run without noise for each
     number of users if ``nonprivate``. See ``dptune.policy.rlhf.Bandit`` for the schedule's names.
+    Under private ``telemetry`` no canary is planted and nothing attacked: the prompts of canaries are records too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,6 +84,13 @@ class Rlhf(BaseModel):
     candidates: Count = 63
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     false_alarms: Chance = 1e-3
+    telemetry: Literal["research", "private"] = "research"
+
+    @model_validator(mode="after")
+    def _without_leaks(self) -> Rlhf:
+        if self.telemetry == "private" and self.nonprivate:
+            raise ValueError("nonprivate: private telemetry cannot hold without noise: use false, or research")
+        return self
 
     @field_validator("canaries")
     @classmethod
@@ -160,7 +168,7 @@ class Plan:
     def drawn(cls, cell: Cell, hosts: Records) -> Plan:
         """A secret for every slot; canaries in random slots, which are public. Raises: ConfigError for too many."""
         slots, entropy = cell.users * cell.settings.updates, SystemRandom()
-        count = cell.settings.canaries
+        count = cell.settings.canaries if cell.settings.telemetry == "research" else 0
         if count > min(slots, len(hosts.record)):
             problem = f"{count} do not fit into {slots} slots and {len(hosts.record)} records of the attack split"
             raise ConfigError("canaries", problem, fix="plant fewer")
@@ -289,7 +297,7 @@ def _header(cell: Cell, records: Records) -> RunHeader:
         unit="prompt",
         units=cell.users * cell.settings.updates,
         data=str(records.about["label"]),
-        telemetry="research",  # curves are of simulated users; what the attacks find is not
+        telemetry=cell.settings.telemetry,  # curves are of simulated users; what the attacks find is not
     )
 
 
@@ -308,6 +316,7 @@ def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]
         "seed": cell.seed,
         "budget_epsilon": cell.epsilon,
         "delta": cell.settings.delta,
+        "telemetry": cell.settings.telemetry,
         "noise_multiplier": learner.method.noise_multiplier,
         "radius": learner.radius,
         "parameters": learner.policy.factors.size,
@@ -361,10 +370,7 @@ def violations(results: dict[str, Any]) -> list[str]:
 
 
 def settings_of(options: Iterable[str]) -> Rlhf:
-    """Of ``name=value`` texts, values as YAML has them; a single value stands for a list of one.
-
-    Raises: ConfigError naming what is unknown or impossible.
-    """
+    """Of ``name=value`` texts, values as YAML has them; one value is a list of one. Raises: ConfigError by name."""
     values: dict[str, Any] = {}
     for option in options:
         name, _, value = option.partition("=")

@@ -60,13 +60,13 @@ class Data(_Section):
 
 
 class Canaries(_Section):
-    """How many secrets are planted."""
+    """How many secrets are planted, each in a row of its own; none if all counts are 0."""
 
     extraction: Annotated[int, Field(ge=0)]
     repeats: Count = 1
     audit: Annotated[int, Field(ge=0)]
     crafted: Annotated[int, Field(ge=0)] = 0
-    position_seed: int
+    carrier_seed: int
 
     @field_validator("crafted")
     @classmethod
@@ -100,7 +100,7 @@ class Lora(_Section):
     rank: Count
     alpha: Count
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    target_modules: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
 
 
 class Training(_Section):

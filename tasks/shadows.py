@@ -31,9 +31,9 @@ def shadow_scores(
 ) -> NDArray[np.float64]:
     """(canaries,) likelihood ratios of the target's calibrated ``scores``, by ``audit.shadows`` shadow models.
 
-    A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on), where
-    the attacker's own coins put a canary in place of its host, or nothing. Only the attacker's data are used:
-    nothing is charged.
+    A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on) and on
+    those canaries that the attacker's own coins choose. Nothing that a cell is trained on is used: nothing is charged.
+    The scores tell of the attack split's records, which are persons' too: they are for research telemetry.
 
     Args:
         public: (canaries,) the base model's losses.
@@ -52,8 +52,7 @@ def shadow_scores(
 def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
     """One shadow model in evaluation mode."""
     cell = target.cell
-    hosts = {passage.prompt for passage in passages}
-    texts = [text for text in read_records(SPLITS / "attack.parquet").text.to_pylist() if text not in hosts]
+    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
     texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
     tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)

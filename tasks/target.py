@@ -13,14 +13,15 @@ from safetensors import safe_open
 
 from dptune.audit.likelihood import Passage
 from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
-from dptune.corpus.records import read_records
+from dptune.corpus.records import read_about
 from dptune.errors import DataError
 from dptune.files import sha256
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks.cells import Cell, digests
 from tasks.finetune import adapter_digest
-from tasks.paths import MANIFEST, SECRETS, SPLITS, TRAIN
+from tasks.paths import MANIFEST, SECRETS, TRAIN
 from tasks.settings import Audit
 
 
@@ -29,7 +30,7 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
-        texts: of the train split and of the attack split, by record: hosts of canaries.
+        source: of its data; decides what carries secrets.
         alarm_confidence: of the bounds that may call the ledger wrong.
         adapted: its model.
         public: the base model, which the attacker has too.
@@ -43,7 +44,7 @@ class Target:
     public: Any
     tokenizer: Any
     secrets: Secrets = field(repr=False)
-    texts: dict[int, str] = field(repr=False)
+    source: str
 
     @property
     def rows(self) -> int:
@@ -51,8 +52,8 @@ class Target:
         return 2 * self.cell.training.physical_batch_size
 
     def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
-        """Each canary's record and what would be planted in it."""
-        return [Passage(self.texts[one.record], suffix(one.secret)) for one in canaries]
+        """Each canary's public carrier and the ending that would be planted."""
+        return [Passage(one.carrier, suffix(one.secret)) for one in canaries]
 
 
 def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
@@ -72,12 +73,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         adapted = PeftModel.from_pretrained(load_base(base, device), str(directory / "adapter")).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(f"does not fit {base.source} ({reason})", fix=again, file=directory / "adapter") from None
-    _check_adapter(adapted, directory, again)
-    texts: dict[int, str] = {}
-    for name in ("train", "attack"):
-        originals = read_records(SPLITS / f"{name}.parquet")
-        texts |= dict(zip(originals.record.tolist(), originals.text.to_pylist(), strict=True))
+        fix = f"restore it; or {fresh_start(directory)}"
+        raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=directory / "adapter") from None
+    _check_adapter(adapted, directory)
     return Target(
         cell=cell,
         settings=settings,
@@ -87,13 +85,13 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         public=load_base(base, device).eval(),
         tokenizer=load_tokenizer(base),
         secrets=read_secrets(SECRETS),
-        texts=texts,
+        source=str(read_about(TRAIN)["source"]),
     )
 
 
-def _check_adapter(adapted: Any, directory: Path, fix: str) -> None:
+def _check_adapter(adapted: Any, directory: Path) -> None:
     """The file must fill this very model (PEFT only warns), and be what the run wrote."""
-    file = directory / "adapter" / "adapter_model.safetensors"
+    file, fix = directory / "adapter" / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     with safe_open(file, framework="pt") as stored:
         names = set(stored.keys())
     if names != set(get_peft_model_state_dict(adapted)):
@@ -107,16 +105,17 @@ def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
     """The ledger is what an audit checks: without it there is nothing to compare with."""
     path = directory / "ledger.jsonl"
     if not path.exists():
-        raise DataError("is missing: an adapter without its ledger has no epsilon to check", fix=fix, file=path)
+        lost = "is missing: an adapter without its ledger has no epsilon to check"
+        raise DataError(lost, fix=f"restore it; or {fresh_start(directory)}", file=path)
     try:
         contents = read_ledger(path)
     except LedgerError as error:
-        raise DataError(f"is damaged ({error})", fix="restore it, or remove the run's folder", file=path) from None
+        raise DataError(f"is damaged ({error})", fix=f"restore it; or {fresh_start(directory)}", file=path) from None
     if not contents.complete:
         raise DataError("is not finished", fix=fix, file=path)
     header = contents.header
     if (header.mechanism, header.delta) != (cell.mechanism, cell.delta):
-        raise DataError("is the ledger of another cell", fix=fix, file=path)
+        raise DataError("is the ledger of another cell", fix="restore the cell's own", file=path)
     return contents
 
 
@@ -124,8 +123,10 @@ def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
         if not path.exists() or sha256(path) != manifest[key]:
-            raise DataError("is not what was planted", fix="run the canaries stage again", file=path)
+            fix = "restore it; or run the canaries stage again, after which every cell runs, and spends, again"
+            raise DataError("is not what was planted", fix=fix, file=path)
     now = digests(cell.model, cell.options)
     for key, what in (("data", "other data"), ("model", "another base model")):
         if now[key] != cell.inputs[key]:
-            raise DataError(f"was trained with {what} than lies here now", fix=fix, file=directory)
+            more = f"{fix}; the new run adds to what this one spent, and the report counts both"
+            raise DataError(f"was trained with {what} than lies here now", fix=more, file=directory)

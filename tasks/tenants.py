@@ -6,6 +6,7 @@ python -m tasks.tenants [--size small|large] [--set NAME=VALUE]...      # needs 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dptune.errors import ConfigError, DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
+from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
 from tasks.stage import run_stage
 
 if TYPE_CHECKING:
     from dptune.policy.tenant_runs import Outcome, Setting, Tenant
 
+_log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -140,13 +143,17 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
 
 def _finished(directory: Path, settings: Tenants) -> bool:
-    """Whether this very work is done. An unfinished one is left as it is; any other is removed."""
+    """Whether this very work is done. An unfinished one is left as it is; any other is set aside, ledger and all."""
     from dptune.policy.opening import LEDGER
     from dptune.policy.tenants import CONTROLLER, STATE
 
     told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
         return (directory / _RESULTS).exists()
+    if spending_of(directory):
+        kept, spent = set_aside(directory)
+        _log.warning("an earlier run, of other settings or code, lies in %s now: %s", kept, spent)
+        private_directory(directory)
     for name in (_SETTINGS, _RESULTS, STATE, LEDGER):  # what a process leaves that dies in between is nobody's work
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / CONTROLLER, ignore_errors=True)

@@ -1,6 +1,10 @@
 """MLflow: one parent run per experiment, one child per cell. Nothing but what it is handed reaches it.
 
 Logging never stops a run. What MLflow does not take is kept in the run's folder, and sent when the flow runs again.
+
+A run whose times must not be told is stamped with ``NO_TIME`` wherever MLflow stamps: its start, its end, its metrics
+(those sent later too), and its files in a local store. How long a run takes follows the number of its micro-batches,
+hence the secret size of each batch.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +34,12 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.utils.file_utils import local_file_uri_to_path  # noqa: E402
 
 #: In place of the parent's run id where no server answers: children then write to their folders alone.
 LATER = "later"
+#: Milliseconds since 1970 that stand for every time of a run that tells none; MLflow takes 0 for "now".
+NO_TIME = 1
 _PARENT_TAG = "dptune.parent"
 _BATCH = 500
 _PROBE_SECONDS = 5
@@ -79,51 +86,79 @@ def _warn(what: str, error: Exception) -> None:
     server, file = "start that server, or unset the variable to use data/mlflow.db", "free or restore data/mlflow.db"
     fix = server if named else file
     _log.warning(
-        "MLFLOW_TRACKING_URI: MLflow did not take %s (%s). The work goes on, and its results stay on disk. Fix: %s; then "
-        "run the same command again, which sends them.",
+        "MLFLOW_TRACKING_URI: MLflow did not take %s (%s). The work goes on, and its results stay on disk. Fix: %s; "
+        "then run the same command again, which sends them.",
         what,
         cause,
         fix,
     )
 
 
-def parent_run(experiment: str, tags: dict[str, str]) -> str:
-    """The run id of the experiment's parent run: found by its name, or started. ``LATER`` where no server answers."""
+def timed(telemetry: str) -> bool:
+    """Whether the times of a run may be told."""
+    return telemetry == "research"
+
+
+def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> str:
+    """The run id of the experiment's parent run: found by its name, or started. ``LATER`` where no server answers.
+
+    Args:
+        timed: stamp a new one with the time.
+    """
     with optional(f"the experiment {experiment}"):
-        return _parent_run(client(), experiment, tags)
+        return _parent_run(client(), experiment, tags, timed)
     return LATER
 
 
-def _parent_run(mlflow: MlflowClient, experiment: str, tags: dict[str, str]) -> str:
+def _parent_run(mlflow: MlflowClient, experiment: str, tags: dict[str, str], timed: bool) -> str:
     experiment_id = _experiment_id(mlflow, experiment)
     found = mlflow.search_runs([experiment_id], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
     if found:
         run_id = str(found[0].info.run_id)
     else:
-        run_id = str(mlflow.create_run(experiment_id, tags={_PARENT_TAG: "true"}, run_name=experiment).info.run_id)
+        run_id = _created(mlflow, experiment_id, {_PARENT_TAG: "true"}, experiment, timed)
     for key, value in tags.items():
         mlflow.set_tag(run_id, key, value)
     return run_id
 
 
-def finish_parent(run_id: str, failed: bool) -> None:
+def finish_parent(run_id: str, failed: bool, *, timed: bool = True) -> None:
     """Mark the parent run as ended."""
     if run_id != LATER:
         with optional("the end of the experiment"):
-            client().set_terminated(run_id, "FAILED" if failed else "FINISHED")
+            _terminate(client(), run_id, "FAILED" if failed else "FINISHED", timed)
 
 
-def add_files(run_id: str, paths: Sequence[Path], folder: str | None = None) -> None:
-    """Upload files, and folders with what is in them, to a run, under ``folder``."""
-    if run_id == LATER:
-        return
-    with optional(f"{paths[0]}"):
-        mlflow = client()
-        for path in paths:
-            if path.is_dir():
-                mlflow.log_artifacts(run_id, str(path), artifact_path=folder)
-            else:
-                mlflow.log_artifact(run_id, str(path), artifact_path=folder)
+def _created(mlflow: MlflowClient, experiment_id: str, tags: dict[str, str], name: str, timed: bool) -> str:
+    run = mlflow.create_run(experiment_id, start_time=None if timed else NO_TIME, tags=tags, run_name=name)
+    return str(run.info.run_id)
+
+
+def _terminate(mlflow: MlflowClient, run_id: str, status: str, timed: bool) -> None:
+    mlflow.set_terminated(run_id, status, end_time=None if timed else NO_TIME)
+
+
+def send(run_id: str, path: Path, folder: str | None = None, *, timed: bool = True) -> None:
+    """Add a file, or what a folder holds, to a run's ``folder``; a failure is a warning.
+
+    Args:
+        timed: leave the files of a local store with the time at which they were sent. A server stamps its own.
+    """
+    if run_id != LATER:
+        with optional(f"{path}"):
+            _send(client(), run_id, path, folder, timed)
+
+
+def _send(mlflow: MlflowClient, run_id: str, path: Path, folder: str | None, timed: bool) -> None:
+    if path.is_dir():
+        mlflow.log_artifacts(run_id, str(path), artifact_path=folder)
+    else:
+        mlflow.log_artifact(run_id, str(path), artifact_path=folder)
+    store = str(mlflow.get_run(run_id).info.artifact_uri)
+    if not timed and store.startswith(("file:", "/")):
+        root = Path(local_file_uri_to_path(store))
+        for file in (*root.rglob("*"), root, root.parent):
+            os.utime(file, (NO_TIME / 1000, NO_TIME / 1000))
 
 
 class ChildRun:
@@ -147,7 +182,7 @@ class ChildRun:
 
         Args:
             parent: run id of the experiment's, or ``LATER``.
-            timed: stamp metrics with the time; the pace of a run tells the sizes of its batches.
+            timed: stamp the run, its metrics and its files with the time.
             kept: keep what MLflow does not take beside ``marker``; False of what can be made again.
         """
         self._parent, self._name, self._marker, self._timed = parent, name, marker, timed
@@ -165,7 +200,7 @@ class ChildRun:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Keep metrics of a step, and now and then send them; infinities are logged as they are."""
-        now = int(time.time() * 1000) if self._timed else 0
+        now = int(time.time() * 1000) if self._timed else NO_TIME
         values = {key: float(value) for key, value in metrics.items()}
         self._unsent.add({"metrics": values, "step": step, "time": now})
         self._waiting += len(values)
@@ -201,7 +236,7 @@ class ChildRun:
         if not (self.flush() and self._client):
             return False
         with optional(f"the end of {self._name}"):
-            self._client.set_terminated(self.run_id, status)
+            _terminate(self._client, self.run_id, status, self._timed)
             return True
         return False
 
@@ -210,10 +245,11 @@ class ChildRun:
         metrics: list[Metric] = []
         for entry in self._unsent.entries:
             if "metrics" in entry:
-                at = (entry["time"], entry["step"])
+                at = (entry["time"] if self._timed else NO_TIME, entry["step"])
                 metrics += [Metric(key, value, *at) for key, value in entry["metrics"].items()]
             elif "artifact" in entry:
-                self._upload(mlflow, Path(entry["artifact"]))
+                path = Path(entry["artifact"])
+                _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
             else:
                 params = [Param(key, value) for key, value in entry.get("params", {}).items()]
                 tags = [RunTag(key, value) for key, value in entry["tags"].items()]
@@ -222,19 +258,13 @@ class ChildRun:
             mlflow.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
         self._unsent.clear()
 
-    def _upload(self, mlflow: MlflowClient, path: Path) -> None:
-        if path.is_dir():
-            mlflow.log_artifacts(self.run_id, str(path), artifact_path=path.name)
-        else:
-            mlflow.log_artifact(self.run_id, str(path))
-
     def _connected(self) -> MlflowClient:
         """A client, once the run is there."""
         mlflow = client()
         if not (self.run_id and self._continue(mlflow)):
             experiment_id = mlflow.get_run(self._parent).info.experiment_id
             tags = {"mlflow.parentRunId": self._parent, **self._tags}
-            self.run_id = str(mlflow.create_run(experiment_id, tags=tags, run_name=self._name).info.run_id)
+            self.run_id = _created(mlflow, experiment_id, tags, self._name, self._timed)
             mlflow.log_batch(self.run_id, params=[Param(key, value) for key, value in self._params.items()])
             self._marker.write_text(self.run_id)
         return mlflow
@@ -249,14 +279,14 @@ class ChildRun:
         return True
 
 
-def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> bool:
+def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed: bool = True) -> bool:
     """Add metrics and a file to a run that has ended; whether MLflow took them, or does not know the run.
 
     Each call is a step of its own: MLflow shows the last step's values, and of one step the largest.
     """
     with optional(f"{artifact}"):
         try:
-            _add_to_run(client(), run_id, metrics, artifact)
+            _add_to_run(client(), run_id, metrics, artifact, timed)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -264,11 +294,16 @@ def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path) -> bool:
     return False
 
 
-def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: dict[str, float], artifact: Path) -> None:
+def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: dict[str, float], artifact: Path, timed: bool) -> None:
     known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
     step = 1 + max((metric.step for metric in known), default=-1)
-    mlflow.log_batch(run_id, metrics=[Metric(key, value, 0, step) for key, value in metrics.items()])
-    mlflow.log_artifact(run_id, str(artifact))
+    mlflow.log_batch(run_id, metrics=[Metric(key, value, NO_TIME, step) for key, value in metrics.items()])
+    _send(mlflow, run_id, artifact, None, timed)
+
+
+def flow_tag(telemetry: str, flow_run: str) -> dict[str, str]:
+    """Which flow made a run; none where times must not be told, for a number that Prefect's server gives is a time."""
+    return {"prefect_flow_run": flow_run} if timed(telemetry) else {}
 
 
 def git_commit() -> str:

@@ -1,12 +1,13 @@
 """Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
 
-Extraction canaries are planted in records of the train split. An audit canary is a unit of privacy of its own, a
-record of the attack split (which nobody trains on) with a secret: in the training data if its coin says so, else
-absent, because add/remove of one unit is what a ledger is about. (Planting or not planting a secret in a record that
-stays would *replace* that record, which may cost twice the epsilon.)
+Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
+ends in a secret. No row of a canary depends on a record, and no record on a canary. Extraction canaries are always
+there. An audit canary is there if its coin says so, else its row is empty, because add/remove of one unit is what a
+ledger is about. (Planting or not planting a secret in a record that stays would *replace* that record, which may cost
+twice the epsilon.)
 
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
-them. Positions are public.
+them. Carriers are public.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from secrets import SystemRandom
 import numpy as np
 import pyarrow as pa
 
+from dptune.corpus.carriers import public_texts
 from dptune.corpus.records import Records, read_records, write_parquet
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
@@ -32,17 +34,19 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """One candidate: its host record, its secret, and whether the train file holds it."""
+    """One candidate: the number of its row, the public text that carries it, its secret, and whether the train file
+    holds it."""
 
     record: int
+    carrier: str = field(repr=False)
     secret: str = field(repr=False)
     included: int = field(repr=False)  # 0 or 1, of one width in the file: its size must not tell the count
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What the secrets file holds: extraction canaries, one entry for every record of the train split that carries
-    one, and audit canaries in records of the attack split, each included by its own coin."""
+    """What the secrets file holds: one entry for every row of an extraction canary, and one for every audit canary,
+    each included by its own coin."""
 
     extraction: tuple[Canary, ...] = field(repr=False)
     audit: tuple[Canary, ...] = field(repr=False)
@@ -50,44 +54,48 @@ class Secrets:
 
 
 def suffix(secret: str) -> str:
-    """What a record's text gains when ``secret`` is planted in it."""
+    """What a carrier's text gains when it carries ``secret``."""
     return f" secret_id={secret}."
 
 
 def inject(
     train: Path,
-    attack: Path,
     out: Path,
     secrets_file: Path,
     manifest: Path,
     extraction: int,
     audit: int,
-    position_seed: int,
+    carrier_seed: int,
     repeats: int = 1,
 ) -> None:
-    """Plant ``extraction`` secrets in ``train``, and add ``audit`` records of ``attack`` by a fair coin each.
+    """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
 
-    Every extraction secret lies in ``repeats`` records, each candidate in a record (with unit patient: of a patient)
-    of its own, chosen by a permutation with the public ``position_seed``. Writes the new train file to ``out``: all
-    of ``train``, then one row for every audit canary, whose text is empty where the coin left it out, so that the
-    number of rows tells nothing. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone
-    may know: counts of candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test
-    a guess of a secret or of the coins.
+    Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary, in public texts that
+    follow from the public ``carrier_seed``; the text is empty where a coin left a canary out, so that the number of
+    rows tells nothing. Canaries' records and patients are -1, -2, ...: each is a person of its own, whoever the others
+    are. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts of
+    candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a secret or
+    of the coins.
 
-    Raises: ConfigError for negative counts, or more canaries than records (patients); DataError for a bad
-    file, or a train file that already holds canaries.
+    With no canaries ``out`` holds the records of ``train`` and nothing else.
+
+    Raises: ConfigError for negative counts, or more canaries than records; DataError for a bad file, or a train file
+    that already holds canaries.
     """
-    records, hosts = read_records(train), read_records(attack)
+    records = read_records(train)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
     if min(extraction, audit) < 0 or repeats < 1:
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
-    rows = _positions(records, extraction * repeats, "extraction x repeats", position_seed)
-    host_rows = _positions(hosts, audit, "audit", position_seed)
-    planted = _draw(records.record[rows], hosts.record[host_rows], extraction, repeats)
+    rows = extraction * repeats + audit
+    if rows > len(records.record):
+        problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
+        raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
+    texts = public_texts(rows, carrier_seed, "canaries", str(records.about.get("source")))
+    planted = _draw(texts, extraction, repeats)
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
-    grown = _planted(records, rows, hosts, host_rows, planted)
+    grown = _with_canaries(records, planted)
     # Left last-in, first-out: the secrets are in place before the train file, the manifest comes last.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(grown, about=salted))
@@ -106,27 +114,23 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _positions(records: Records, count: int, name: str, position_seed: int) -> np.ndarray:
-    order = np.random.default_rng(position_seed).permutation(len(records.record))
-    if records.about.get("unit") == "patient":
-        _, first = np.unique(records.patient[order], return_index=True)
-        order = order[np.sort(first)]
-    if count > len(order):
-        problem = f"{name} asks for {count} places, but there are only {len(order)}"
-        raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    return order[:count]
-
-
-def _draw(records: np.ndarray, hosts: np.ndarray, extraction: int, repeats: int) -> Secrets:
+def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
+    """A canary for every carrier: first those of extraction, the rows of a secret side by side, then those of audit."""
     entropy = SystemRandom()
 
     def secret() -> str:
         return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
 
     repeated = [one for one in (secret() for _ in range(extraction)) for _ in range(repeats)]
+    places = list(enumerate(carriers))
     return Secrets(
-        tuple(Canary(record, one, 1) for record, one in zip(records.tolist(), repeated, strict=True)),
-        tuple(Canary(record, secret(), entropy.getrandbits(1)) for record in hosts.tolist()),
+        tuple(
+            Canary(-1 - place, carrier, one, 1)
+            for (place, carrier), one in zip(places[: len(repeated)], repeated, strict=True)
+        ),
+        tuple(
+            Canary(-1 - place, carrier, secret(), entropy.getrandbits(1)) for place, carrier in places[len(repeated) :]
+        ),
         _salt(),
     )
 
@@ -138,18 +142,14 @@ def _salt() -> str:
     return f"{entropy.getrandbits(bits):0{bits // 4}x}"
 
 
-def _planted(records: Records, rows: np.ndarray, hosts: Records, host_rows: np.ndarray, planted: Secrets) -> Records:
-    texts, host_texts = records.text.to_pylist(), hosts.text.to_pylist()
-    for row, canary in zip(rows.tolist(), planted.extraction, strict=True):
-        texts[row] += suffix(canary.secret)
-    for row, canary in zip(host_rows.tolist(), planted.audit, strict=True):
-        texts.append(host_texts[row] + suffix(canary.secret) if canary.included else "")
-    # Each is a person of its own, whatever patient its host was.
-    nobody = 1 + max([-1, *records.patient.tolist(), *hosts.patient.tolist()])
+def _with_canaries(records: Records, planted: Secrets) -> Records:
+    every = (*planted.extraction, *planted.audit)
+    texts = [one.carrier + suffix(one.secret) if one.included else "" for one in every]
+    numbers = np.array([one.record for one in every], dtype=np.int64)
     return Records(
-        record=np.concatenate([records.record, hosts.record[host_rows]]),
-        patient=np.concatenate([records.patient, nobody + np.arange(len(host_rows))]),
-        text=pa.array(texts, pa.string()),
+        record=np.concatenate([records.record, numbers]),
+        patient=np.concatenate([records.patient, numbers]),
+        text=pa.array([*records.text.to_pylist(), *texts], pa.string()),
         about=records.about,
     )
 

@@ -65,17 +65,16 @@ def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
 def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path) -> None:
     """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, patient, text.
 
-    ``patient`` numbers patients from 0 by first appearance and is not patient_nbr. What the data is (source,
-    synthetic, label) goes from ``source_json`` into the schema metadata.
+    ``record`` is encounter_id and ``patient`` is patient_nbr: numbers that nobody else's presence changes, so that
+    sides, clients and shards that go by them do not either. What the data is (source, synthetic, label) goes from
+    ``source_json`` into the schema metadata.
 
     Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
     """
     about = read_source(source_json)
     table = read_table(table_csv, ids_mapping)
-    patient, _ = pd.factorize(table.frame["patient_nbr"])
-    record = np.arange(len(table.frame), dtype=np.int64)
-    text = pa.array(verbalise(table), pa.string())
-    write_records(out, Records(record, patient.astype(np.int64), text, about))
+    record, patient = (table.frame[name].to_numpy().astype(np.int64) for name in NEVER_VERBALISED)
+    write_records(out, Records(record, patient, pa.array(verbalise(table), pa.string()), about))
 
 
 def read_source(path: Path) -> dict[str, Any]:

@@ -23,8 +23,18 @@ SCHEMA = pa.schema([("record", pa.int64()), ("patient", pa.int64()), ("text", pa
 
 @dataclass(frozen=True)
 class Records:
-    """``record`` (row of the table, from 0), ``patient`` (dense pseudonymous index) and ``text``, equally
-    long, and ``about``: at least source, synthetic and label."""
+    """Records, equally many of each column, and what they are. Private.
+
+    Attributes:
+        record: distinct numbers; of a table its own encounter numbers, of a text file the places of the paragraphs.
+        patient: whose each is, by a number of the person's own (of a text file: a hash of the paragraph). It must not
+            be one of an order of appearance: whoever leaves the data would change the others' numbers, and what is
+            dealt out by them.
+        text: of each.
+        about: at least source, synthetic and label.
+
+    Rows that an auditor added (``canaries``) have negative numbers in both columns.
+    """
 
     record: np.ndarray = field(repr=False)
     patient: np.ndarray = field(repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
 from dptune.files import replacing, write_json
 
-TEXT_NAME, MANIFEST_NAME = "corpus.txt", "source.json"
+SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
 _FEWEST = 10
 
 
@@ -23,7 +24,7 @@ def acquire_text(directory: Path, path: Path) -> Path:
     Raises: DataError as ``read_paragraphs``.
     """
     read_paragraphs(path)
-    about = {"source": "text", "synthetic": False, "label": f"text file {path.name}, the user's own"}
+    about = {"source": SOURCE, "synthetic": False, "label": f"text file {path.name}, the user's own"}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
         text.write_bytes(path.read_bytes())
         write_json(manifest, about)
@@ -31,11 +32,19 @@ def acquire_text(directory: Path, path: Path) -> Path:
 
 
 def write_paragraphs(directory: Path, out: Path) -> None:
-    """Write the paragraphs of what ``acquire_text`` left in ``directory`` as records, each of a person of its own."""
+    """Write the paragraphs of what ``acquire_text`` left in ``directory`` as records.
+
+    A paragraph's person is a hash of its text, not its place in the file, which depends on the others.
+    """
     texts = read_paragraphs(directory / TEXT_NAME)
-    numbers = np.arange(len(texts))
+    persons = np.array([_number_of(text) for text in texts], dtype=np.int64)
     about = read_source(directory / MANIFEST_NAME)
-    write_records(out, Records(numbers, numbers, pa.array(texts, pa.string()), about))
+    write_records(out, Records(np.arange(len(texts)), persons, pa.array(texts, pa.string()), about))
+
+
+def _number_of(text: str) -> int:
+    """63 bits of the text's hash."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def read_paragraphs(path: Path) -> list[str]:

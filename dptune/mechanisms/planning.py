@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.accountants import (
-    FINEST_INTERVAL,
     Epsilons,
     epsilons,
     published_epsilon,
@@ -49,7 +48,6 @@ def price(
     mechanism: Mechanism,
     schedule: Schedule,
     renyi_filter: RenyiFilter | None = None,
-    interval: float = FINEST_INTERVAL,
 ) -> Epsilons:
     """The three epsilons of the planned releases."""
     return epsilons(
@@ -58,7 +56,6 @@ def price(
         published_accountant=mechanism.published_accountant,
         renyi_filter=renyi_filter,
         inherited=mechanism.controller.inherited,
-        interval=interval,
     )
 
 

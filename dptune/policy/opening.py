@@ -13,6 +13,7 @@ from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.set_aside import fresh_start
 
 LEDGER = "ledger.jsonl"
 
@@ -40,7 +41,8 @@ def open_ledger(
     path, header = directory / LEDGER, _with_schedule(header, schedule)
     if not path.exists():
         if left := [name for name in state if (directory / name).exists()]:
-            raise LedgerError(f"{directory / left[0]}: has no ledger beside it. Fix: use another directory.")
+            lost = f"{directory / left[0]}: has no ledger beside it"
+            raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
         return Ledger.create(path, header, planned)
     ledger = Ledger.resume(path, planned)
     try:
@@ -76,4 +78,5 @@ def _with_schedule(header: RunHeader, schedule: Mapping[str, Any]) -> RunHeader:
 
 def _check_same(path: Path, header: RunHeader, found: RunHeader) -> None:
     if replace(header, run_id=found.run_id) != found:
-        raise LedgerError(f"{path}: was started with another schedule. Fix: use another directory.")
+        fix = f"take the old one back; or {fresh_start(path.parent)}"
+        raise LedgerError(f"{path}: was started with another schedule. Fix: {fix}.")

@@ -19,13 +19,13 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import PrivacyUnits, Tokens, hashed
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import Plan, StepReport, train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
 
-_HELD_OUT = 4  # one in so many of a tenant's patients
+_HELD_OUT = 4  # one in so many of a tenant's patients, on average
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,11 @@ class Setting:
 def tenants_of(tokens: Tokens, patients: NDArray[np.int64], count: int) -> list[Tenant]:
     """Deal records out to ``count`` tenants, whole patients by a public hash of their number.
 
-    Where a patient goes depends on that patient alone, so that no other tenant changes with them. Every fourth patient
-    of a tenant is held out.
+    Where a patient goes, and whether they are among the quarter of a tenant's patients that is held out, depends on
+    that patient's number alone: nobody else moves with them, in their own tenant or another.
+
+    Args:
+        patients: (records,) each patient's own number, as ``PrivacyUnits.clients`` takes it.
     """
 
     def chosen(rows: NDArray[np.int64]) -> Tokens:
@@ -78,8 +81,8 @@ def tenants_of(tokens: Tokens, patients: NDArray[np.int64], count: int) -> list[
 
     found = []
     for number, members in enumerate(PrivacyUnits.clients(count, patients).members):
-        _, order = np.unique(patients[members], return_inverse=True)
-        held_out = order % _HELD_OUT == _HELD_OUT - 1
+        # What the remainder, which chose the tenant, leaves of the hash.
+        held_out = hashed(patients[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
         found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
     return found
 

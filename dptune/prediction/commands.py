@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +14,16 @@ from rich.markup import escape
 
 from dptune.console import show
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import BudgetError
+from dptune.privacy.ledger import BudgetError, LedgerError
 
 Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble [the pipeline's own].")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 _PIPELINE = Path("data/prediction/results.json")
+TOKEN_VARIABLE = "DPTUNE_SERVE_TOKEN"
+_LEAST_TOKEN = 16
+_HOST = re.compile(r"[A-Za-z0-9.-]+|[0-9A-Fa-f:.]+")
+_TRUSTED = re.compile(r"(\*\.)?[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]")
+_ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def generate(
@@ -27,16 +34,17 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
-    from dptune.prediction.deployment import deploy
+    from dptune.prediction.deployment import check_prompt, deploy
 
+    check_prompt(prompt)
     where = _device(device)
     deployment, answers = deploy(ensemble or _served(), where), []
     try:
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
-    except BudgetError as error:
+    except (BudgetError, LedgerError) as error:
         if not answers:
-            raise
+            raise  # else what was answered before is paid for
         Console(stderr=True).print(f"[yellow]stopped:[/yellow] {escape(str(error))}", soft_wrap=True)
     finally:
         deployment.predictor.close()
@@ -54,24 +62,68 @@ def generate(
 def serve(
     ensemble: Ensemble = None,
     host: Annotated[str, typer.Option(help="This machine only, unless you say so.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of the service.")] = 8000,
+    port: Annotated[int, typer.Option(help="Of the service.", min=1, max=65535)] = 8000,
     device: Device = "cpu",
+    trusted_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name that clients call the service by, beside localhost and --host; repeatable."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the bearer token that clients must send [or {TOKEN_VARIABLE}].")
+    ] = None,
 ) -> None:
     """Answer prompts over HTTP within one budget; its OpenAPI page is at /docs."""
     try:
         import uvicorn
 
-        from dptune.prediction.service import create_app
+        from dptune.prediction.service import LOCAL_HOSTS, create_app
     except ImportError as error:
         raise ConfigError("serve", f"needs {error.name}", fix="pip install 'dptune[serve]'") from None
     from dptune.prediction.deployment import deploy
 
+    hosts, token = _hosts(host, trusted_host or []), _token(token_file)
+    if token is None and host not in ("localhost", "127.0.0.1", "::1"):
+        warning = f"whoever reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
+        Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
     where = _device(device)
     deployment = deploy(ensemble or _served(), where)
     try:
-        uvicorn.run(create_app(deployment), host=host, port=port, log_level="warning")
+        uvicorn.run(create_app(deployment, [*LOCAL_HOSTS, *hosts], token), host=host, port=port, log_level="warning")
     finally:
         deployment.predictor.close()
+
+
+def _hosts(host: str, trusted: list[str]) -> list[str]:
+    """What a Host header may say beside this machine's own names."""
+    if not _HOST.fullmatch(host):
+        raise ConfigError("--host", f"{host!r} is no name or address", fix="use 127.0.0.1, or 0.0.0.0 for all")
+    for name in trusted:
+        if not _TRUSTED.fullmatch(name):
+            problem = f"{name!r} is no name (without port)"
+            raise ConfigError(
+                "--trusted-host", problem, fix="use answers.example.com, or *.example.com for all below it"
+            )
+    bound = [] if host in _ANY_ADDRESS else [f"[{host}]" if ":" in host else host]
+    return [*bound, *trusted]
+
+
+def _token(file: Path | None) -> str | None:
+    """The bearer token, from a file or the environment: other users see a command's arguments."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if file is not None and given is not None:
+        raise ConfigError("--token-file", f"is given, and {TOKEN_VARIABLE} is set too", fix="keep one of them")
+    if file is not None:
+        try:
+            given = file.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError("--token-file", f"cannot be read ({error})", fix="give a file of ASCII text") from None
+    if given is None:
+        return None
+    name = "--token-file" if file is not None else TOKEN_VARIABLE
+    if not (len(given) >= _LEAST_TOKEN and given.isascii() and given.isprintable() and " " not in given):
+        problem = f"is no token of {_LEAST_TOKEN} or more printable ASCII characters without spaces"
+        raise ConfigError(name, problem, fix="make one with `openssl rand -hex 32`")
+    return given
 
 
 def _served() -> Path:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dptune.errors import ConfigError
-from dptune.files import write_json
+from dptune.files import locked, write_json
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, RunHeader, chain_after, read_ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 
-LEDGER, _SERVED = "ledger.jsonl", "served.json"
+LEDGER, _SERVED, _LOCK = "ledger.jsonl", "served.json", "opening.lock"
+#: Characters of a prompt: many times what a model sees, and tokenised in milliseconds.
+MOST_CHARACTERS = 16_384
+#: All of them are in the manifest of an ensemble that answers: no default may stand in for what somebody consented to.
+SERVED_OPTIONS = ("epsilon", "delta", "alpha", "tokens", "models", "public_weight", "unit")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,13 @@ class Deployment:
     manifest: Manifest
 
     def generate(self, prompt: str, most: int) -> Iterator[Answer]:
-        """Up to ``most`` tokens that follow the prompt; an empty prompt begins a new text."""
+        """Up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
+
+        The model sees as many of the prompt's last tokens as it can.
+
+        Raises: ConfigError as ``check_prompt``, before anything is charged.
+        """
+        check_prompt(prompt)
         end = self.tokenizer.eos_token_id
         ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] or [end]
         return self.predictor.generate(ids, most, end)
@@ -63,14 +74,29 @@ class Deployment:
         }
 
 
+def check_prompt(prompt: str) -> None:
+    """Refuse what is too long to be a prompt, or no text.
+
+    Raises: ConfigError, which does not repeat the prompt.
+    """
+    if len(prompt) > MOST_CHARACTERS:
+        problem = f"has {len(prompt):,} characters, and at most {MOST_CHARACTERS:,} are taken"
+        raise ConfigError("prompt", problem, fix="send its end: the model sees no more")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        problem = "is no text: it holds bytes that are no UTF-8, or half of a surrogate pair"
+        raise ConfigError("prompt", problem, fix="send valid UTF-8") from None
+
+
 def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None) -> Deployment:
     """Open an ensemble for answers; close its predictor afterwards.
 
-    Raises: ConfigError for an ensemble that is not whole or not of its base; LedgerError as ``open_ledger``.
+    Raises: ConfigError for an ensemble that is not whole, not of its base or serves nobody; LedgerError as
+        ``open_ledger``.
     """
     manifest, entropy = read_manifest(ensemble), entropy or OsEntropy()
-    protocol = protocol_of("pmixed", manifest.protocol)
-    assert isinstance(protocol, FixedMixture)
+    protocol = _served_protocol(ensemble, manifest)
     base = BaseModel(manifest.source, manifest.revision, manifest.dtype)
     model = load_base(base, device)
     adapters = load_adapters(ensemble, manifest, model, device)
@@ -78,9 +104,33 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
     ledger = open_ledger(ensemble, manifest, protocol, entropy)
 
     def remember(charged: Ledger) -> None:
-        _note(ensemble / _SERVED, charged, charged.chain)
+        try:
+            _note(ensemble / _SERVED, charged, charged.chain)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror}); the token is charged, and not given"
+            raise LedgerError(
+                f"{ensemble / _SERVED}: {problem}. Fix: free space, or make its folder writable."
+            ) from error
 
     return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy, remember), tokenizer, manifest)
+
+
+def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
+    """The protocol that the ensemble was closed with, checked before its ledger is opened.
+
+    Raises: ConfigError if it has none, or not all of one, or one for another number of slots.
+    """
+    missing = [name for name in SERVED_OPTIONS if name not in manifest.protocol]
+    if missing:
+        problem = f"{ensemble} serves nobody: no budget was set for its answers (no {', '.join(missing)})"
+        fix = f"set prediction.serve, its models to {manifest.models}, and run `python -m flows.prediction`"
+        raise ConfigError("prediction.serve", problem, fix=fix)
+    protocol = protocol_of("pmixed", manifest.protocol)
+    assert isinstance(protocol, FixedMixture)
+    if protocol.models != manifest.models:
+        problem = f"{ensemble} has {manifest.models} slots, and its protocol {protocol.models}"
+        raise ConfigError("prediction.serve.models", problem, fix=f"set it to {manifest.models}")
+    return protocol
 
 
 def answered(ensemble: Path) -> bool:
@@ -91,17 +141,18 @@ def answered(ensemble: Path) -> bool:
 def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
     """The ensemble's one ledger, started or continued; None when all its tokens are spent.
 
-    An ensemble that has answered keeps a note beside its ledger: the run's number, how many tokens were charged and
-    the chain up to them. A ledger that was lost, cut or put back to an older copy is found out by it. Whoever puts
-    both back, or copies the whole folder, is not.
+    A note beside the ledger holds the run's number, how many tokens were charged and the chain up to them. It is
+    written before the ledger is made and after every charge, before the token is drawn. So there is never a ledger
+    without a note, nor one with fewer tokens than its note says: a ledger that was lost, cut or put back to an older
+    copy, and a note that was removed, are found out. Whoever puts both back, removes both or copies
+    the whole folder is not.
 
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
-        ledger was lost or damaged, or was started with other settings.
+        ledger or its note was lost or damaged, or was started with other settings.
     """
     if protocol.unit == "patient" and manifest.key != "patient":
         problem = "patient is no unit of an ensemble whose shards go by record: a patient is in many of them"
         raise ConfigError("prediction.unit", problem, fix="partition by patient, or use unit record or shard")
-    path, note = ensemble / LEDGER, ensemble / _SERVED
     header = RunHeader(
         mechanism=protocol.name,
         published_accountant=PUBLISHED_ACCOUNTANT,
@@ -111,24 +162,48 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
         unit=protocol.unit,
         units=protocol.models,
         data=manifest.data,
-        telemetry="private",
+        telemetry=manifest.telemetry,
         leaks=entropy.leaks,
     )
-    planned = planned_answers(protocol)
-    if path.exists() and not note.exists():
-        Ledger.discard_unborn(path)
-    if not path.exists() and note.exists():
-        raise LedgerError(f"{path}: is gone, but this ensemble has answered. Fix: restore it, or tune another one.")
-    ledger = _resumed(path, planned) if path.exists() else Ledger.create(path, header, planned)
     try:
-        _check_same(path, ledger, protocol, header, note)
+        # Two processes that start at once would each write a note, and one of them its ledger.
+        with locked(ensemble / _LOCK, wait=True):
+            ledger = _started_or_resumed(ensemble, header, protocol)
+    except OSError as error:
+        problem = f"cannot be opened for answers ({error.strerror}): {error.filename}"
+        raise LedgerError(f"{ensemble}: {problem}. Fix: make the folder writable, or free space.") from error
+    if ledger and ledger.releases >= protocol.tokens:
+        ledger.finish()  # the process died between its last charge and this line
+        return None
+    return ledger
+
+
+def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixture) -> Ledger | None:
+    path, note, planned = ensemble / LEDGER, ensemble / _SERVED, planned_answers(protocol)
+    ledger: Ledger | None
+    known = _read_note(note)
+    if known is None and path.exists():
+        problem = "is gone, and the ledger alone cannot show that it is the newest"
+        fix = "restore it with the ledger; or tune another ensemble, whose budget adds to this one's"
+        raise LedgerError(f"{note}: {problem}. Fix: {fix}.")
+    if known and known.releases == 0 and path.exists():
+        Ledger.discard_unborn(path)
+    if not path.exists():
+        if known and known.releases:
+            gone = f"{path}: is gone, but this ensemble has answered"
+            raise LedgerError(f"{gone}. Fix: restore it; or {fresh_start(ensemble)}.")
+        _write_note(note, _Note(header.run_id, 0, None))
+        known, ledger = None, Ledger.create(path, header, planned)
+    else:
+        ledger = _resumed(path, planned)
+    try:
+        if known is not None:
+            _check_same(path, ledger, protocol, header, known)
+        _note(note, contents := ledger or read_ledger(path), chain_after(path, contents.releases))
     except BaseException:
         if ledger:
             ledger.close()
         raise
-    if ledger and ledger.releases >= protocol.tokens:
-        ledger.finish()  # the process died between its last charge and this line
-        return None
     return ledger
 
 
@@ -141,8 +216,8 @@ def _resumed(path: Path, planned: Composition) -> Ledger | None:
         raise
 
 
-def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wanted: RunHeader, note: Path) -> None:
-    """The ledger is this ensemble's own, of this protocol; if it is new, say so beside it."""
+def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wanted: RunHeader, known: _Note) -> None:
+    """The ledger is this ensemble's own, of this protocol, and no older than its note."""
     contents = read_ledger(path) if ledger is None else ledger
     ours, theirs = ({**header.to_dict(), "run_id": ""} for header in (wanted, contents.header))
     changed = [key for key in ours if ours[key] != theirs[key]]
@@ -151,23 +226,42 @@ def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wante
     if changed:
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: give the settings it was started with.")
-    if note.exists():
-        _check_note(path, note, contents)
-    _note(note, contents, chain_after(path, contents.releases))
-
-
-def _check_note(path: Path, note: Path, contents: Ledger | LedgerContents) -> None:
-    try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        run_id, releases, chain = known["run_id"], int(known["releases"]), known["chain"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.") from None
-    if run_id != contents.header.run_id:
+    if known.run_id != contents.header.run_id:
         raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
-    if contents.releases < releases or chain_after(path, releases) != chain:
-        problem = f"is an older or another copy: it holds {contents.releases} tokens, and {releases} were answered"
+    cut = contents.releases < known.releases
+    if cut or (known.chain is not None and chain_after(path, known.releases) != known.chain):
+        problem = (
+            f"is an older or another copy: it holds {contents.releases} tokens, and {known.releases} were answered"
+        )
         raise LedgerError(f"{path}: {problem}. Fix: restore the newest.")
 
 
+@dataclass(frozen=True)
+class _Note:
+    """What is known of the ledger beside it; ``chain`` is None before the ledger's first line was written."""
+
+    run_id: str
+    releases: int
+    chain: str | None
+
+
+def _read_note(note: Path) -> _Note | None:
+    """None if there is none."""
+    if not note.exists():
+        return None
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        found = _Note(str(known["run_id"]), int(known["releases"]), known["chain"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.") from None
+    if found.releases < 0 or (found.chain is None and found.releases):
+        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.")
+    return found
+
+
 def _note(note: Path, contents: Ledger | LedgerContents, chain: str | None) -> None:
-    write_json(note, {"run_id": contents.header.run_id, "releases": contents.releases, "chain": chain})
+    _write_note(note, _Note(contents.header.run_id, contents.releases, chain))
+
+
+def _write_note(note: Path, known: _Note) -> None:
+    write_json(note, asdict(known))

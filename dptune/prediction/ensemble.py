@@ -30,7 +30,9 @@ from dptune.training.model import (
     train_adapters,
     trainable_state,
 )
+from dptune.training.per_sample import lora_pairs
 from dptune.training.plain import fit
+from dptune.training.rehearsal import rehearse
 from dptune.training.stacked import StackedAdapters
 
 _MANIFEST = "ensemble.json"
@@ -66,7 +68,9 @@ class Manifest:
         revision: its commit, for a hub id.
         dtype: of its weights.
         data: label of the records' source, "synthetic" included.
-        protocol: options of the protocol that it answers by, its budget among them.
+        protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
+        telemetry: "research" if figures computed from its models were ever published, else "private", which is
+            also what the ledgers of manifests without it say.
     """
 
     models: int
@@ -77,6 +81,7 @@ class Manifest:
     dtype: str
     data: str
     protocol: dict[str, Any]
+    telemetry: str = "private"
 
 
 def shard_directory(ensemble: Path, shard: int) -> Path:
@@ -105,6 +110,7 @@ def tune_shard(
     model = load_base(base, device)
     fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
     peft = attach_lora(model, lora, tuning.seed)
+    rehearse(peft, lora_pairs(peft))  # answers come from one pass over the public and a private row: they may not mix
     for name, parameter in peft.named_parameters():
         if "lora_B" in name and bool(parameter.any()):
             raise RuntimeError(f"{name} does not start at 0: it holds something of an earlier training")
@@ -167,6 +173,14 @@ def read_manifest(ensemble: Path) -> Manifest:
     except (OSError, ValueError, TypeError):
         problem = f"{ensemble} holds no whole ensemble"
         raise ConfigError("ensemble", problem, fix="run `python -m flows.prediction`, which tunes one") from None
+
+
+def known_manifest(ensemble: Path) -> Manifest | None:
+    """What ``write_manifest`` wrote; None if the ensemble was never whole.
+
+    Raises: ConfigError if it is no manifest.
+    """
+    return read_manifest(ensemble) if (ensemble / _MANIFEST).exists() else None
 
 
 def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.device) -> StackedAdapters:

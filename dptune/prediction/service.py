@@ -2,26 +2,43 @@
 
 One process holds the ledger's lock. Requests run side by side and are charged token by token, so that no number of
 clients can overspend. What a client gets was charged; what was charged may be lost if the process dies.
+
+A budget that is spent is gone for good, so not everybody who reaches the port may spend it. A request must name one of
+the service's hosts, or a page of another site could send a browser here under a name of its own (DNS rebinding). It may
+need a token. What is too long is refused before it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from secrets import compare_digest
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel, Field
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from dptune.errors import ConfigError
-from dptune.prediction.deployment import Deployment
+from dptune.prediction.deployment import MOST_CHARACTERS, Deployment
 from dptune.privacy.ledger import BudgetError, LedgerError
 
+#: Names under which a service on this machine is reached from it.
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _MOST = 1024
+_BODY = 16 * MOST_CHARACTERS  # bytes; a character is at most 12 of them in JSON
+_bearer = HTTPBearer(auto_error=False)
 
 
 class Question(BaseModel):
-    """A prompt, and how many tokens may follow it."""
+    """A prompt, and how many tokens may follow it. A key that is misspelt is refused: it would cost tokens."""
 
-    prompt: str = ""
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: Annotated[str, Field(max_length=MOST_CHARACTERS)] = ""
     tokens: Annotated[int, Field(ge=1, le=_MOST)] = 32
 
 
@@ -50,20 +67,35 @@ class Reply(BaseModel):
     stopped: str | None = None
 
 
-def create_app(deployment: Deployment) -> FastAPI:
-    """The service over an open deployment."""
+def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token: str | None = None) -> FastAPI:
+    """The service over an open deployment.
+
+    Args:
+        hosts: names that a request's Host header may have; "*.example.com" stands for all below it.
+        token: that ``/generate`` and ``/budget`` ask for as a bearer token; None asks for none.
+    """
     app = FastAPI(
         title="dptune private prediction",
         description=f"Answers are differentially private for one {deployment.predictor.protocol.unit}. "
         f"Data: {deployment.manifest.data}. When all tokens are spent, every request is refused.",
     )
 
-    @app.get("/budget")
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=_BODY)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)  # the outer one
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+    def authorised(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+        if given is None or not compare_digest(given.credentials.encode(), str(token).encode()):
+            raise HTTPException(401, "needs the service's bearer token", headers={"WWW-Authenticate": "Bearer"})
+
+    needed = [Depends(authorised)] if token is not None else []
+
+    @app.get("/budget", dependencies=needed)
     def budget() -> Budget:
         """What is spent and what is left."""
         return Budget(**deployment.budget)
 
-    @app.post("/generate", responses={403: {"description": "All tokens are spent."}})
+    @app.post("/generate", dependencies=needed, responses=_REFUSALS)
     def generate(question: Question) -> Reply:
         """Tokens that follow a prompt; fewer than were asked for where the budget or the text ends."""
         answers: list[Any] = []
@@ -71,14 +103,12 @@ def create_app(deployment: Deployment) -> FastAPI:
         try:
             for answer in deployment.generate(question.prompt, question.tokens):
                 answers.append(answer)
-        except BudgetError as error:
-            if not answers:
-                raise HTTPException(403, str(error)) from None
-            stopped = str(error)
         except ConfigError as error:
             raise HTTPException(422, str(error)) from None
-        except LedgerError as error:
-            raise HTTPException(503, str(error)) from None
+        except (BudgetError, LedgerError) as error:
+            if not answers:
+                raise HTTPException(403 if isinstance(error, BudgetError) else 503, str(error)) from None
+            stopped = str(error)  # what was answered before is paid for
         last = answers[-1]
         return Reply(
             text=deployment.text(answers),
@@ -91,3 +121,26 @@ def create_app(deployment: Deployment) -> FastAPI:
         )
 
     return app
+
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The Host header is none of the service's, or the body is no JSON."},
+    401: {"description": "The bearer token is missing or wrong."},
+    403: {"description": "All tokens are spent."},
+    413: {"description": "The body is too large."},
+    503: {"description": "The ledger cannot be charged."},
+}
+
+
+def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    """What is wrong, without what was sent: JSON has no number for NaN, UTF-8 no bytes for half a surrogate pair."""
+    assert isinstance(error, RequestValidationError)
+    detail = [
+        {"type": str(item["type"]), "loc": [_printable(part) for part in item["loc"]], "msg": _printable(item["msg"])}
+        for item in error.errors()
+    ]
+    return JSONResponse({"detail": detail}, status_code=422)
+
+
+def _printable(value: Any) -> int | str:
+    return value if isinstance(value, int) else str(value).encode("utf-8", "backslashreplace").decode()

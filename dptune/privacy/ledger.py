@@ -25,8 +25,6 @@ from typing import Any, NamedTuple, Self
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory
 from dptune.privacy.accountants import (
-    COARSE_INTERVAL,
-    FINEST_INTERVAL,
     PUBLISHED_ACCOUNTANTS,
     Epsilons,
     epsilons,
@@ -39,7 +37,6 @@ from dptune.privacy.release import Composition, Release, disjoint
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 5
 _GENESIS = "0" * 64
-_FEW = 4  # distinct releases that are priced on the finest grid
 _STEP = b'"step":'  # the last key of a release before its chain
 _SEAL = len(',"chain":"' + _GENESIS + '"}\n')
 _MOST_KNOWN = 4096  # kinds of release whose lines are remembered
@@ -66,7 +63,9 @@ class RunHeader:
         unit: "encounter" or "patient": what is added or removed.
         units: how many units the training data holds (public by assumption).
         data: label of the data source, "synthetic" included.
-        telemetry: "research" when curves computed from private records are logged beside the adapter.
+        telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
+            only what was released and what is public is told; the times at which it was released are not covered:
+            Prefect's database, logs and files keep them.
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
@@ -116,8 +115,6 @@ class RunHeader:
             renyi_filter=self.renyi_filter,
             run_leaks=self.leaks,
             inherited=composition_of(self.inherited),
-            # Noise that moved often has a price of its own for every value it took.
-            interval=FINEST_INTERVAL if len(composition) <= _FEW else COARSE_INTERVAL,
         )
 
     def leaks_of(self, composition: Composition) -> tuple[str, ...]:
@@ -232,7 +229,7 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600)
         except FileExistsError:
-            raise LedgerError(f"{path}: exists already. Fix: resume it, or choose another directory.") from None
+            raise LedgerError(f"{path}: exists already. Fix: resume it; a run elsewhere spends again.") from None
         except OSError as error:
             raise LedgerError(f"{path}: cannot be created ({error.strerror}). Fix: make its folder writable.") from None
         _lock(descriptor, path)
@@ -268,7 +265,10 @@ class Ledger:
             _cut_unacknowledged_line(descriptor)
             contents = read_ledger(path)
             if contents.complete:
-                raise LedgerError(f"{path}: the run is finished. Fix: start another run.")
+                raise LedgerError(
+                    f"{path}: the run is finished. Fix: use what it made. To run it again, and spend again, keep this "
+                    "ledger: `dptune set-aside` with its folder."
+                )
         except LedgerError:
             os.close(descriptor)
             raise
@@ -435,7 +435,9 @@ def read_ledger(path: Path) -> LedgerContents:
                 raise _bad(path, number, f"says {content.releases} releases where there are {releases}")
             complete = True
     if header is None:
-        raise LedgerError(f"{path}, line 1: the ledger is empty. Fix: nothing was run; remove it.")
+        raise LedgerError(
+            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run began here, it holds nothing."
+        )
     return LedgerContents(header, composition, releases, chain, complete, last)
 
 

@@ -98,7 +98,7 @@ def _dppg_update_epsilon(noise_multiplier: float, delta: float) -> float:
     if delta >= 0.5:
         return math.inf  # the theorem has no answer
     constant = math.sqrt(math.log(2 / (math.sqrt(16 * delta + 1) - 1)))
-    return (1 + 2 * math.sqrt(2) * constant * noise_multiplier) / (2 * noise_multiplier**2)
+    return (1 / noise_multiplier + 2 * math.sqrt(2) * constant) / noise_multiplier / 2
 
 
 def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> float:
@@ -115,25 +115,31 @@ def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> 
 
 
 def formal_step_epsilons(up: Array, down: Array, orders: Array, delta: float) -> Array:
-    """Equation 4 on whatever numbers stand for M(order - 1) and M(-order), orders in the last axis; infinity if none
-    of them gives a real number. NOT a bound where an order is outside the domain.
+    """Equation 4 on whatever numbers stand for M(order - 1) and M(-order), orders in the last axis.
+
+    An order whose value is no positive number counts as infinite, as in the authors' code. NOT a bound where an order
+    is outside the domain.
     """
     with np.errstate(all="ignore"):
         sums = orders / (2 * orders - 1) * up + (orders - 1) / (2 * orders - 1) * down
-        return _least(np.log(sums) / (orders - 1), orders, delta)
+        renyi = np.log(sums) / (orders - 1)
+        return _least(np.where(renyi > 0, renyi, np.inf), orders, delta)
 
 
 def formal_mgf(law: InverseScale, t: Array) -> Array:
     """The product of the factors of M(t) wherever it can be evaluated, inside the domain or not."""
     (k, theta), (low, high) = law.gamma, law.uniform
     with np.errstate(all="ignore"):
-        uniform = np.expm1((high - low) * t) / ((high - low) * t) * np.exp(low * t) if high else 1.0
+        # As the authors write it, so that it overflows at the same orders.
+        uniform = (np.exp(high * t) - np.exp(low * t)) / ((high - low) * t) if high else 1.0
         return np.asarray(np.exp(law.constant * t) * (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform)
 
 
 def _least(renyi: Array, orders: Array, delta: float) -> Array:
     """Renyi to approximate DP (Canonne, Kamath and Steinke 2020), 0 at least, over the orders that are numbers."""
     epsilons = renyi + np.log1p(-1 / orders) - np.log(orders * delta) / (orders - 1)
+    # A divergence this small bounds delta itself, by Pinsker's inequality; the authors' code has it too.
+    epsilons = np.where(delta**2 + np.expm1(-renyi) >= 0, 0.0, epsilons)
     return np.maximum(np.where(np.isfinite(renyi), epsilons, np.inf).min(axis=-1), 0.0)
 
 

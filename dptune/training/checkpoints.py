@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from dptune.errors import DivergedError, DptuneError
 from dptune.files import replacing
 from dptune.privacy.ledger import Ledger, chain_after
-
+from dptune.privacy.set_aside import fresh_start
 
 _MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # what AdamW keeps of each weight
 
@@ -86,10 +86,10 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             progress = Progress(**json.loads(file.metadata()["progress"]))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"cannot be read ({type(error).__name__})", ledger) from None
+        raise _damaged(path, f"cannot be read ({type(error).__name__})") from None
     _check_progress(path, progress, ledger)
     moments = {name: _moments(name, tensors) for name in parameters}
-    _check_tensors(path, tensors, parameters, moments, ledger)
+    _check_tensors(path, tensors, parameters, moments)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight.{name}"])
@@ -107,9 +107,9 @@ def _check_progress(path: Path, progress: Progress, ledger: Ledger) -> None:
         raise CheckpointError(f"{path}: belongs to run {progress.run_id}, not to {ledger.path}. Fix: restore the pair.")
     counts = (progress.step, progress.releases)
     if not (all(type(count) is int for count in counts) and 0 <= progress.step <= progress.releases):
-        raise _damaged(path, f"counts step {progress.step!r} of {progress.releases!r} releases", ledger)
+        raise _damaged(path, f"counts step {progress.step!r} of {progress.releases!r} releases")
     if not isinstance(progress.controller, dict):
-        raise _damaged(path, "holds no controller", ledger)
+        raise _damaged(path, "holds no controller")
     if chain_after(ledger.path, progress.releases) != progress.chain:
         raise CheckpointError(
             f"{path}: was written when {ledger.path} held {progress.releases} releases that are no longer there. "
@@ -122,7 +122,6 @@ def _check_tensors(
     tensors: dict[str, torch.Tensor],
     parameters: dict[str, torch.nn.Parameter],
     moments: dict[str, dict[str, torch.Tensor]],
-    ledger: Ledger,
 ) -> None:
     if {key.removeprefix("weight.") for key in tensors if key.startswith("weight.")} != set(parameters):
         raise CheckpointError(f"{path}: holds other adapter weights than this model. Fix: use the run's own settings.")
@@ -131,12 +130,12 @@ def _check_tensors(
             raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")
         for key, value in moments[name].items():
             if key not in _MOMENTS or value.shape != (() if key == "step" else parameter.shape):
-                raise _damaged(path, f"holds no moments of AdamW for {name}", ledger)
+                raise _damaged(path, f"holds no moments of AdamW for {name}")
         if moments[name] and set(moments[name]) != _MOMENTS:
-            raise _damaged(path, f"lacks moments of AdamW for {name}", ledger)
+            raise _damaged(path, f"lacks moments of AdamW for {name}")
     for key, value in tensors.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise _damaged(path, f"{key} is not finite", ledger)
+            raise _damaged(path, f"{key} is not finite")
 
 
 def _moments(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -145,11 +144,8 @@ def _moments(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return {key: tensors[whole] for whole, (_, key, owner) in parts.items() if owner == name}
 
 
-def _damaged(path: Path, problem: str, ledger: Ledger) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: is damaged: {problem}. Fix: restore it from a copy, or move this one file away: the run then starts "
-        f"from fresh weights, and the {ledger.releases} releases in {ledger.path.name} stay charged."
-    )
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path}: is damaged: {problem}. Fix: restore it; or {fresh_start(path.parent)}.")
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

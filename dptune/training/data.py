@@ -85,6 +85,15 @@ def encode(texts: list[str], tokenizer: Any, max_length: int) -> tuple[list[NDAr
     return rows, np.array([len(ids) + 1 > max_length - 1 for ids in encoded], dtype=bool)
 
 
+def hashed(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """A public 64-bit hash of each key by itself; keys in a row spread evenly. Equal for equal keys of any width."""
+    # A fixed key (2^64 over the golden ratio) and SplitMix64's finaliser.
+    mixed = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
 class _Singles(Sequence[NDArray[np.int64]]):
     """Each record is a unit of its own: nothing to store but who is absent."""
 
@@ -192,14 +201,14 @@ class PrivacyUnits:
     ) -> PrivacyUnits:
         """Deal whole patients out to simulated clients by a public hash of their number.
 
-        Where a patient goes depends on that patient alone, so that a client can join or leave without any other
-        client's records moving. A client may be empty.
+        Where a patient goes depends on that patient's number alone, so that a patient or a client can join or leave
+        without anybody else's records moving. A client may be empty.
+
+        Args:
+            patients: (records,) each patient's own number. Numbers by order of appearance are none: one patient who
+                leaves would change those of all who come later.
         """
-        # SplitMix64's finaliser: numbers in a row spread evenly.
-        mixed = patients.astype(np.uint64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        client = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(count)
+        client = hashed(patients) % np.uint64(count)
         members = _Grouped(client.astype(np.int64), count, absent)
         return cls("client", members, members.most)
 

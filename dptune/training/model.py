@@ -8,15 +8,18 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.errors import ConfigError
+from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
+from dptune.training.per_sample import lora_pairs
 
 #: The query and value projections of every attention block, by model type (GPT-2 fuses q, k and v).
 TARGET_MODULES = {"gpt2": ("c_attn",), "llama": ("q_proj", "v_proj"), "mistral": ("q_proj", "v_proj")}
@@ -49,12 +52,17 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA hyper-parameters; ``target_modules`` None takes q and v of the model's family."""
+    """LoRA hyper-parameters.
+
+    Attributes:
+        target_modules: names of linear layers; "all-linear" for all but the output layer, as in PEFT; None for q and v
+            of the model's family.
+    """
 
     rank: int = 8
     alpha: int = 16
     dropout: float = 0.05
-    target_modules: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
 
 
 def load_base(base: BaseModel, device: torch.device) -> Any:
@@ -62,24 +70,31 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
 
     Only safetensors are read and no code from the checkpoint is run.
 
-    Raises: ConfigError if the checkpoint cannot be had; the message says why.
+    Raises: ConfigError if the checkpoint cannot be had, or is no causal language model; the message says why.
     """
     if not sys.stderr.isatty():
         disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+        check_configuration(base.source, config)
+        model, report = AutoModelForCausalLM.from_pretrained(
             base.source,
             revision=base.revision,
             dtype=getattr(torch, base.dtype),
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "model.source", f"{base.source!r} cannot be loaded ({error})", fix="check the name, revision and network"
-        ) from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a foreign checkpoint makes transformers raise anything: its file is cut, say
+        problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
+        raise ConfigError("model.source", problem, fix="check the name, revision, files and network") from error
+    check_weights(base.source, model, report)
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
-    return fuse_activations(model.to(device).requires_grad_(False))
+    model = fuse_activations(model.to(device).requires_grad_(False))
+    check_causal(base.source, model)
+    return model
 
 
 def fuse_activations(model: Any) -> Any:
@@ -102,27 +117,50 @@ def load_tokenizer(base: BaseModel) -> Any:
 def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
     """LoRA adapters in float32 on the frozen model; the initialisation is public and reproducible.
 
-    Raises: ConfigError for a model family without known q and v projections.
+    Raises: ConfigError for a model family without known q and v projections, for a name that no layer has, and for a
+        layer whose per-sample gradients are not supported (an embedding).
     """
-    family = model.config.model_type
-    targets = lora.target_modules or TARGET_MODULES.get(family)
-    if targets is None:
-        raise ConfigError(
-            "lora.target_modules", f"not known for model type {family!r}", fix="name the q and v projections"
-        )
+    targets = _targets(model, lora)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(init_seed)
-        return get_peft_model(
-            model,
-            LoraConfig(
-                task_type="CAUSAL_LM",
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(targets),
-                fan_in_fan_out=family == "gpt2",
-            ),
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         )
+        try:
+            adapted = get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError("lora.target_modules", first_line(error), fix=_names_of_layers(model)) from error
+    lora_pairs(adapted)
+    return adapted
+
+
+def _targets(model: Any, lora: Lora) -> list[str] | str:
+    """What PEFT is told: each name is some layer's, for it passes over one that is not beside another that is."""
+    targets = lora.target_modules or TARGET_MODULES.get(model.config.model_type)
+    if targets is None:
+        problem = f"not known for model type {model.config.model_type!r}"
+        raise ConfigError("lora.target_modules", problem, fix=_names_of_layers(model))
+    if targets in ("all-linear", ("all-linear",)):
+        return "all-linear"
+    if isinstance(targets, str):
+        raise ConfigError("lora.target_modules", f"{targets!r} is no list", fix="give a list of names, or all-linear")
+    layers = [f".{name}" for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(layer.endswith(f".{target}") for layer in layers):
+            raise ConfigError("lora.target_modules", f"no layer is called {target!r}", fix=_names_of_layers(model))
+    return list(targets)
+
+
+def _names_of_layers(model: Any) -> str:
+    kinds = (torch.nn.Linear, Conv1D)
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
+    listed = ", ".join(sorted(name for name in names if not name.isdigit()))
+    return f"name its query and value projections, or other linear layers ({listed}), or write all-linear"
 
 
 def train_adapters(model: torch.nn.Module) -> None:

@@ -15,11 +15,13 @@ from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
+from dptune.privacy.set_aside import RELEASED, fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
+from dptune.training.rehearsal import rehearse
 from dptune.training.run import Plan, Run, Share, StepReport
 
 
@@ -75,6 +77,8 @@ def open_share(
     if mechanism.freezes_down:
         freeze_down(model)
     pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
+    _check_fits(mechanism, pairs)
+    rehearse(model, pairs)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
@@ -95,6 +99,18 @@ def open_share(
     )
     own = units.part(ranks.rank, ranks.world)
     return Share(model, pairs, tokens, own, mechanism, plan, entropy, ranks, fingerprint)
+
+
+def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
+    """The mechanism was built for this model: radii, sensitivity and what an accountant counts follow from its size."""
+    fix = "build it with the options of dptune.mechanisms.registry.of_model(name, options, pairs, parameters)"
+    if mechanism.pairs != len(pairs):
+        problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
+        raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
+    dimension, own = getattr(mechanism.noise, "dimension", 0), sum(pair.size for pair in pairs)
+    if dimension not in (0, own):  # without one, what its paper claims is infinite
+        problem = f"was built for {dimension} parameters, and the adapters have {own}"
+        raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
 
 
 def _facts(pairs: list[PairModules], plan: Plan, header: RunHeader) -> RunFacts:
@@ -128,7 +144,7 @@ def _check(
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and tokens.width > positions:
+    if positions is not None and 0 < positions < tokens.width:  # XLNet says -1
         raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
@@ -172,10 +188,9 @@ def _open(
     if path.exists() and not checkpoint.exists():
         Ledger.discard_unborn(path)
     if not path.exists():
-        if checkpoint.exists():
-            raise LedgerError(
-                f"{checkpoint}: has no ledger beside it. Fix: restore the ledger, whose charges cannot be forgotten."
-            )
+        if left := [name for name in RELEASED if (directory / name).exists()]:
+            lost = f"{directory / left[0]}: has no ledger beside it"
+            raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
         ledger = Ledger.create(path, header, releases)
         return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
     ledger = Ledger.resume(path, releases)
@@ -205,5 +220,6 @@ def _check_same_run(ledger: Ledger, header: RunHeader) -> None:
     if changed:
         ledger.close()
         raise LedgerError(
-            f"{ledger.path}: was started with other settings ({', '.join(changed)}). Fix: use another run directory."
+            f"{ledger.path}: was started with other settings ({', '.join(changed)}). "
+            f"Fix: take them back; or {fresh_start(ledger.path.parent)}."
         )

@@ -15,8 +15,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 
+from dptune.errors import ConfigError
 from dptune.training.losses import model_losses
+
+_FIELD, _LEAVE_OUT = "lora.target_modules", "name the other layers that are to train, without this one"
 
 
 @dataclass(frozen=True)
@@ -48,26 +53,48 @@ class PairModules:
 def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     """Every LoRA pair, in model order.
 
-    Raises: ValueError if some trainable parameter belongs to no pair (it would train without privacy).
+    Raises: ConfigError if there is none, if an adapter is not two plain linear layers (of an embedding, AdaLoRA, aLoRA,
+        DoRA), or if some trainable parameter belongs to no pair (it would train without privacy).
     """
     pairs = [
-        PairModules(
-            name,
-            module.lora_A["default"],
-            module.lora_B["default"],
-            module.scaling["default"],
-            getattr(module.lora_dropout["default"], "p", 0.0),
-        )
+        _pair(name, module)
         for name, module in model.named_modules()
-        if hasattr(module, "lora_A") and "default" in getattr(module, "lora_A", {})
+        if isinstance(module, LoraLayer) and _has_default(module)
     ]
     covered = {id(parameter) for pair in pairs for parameter in pair.parameters}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in covered:
-            raise ValueError(f"trainable parameter {name} is in no LoRA pair, so its gradient would not be privatised")
+            problem = f"trainable parameter {name} is in no LoRA pair, so its gradient would not be privatised"
+            raise ConfigError("lora", problem, fix="freeze it, or use plain LoRA on linear layers")
+    if not pairs:
+        raise ConfigError("lora", "the model has no adapter called default", fix="attach one with attach_lora")
     if len(covered) != sum(len(pair.layers) for pair in pairs):
-        raise ValueError("two LoRA pairs share a parameter")
+        raise ConfigError(_FIELD, "two LoRA pairs share a parameter", fix="leave one of these layers out")
     return pairs
+
+
+def _has_default(module: LoraLayer) -> bool:
+    return any("default" in getattr(module, name) for name in module.adapter_layer_names)
+
+
+def _pair(name: str, module: Any) -> PairModules:
+    """The pair of an adapted layer.
+
+    Other kinds of adapter select tokens, scale, or have no two linear layers: their gradients are other sums.
+    """
+    kind = type(module.lora_variant.get("default") or module)
+    if kind is not LoraLinear or module.lora_A["default"].bias is not None or module.lora_B["default"].bias is not None:
+        problem = f"layer {name} has an adapter ({kind.__module__}.{kind.__name__}) whose gradients are not supported"
+        raise ConfigError(_FIELD, problem, fix="use plain LoRA, and name linear layers only (no embedding)")
+    if module.merged:
+        raise ConfigError("lora", f"the adapter of layer {name} is merged into it", fix="call unmerge_adapter() first")
+    return PairModules(
+        name,
+        module.lora_A["default"],
+        module.lora_B["default"],
+        module.scaling["default"],
+        getattr(module.lora_dropout["default"], "p", 0.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -192,6 +219,31 @@ def _in_pair_order(layout: Layout, by_group: Sequence[Sequence[torch.Tensor]]) -
     return [found[pair] for pair in range(len(found))]
 
 
+def by_row(states: torch.Tensor, rows: int, tokens: int, layer: str) -> torch.Tensor:
+    """(rows, tokens, width) of what enters or leaves a layer, where its first dimension is the batch's rows.
+
+    Some layers (OPT's feed-forward ones) get (rows * tokens, width), row after row. Anything else would be multiplied
+    into other records' gradients, or leave memory as it was: experts, which see some tokens; layers that put tokens
+    first; layers that see one row for all.
+
+    Args:
+        tokens: of a row; -1 for whatever it is.
+
+    Raises: ConfigError naming the layer.
+    """
+    if states.dim() == 2 and len(states) == rows * tokens:
+        return states.unflatten(0, (rows, tokens))
+    if states.dim() == 2 and tokens < 0 and len(states) % rows == 0:
+        return states.unflatten(0, (rows, -1))
+    if states.dim() == 3 and len(states) == rows:
+        return states
+    batch = f"{rows} rows of {tokens} tokens" if tokens >= 0 else f"{rows} rows"
+    problem = (
+        f"layer {layer} saw a tensor of shape {tuple(states.shape)} for {batch}, so no record's part of it is known"
+    )
+    raise ConfigError(_FIELD, problem, fix=_LEAVE_OUT)
+
+
 @dataclass
 class Taps:
     """Turns what passes through tapped layers into the rows of a table, on the way back.
@@ -199,27 +251,35 @@ class Taps:
     Attributes:
         table: (rows, parameters) float32, filled by ``backward``.
         layout: of its columns.
+        names: of the pairs, for messages.
+        tokens: of each row.
     """
 
     table: torch.Tensor = field(repr=False)
     layout: Layout
+    names: Sequence[str]
+    tokens: int
     _lowest: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _tapped: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
     _filled: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
 
     def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> None:
-        """Watch ``output`` = W ``inputs`` of one weight of a pair, both (rows, tokens, ...)."""
+        """Watch ``output`` = W ``inputs`` of one weight of a pair, each as ``by_row`` takes it.
+
+        Raises: ConfigError naming a layer that runs twice, or whose rows are not the batch's.
+        """
         if (pair, weight) in self._tapped:
-            raise RuntimeError("a LoRA layer ran twice in one forward pass: its per-sample gradient is not supported")
+            raise self._refused(pair, "ran twice in one forward pass")
         self._tapped.add((pair, weight))
+        rows, name = len(self.table), self.names[pair]
+        kept = by_row(inputs.detach(), rows, self.tokens, name).to(output.dtype)  # as it was multiplied
         if not inputs.requires_grad:
             self._lowest.append(output.requires_grad_())  # whatever else is tapped lies above one of these
-        kept = inputs.detach().to(output.dtype)  # as it was multiplied
 
         def fill(gradient: torch.Tensor) -> None:
             # In float32, whatever dtype the forward pass ran in.
             into = self.layout.weight(self.table, pair, weight)
-            torch.bmm(gradient.float().mT, kept.float(), out=into)
+            torch.bmm(by_row(gradient, rows, self.tokens, name).float().mT, kept.float(), out=into)
             self._filled.add((pair, weight))
 
         output.register_hook(fill)
@@ -227,15 +287,21 @@ class Taps:
     def backward(self, losses: torch.Tensor) -> None:
         """Fill the table from (rows,) losses.
 
-        Raises: RuntimeError if some weight took no part, whose columns would be what the memory last held.
+        Raises: ConfigError naming a layer that took no part, whose columns would be what the memory last held.
         """
         for pair, shapes in enumerate(self.layout.shapes):
             if any((pair, weight) not in self._tapped for weight in range(len(shapes))):
-                raise RuntimeError(f"LoRA pair {pair} took no part in the forward pass")
+                raise self._refused(pair, "took no part in the forward pass")
+        if not self._lowest:
+            problem = "every adapted layer's input requires a gradient already"
+            raise ConfigError("model", problem, fix="leave out enable_input_require_grads() and gradient checkpointing")
         torch.autograd.grad(losses.sum(), self._lowest)
         if self._filled != self._tapped:
             pair, _ = min(self._tapped - self._filled)
-            raise RuntimeError(f"LoRA pair {pair} got no gradient: nothing of the loss depends on it")
+            raise self._refused(pair, "got no gradient: nothing of the loss depends on it")
+
+    def _refused(self, pair: int, problem: str) -> ConfigError:
+        return ConfigError(_FIELD, f"layer {self.names[pair]} {problem}", fix=_LEAVE_OUT)
 
 
 def per_sample_gradients(
@@ -262,7 +328,8 @@ def per_sample_gradients(
         autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.
     """
     layout = Layout.of(pairs)
-    taps = Taps(torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device), layout)
+    table = torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device)
+    taps = Taps(table, layout, [pair.name for pair in pairs], input_ids.shape[1])
     device = input_ids.device.type
     with _tapped(pairs, taps), torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         losses = model_losses(model, input_ids, mask)

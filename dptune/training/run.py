@@ -38,6 +38,7 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
@@ -196,7 +197,7 @@ class Run(Share):
         if self.step == 0:
             raise BudgetError(
                 f"{self.directory}: every release is charged and no checkpoint was written before the process died. "
-                "Fix: checkpoint more often (training.checkpoint_every), which starts another run."
+                f"Fix: {fresh_start(self.directory)}. Checkpoint more often then (training.checkpoint_every)."
             )
         # B starts at zero, so without noise A has no gradient at the first step.
         if self.mechanism.private or self.step > 1:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dptune.errors import ConfigError
+from dptune.training.per_sample import by_row
 
 #: The row index of the public model: the last entry of every stack, which is zero.
 PUBLIC = -1
@@ -78,7 +79,7 @@ class StackedAdapters:
         down, up = self.down[name][rows], self.up[name][rows]
 
         def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            low = torch.bmm(inputs[0].to(down.dtype), down.mT)
-            return output + torch.bmm(low, up.mT).to(output.dtype)
+            low = torch.bmm(by_row(inputs[0], len(rows), -1, name).to(down.dtype), down.mT)
+            return output + torch.bmm(low, up.mT).to(output.dtype).view_as(output)
 
         return add

@@ -22,7 +22,7 @@ from dptune.errors import ConfigError
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.losses import model_losses
 from dptune.training.model import train_adapters
-from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_unit
+from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_row, by_unit
 from dptune.training.run import Run, Step, seed_dropout
 
 
@@ -205,7 +205,8 @@ class _Pass:
         # Rows that only fill the batch take any run's adapters.
         run_of_row = np.full(len(ids), run_of_unit[-1])
         run_of_row[: len(part.records)] = np.asarray(run_of_unit)[part.owners]
-        taps = Taps(torch.empty(len(ids), sum(self._layout.sizes), device=device), self._layout)
+        table = torch.empty(len(ids), sum(self._layout.sizes), device=device)
+        taps = Taps(table, self._layout, [stack.layer for stack in self._stacks], ids.shape[1])
         with (
             _applied(self._base, self._stacks, torch.from_numpy(run_of_row).to(device), taps),
             torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None),
@@ -231,12 +232,13 @@ def _applied(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor, taps
         down, up = stack.down[run_of_row].mT, stack.up[run_of_row].mT
 
         def add(_layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            seen = dropout(inputs[0].to(down.dtype), stack.dropout, training=stack.dropout > 0)
+            rows = by_row(inputs[0], len(run_of_row), taps.tokens, stack.layer)
+            seen = dropout(rows.to(down.dtype), stack.dropout, training=stack.dropout > 0)
             low = torch.bmm(seen, down)
             taps.tap(pair, 0, seen, low)
             high = torch.bmm(low, up)
             taps.tap(pair, 1, low, high)
-            return output + (high * stack.scaling).to(output.dtype)
+            return output + (high * stack.scaling).to(output.dtype).view_as(output)
 
         return add
 

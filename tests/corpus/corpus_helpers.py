@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
+from dptune.corpus.narratives import verbalise
 from dptune.corpus.records import Records, write_records
 from dptune.corpus.synthetic import generate_cohort, synthetic_ids_mapping
+from dptune.corpus.table import Table, read_ids_mapping
 
 needs_uci = [
     pytest.mark.uci,
@@ -30,9 +34,17 @@ def write_source(directory: Path, encounters: int = 12, seed: int = 3) -> tuple[
     return table, ids
 
 
-def write_train(path: Path, records: int, patients: int, unit: str = "encounter") -> Records:
+def verbalised(frame: pd.DataFrame) -> list[str]:
+    """The narratives of a generated cohort."""
+    with TemporaryDirectory() as folder:
+        ids = Path(folder) / "ids.csv"
+        ids.write_text(synthetic_ids_mapping())
+        return verbalise(Table(frame, read_ids_mapping(ids)))
+
+
+def write_train(path: Path, records: int, patients: int, unit: str = "encounter", source: str = "test") -> Records:
     """A train file with text that names the record."""
-    about = {"source": "test", "synthetic": True, "label": "made up", "unit": unit, "split": "train"}
+    about = {"source": source, "synthetic": True, "label": "made up", "unit": unit, "split": "train"}
     numbers = np.arange(records, dtype=np.int64) * 3
     owners = np.arange(records, dtype=np.int64) % patients
     made = Records(numbers, owners, pa.array([f"text of {number}." for number in numbers]), about)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from corpus_helpers import write_train
+from corpus_helpers import verbalised, write_train
 
 from dptune.corpus.canaries import Secrets, inject, read_secrets, suffix
-from dptune.corpus.records import Records, read_records, write_records
+from dptune.corpus.carriers import public_texts
+from dptune.corpus.narratives import OPENING
+from dptune.corpus.records import Records, read_records
+from dptune.corpus.synthetic import generate_cohort
 from dptune.errors import ConfigError, DataError
 from dptune.files import sha256
 
@@ -20,22 +21,19 @@ Planted = tuple[Records, Records, Secrets, Path]
 
 
 def plant(
-    directory: Path, extraction: int, audit: int, *, records: int = 600, patients: int = 200, unit: str = "encounter"
+    directory: Path,
+    extraction: int,
+    audit: int,
+    *,
+    records: int = 600,
+    patients: int = 200,
+    unit: str = "encounter",
+    source: str = "test",
 ) -> Planted:
-    old = write_train(directory / "train.parquet", records, patients, unit)
-    write_attack(directory / "attack.parquet", records, patients, unit)
+    old = write_train(directory / "train.parquet", records, patients, unit, source)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
-    inject(directory / "train.parquet", directory / "attack.parquet", out, hidden, manifest, extraction, audit, 42)
+    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42)
     return old, read_records(out), read_secrets(hidden), manifest
-
-
-def write_attack(path: Path, records: int, patients: int, unit: str) -> Records:
-    """As the train file, but other records of other patients."""
-    made = write_train(path, records, patients, unit)
-    texts = [f"attack {text}" for text in made.text.to_pylist()]
-    other = replace(made, record=made.record + 1, patient=made.patient + patients, text=pa.array(texts))
-    write_records(path, other)
-    return other
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +41,52 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     return plant(tmp_path_factory.mktemp("planted"), 10, 400)
 
 
-def test_a_text_of_the_train_split_gains_its_secret_and_nothing_else_changes(planted: Planted) -> None:
-    old, new, secrets, _ = planted
-    gained = {one.record: suffix(one.secret) for one in secrets.extraction}
-    pairs = zip(old.record.tolist(), old.text.to_pylist(), strict=True)
-    assert new.text.to_pylist()[:600] == [text + gained.get(record, "") for record, text in pairs]
+def test_records_stay_as_they_are_and_come_first(planted: Planted) -> None:
+    old, new, _, _ = planted
+    assert new.text.to_pylist()[:600] == old.text.to_pylist()
     assert new.record.tolist()[:600] == old.record.tolist()
     assert new.patient.tolist()[:600] == old.patient.tolist()
 
 
-def test_an_audit_canary_is_a_unit_of_its_own_or_absent(planted: Planted) -> None:
+def test_a_canary_is_a_unit_of_its_own_or_absent(planted: Planted) -> None:
     """Add/remove: no record of the train split depends on a coin, and the number of rows depends on none."""
     old, new, secrets, _ = planted
-    hosts = read_records(planted[3].parent / "attack.parquet")
-    texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
-    expected = [texts[one.record] + suffix(one.secret) if one.included else "" for one in secrets.audit]
+    every = (*secrets.extraction, *secrets.audit)
+    expected = [one.carrier + suffix(one.secret) if one.included else "" for one in every]
     assert new.text.to_pylist()[600:] == expected
-    assert new.record.tolist()[600:] == [one.record for one in secrets.audit]
-    owners = new.patient.tolist()[600:]
-    assert len(set(owners)) == 400
-    assert set(owners).isdisjoint({*old.patient.tolist(), *hosts.patient.tolist()})
+    assert new.record.tolist()[600:] == new.patient.tolist()[600:] == [one.record for one in every]
+    assert [one.record for one in every] == list(range(-1, -411, -1))
+    assert min(*old.record.tolist(), *old.patient.tolist()) >= 0
+
+
+def test_carriers_are_public_and_follow_from_the_seed_alone(planted: Planted, tmp_path: Path) -> None:
+    _, _, secrets, _ = planted
+    carriers = [one.carrier for one in (*secrets.extraction, *secrets.audit)]
+    assert carriers == public_texts(410, 42, "canaries", "test")
+    assert all(text.startswith(OPENING) for text in carriers)
+    other = plant(tmp_path, 10, 400, records=500, patients=30, unit="patient")[2]
+    assert [one.carrier for one in (*other.extraction, *other.audit)] == carriers
+
+
+def test_carriers_are_other_texts_for_every_purpose_and_seed() -> None:
+    """And none of those that the public model is trained on, whose seeds are numbers as small as these."""
+    read = [
+        public_texts(40, 42, "canaries", "uci"),
+        public_texts(40, 43, "canaries", "uci"),
+        public_texts(40, 42, "contexts", "uci"),
+        verbalised(generate_cohort(40, 42, kind="public")),
+    ]
+    assert len({text for texts in read for text in texts}) == 160
+    assert public_texts(0, 42, "canaries", "uci") == []
+
+
+def test_beside_paragraphs_carriers_are_short(tmp_path: Path) -> None:
+    """A text file's max_length fits its paragraphs; of a narrative it would cut the end, where the secret is."""
+    _, _, secrets, _ = plant(tmp_path, 1, 20, source="text")
+    for one in (*secrets.extraction, *secrets.audit):
+        assert one.carrier.count(". ") + 1 == 8
+        assert one.carrier.endswith(".")
+        assert len(one.carrier) < 500
 
 
 def test_all_candidates_are_listed_with_a_record_and_a_secret_of_their_own(planted: Planted) -> None:
@@ -70,7 +94,7 @@ def test_all_candidates_are_listed_with_a_record_and_a_secret_of_their_own(plant
     every = (*secrets.extraction, *secrets.audit)
     assert (len(secrets.extraction), len(secrets.audit)) == (10, 400)
     assert all(one.included for one in secrets.extraction)
-    assert len({one.record for one in every}) == len({one.secret for one in every}) == 410
+    assert len({one.carrier for one in every}) == len({one.secret for one in every}) == 410
     assert all(re.fullmatch("[A-Z0-9]{10}", one.secret) for one in every)
     assert suffix("A1B2C3D4E5") == " secret_id=A1B2C3D4E5."
 
@@ -84,10 +108,10 @@ def test_coins_and_letters_are_fair(planted: Planted) -> None:
     assert all(40 <= letters.count(letter) <= 188 for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 
 
-def test_positions_are_public_and_secrets_and_coins_are_not(tmp_path: Path, planted: Planted) -> None:
+def test_carriers_are_the_same_again_and_secrets_and_coins_are_not(tmp_path: Path, planted: Planted) -> None:
     _, new, secrets, _ = planted
     _, other_new, other, _ = plant(tmp_path, 10, 400)
-    assert [one.record for one in secrets.audit] == [one.record for one in other.audit]
+    assert [one.carrier for one in secrets.audit] == [one.carrier for one in other.audit]
     assert not {one.secret for one in secrets.audit} & {one.secret for one in other.audit}
     assert [one.included for one in secrets.audit] != [one.included for one in other.audit]  # chance 2^-400
     assert secrets.salt != other.salt
@@ -99,7 +123,7 @@ def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
     public = json.loads(manifest.read_text())
     folder = manifest.parent
     assert public == {
-        "records": 1000,
+        "records": 1010,
         "extraction": 10,
         "audit_candidates": 400,
         "repeats": 1,
@@ -110,6 +134,7 @@ def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
     shown = manifest.read_text() + repr(secrets) + repr(secrets.extraction[0]) + str(secrets.audit[0])
     for one in (*secrets.extraction, *secrets.audit):
         assert one.secret not in shown
+        assert one.carrier not in shown
     assert "included" not in shown
     assert secrets.salt not in shown
     assert len(bytes.fromhex(secrets.salt)) >= 32
@@ -126,38 +151,29 @@ def test_the_metadata_goes_on(planted: Planted) -> None:
     assert about["canaries"] == {"extraction": 10, "repeats": 1, "audit": 400}
 
 
-def test_with_unit_patient_no_patient_has_two_canaries(tmp_path: Path) -> None:
-    old, _, secrets, _ = plant(tmp_path, 10, 190, unit="patient")
-    hosts = read_records(tmp_path / "attack.parquet")
-    for side, planted in ((old, secrets.extraction), (hosts, secrets.audit)):
-        owner = dict(zip(side.record.tolist(), side.patient.tolist(), strict=True))
-        assert len({owner[one.record] for one in planted}) == len(planted)
+def test_with_unit_patient_every_canary_is_a_patient(tmp_path: Path) -> None:
+    _, new, _, _ = plant(tmp_path, 10, 190, unit="patient")
+    assert len(set(new.patient.tolist())) == 200 + 200
 
 
-@pytest.mark.parametrize(
-    ("extraction", "audit", "unit"),
-    [(601, 0, "encounter"), (0, 601, "encounter"), (201, 0, "patient"), (0, 201, "patient"), (-1, 0, "patient")],
-)
-def test_counts_that_cannot_be_are_refused_and_leave_nothing(
-    extraction: int, audit: int, unit: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("extraction", "audit"), [(601, 0), (0, 601), (300, 301), (-1, 0), (0, -1)])
+def test_counts_that_cannot_be_are_refused_and_leave_nothing(extraction: int, audit: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"canaries: .* Fix: "):
-        plant(tmp_path, extraction, audit, unit=unit)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.parquet", "train.parquet"]
+        plant(tmp_path, extraction, audit)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
 
 
-def test_a_repeated_secret_lies_in_that_many_records(tmp_path: Path) -> None:
+def test_a_repeated_secret_lies_in_that_many_rows(tmp_path: Path) -> None:
     write_train(tmp_path / "train.parquet", 100, 50, "encounter")
-    write_attack(tmp_path / "attack.parquet", 100, 50, "encounter")
-    splits = [tmp_path / "train.parquet", tmp_path / "attack.parquet"]
+    split = tmp_path / "train.parquet"
     files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
-    inject(*splits, *files, extraction=2, audit=3, position_seed=42, repeats=7)
+    inject(split, *files, extraction=2, audit=3, carrier_seed=42, repeats=7)
     texts, secrets = read_records(files[0]).text.to_pylist(), read_secrets(files[1])
     repeated = {one.secret for one in secrets.extraction}
-    assert (len(repeated), len({one.record for one in secrets.extraction})) == (2, 14)
+    assert (len(repeated), len({one.carrier for one in secrets.extraction})) == (2, 14)
     assert all(sum(suffix(secret) in text for text in texts) == 7 for secret in repeated)
     with pytest.raises(ConfigError, match="repeats below 1"):
-        inject(*splits, *files, extraction=2, audit=3, position_seed=42, repeats=0)
+        inject(split, *files, extraction=2, audit=3, carrier_seed=42, repeats=0)
 
 
 def test_no_canaries_are_fine(tmp_path: Path) -> None:
@@ -169,7 +185,7 @@ def test_no_canaries_are_fine(tmp_path: Path) -> None:
 def test_a_train_file_is_injected_once(planted: Planted, tmp_path: Path) -> None:
     new = planted[3].parent / "new.parquet"
     with pytest.raises(DataError, match="holds canaries already"):
-        inject(new, new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
+        inject(new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
     assert not list(tmp_path.iterdir())
 
 
@@ -181,7 +197,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dptune.corpus.canaries.write_json", full)
     with pytest.raises(OSError, match="No space"):
         plant(tmp_path, 1, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["attack.parquet", "train.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]
 
 
 def test_other_files_are_no_secrets(tmp_path: Path) -> None:

@@ -22,8 +22,22 @@ def test_paragraphs_become_records(tmp_path: Path) -> None:
     write_paragraphs(tmp_path / "raw", tmp_path / "out.parquet")
     records = read_records(tmp_path / "out.parquet")
     assert records.text.to_pylist() == [f"Paragraph {number}, over two lines." for number in range(12)]
-    assert records.record.tolist() == records.patient.tolist() == list(range(12))
+    assert records.record.tolist() == list(range(12))
+    assert len(set(records.patient.tolist())) == 12
+    assert records.patient.min() >= 0
     assert records.about == {"source": "text", "synthetic": False, "label": "text file my text.txt, the user's own"}
+
+
+def test_a_paragraphs_person_is_its_text_wherever_it_stands(tmp_path: Path) -> None:
+    seen = []
+    for name, order in (("one", [*PARAGRAPHS, PARAGRAPHS[3]]), ("other", PARAGRAPHS[::-1])):
+        (tmp_path / name).write_text("\n\n".join(order), encoding="utf-8")
+        acquire_text(tmp_path / "raw", tmp_path / name)
+        write_paragraphs(tmp_path / "raw", tmp_path / "out.parquet")
+        records = read_records(tmp_path / "out.parquet")
+        seen.append(set(zip(records.text.to_pylist(), records.patient.tolist(), strict=True)))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 12
 
 
 def test_lines_are_records_where_none_is_empty(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import pytest
 from tiny_pipeline import ROOT, write_params
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place

@@ -418,7 +418,7 @@ def policy_of(mechanism: Mechanism, folder: Path, releases: int = 8) -> SavedPol
     """Save it, as a run of so many releases would."""
     release = mechanism.release(mechanism.knobs(), RATE)
     composition = Counter({release: releases})
-    leaks = epsilons(composition, 1e-5, interval=0.01).leaks
+    leaks = epsilons(composition, 1e-5).leaks
     policy = mechanism.controller.saved_policy("test", folder.name, "encounter", composition, leaks)
     assert policy is not None
     policy.write(folder)
@@ -473,7 +473,7 @@ def test_a_policy_that_read_raw_data_makes_the_run_leak_and_every_run_after_it(t
         mechanism = acted(sizes=(3,), init_from=str(tmp_path / str(generation)))
         release = mechanism.release(mechanism.knobs(), RATE)
         assert any("raw batch loss" in leak for leak in release.raw_inputs)
-        assert epsilons(Counter({release: 10}), 1e-5, interval=0.01).certified == math.inf
+        assert epsilons(Counter({release: 10}), 1e-5).certified == math.inf
         policy_of(mechanism, tmp_path / str(generation + 1))
 
 

@@ -347,6 +347,8 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     inputs["code"] = "2"
     assert not tenants_task._finished(tmp_path / "tenants", settings)
     assert not ledger.exists(), "other code starts again"
+    kept = tmp_path / "tenants.set-aside-1" / LEDGER
+    assert read_ledger(kept).header.run_id == run_id, "what the first run released stays priced"
 
 
 def test_the_summary_compares_run_by_run() -> None:

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tiny_ensemble import LORA, WIDTH, base, build, texts
-from tiny_models import CPU, FAMILIES, adapted, gpt2, trainable
+from tiny_families import tiny
+from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.errors import ConfigError
 from dptune.prediction.ensemble import Tuning, load_adapters, read_manifest, shard_directory, tune_shard
 from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.training.data import tokenize
-from dptune.training.model import Lora, load_base, load_tokenizer, save_adapter
+from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.plain import one_cycle
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
@@ -101,6 +102,28 @@ def test_all_adapters_in_one_pass_say_what_peft_says_of_each(tmp_path: Path, fam
     # Nothing stays behind on the model.
     after = torch.log_softmax(plain(input_ids=ids).logits[:, -1].double(), -1)
     torch.testing.assert_close(after, expected[0], atol=1e-6, rtol=0)
+
+
+def test_layers_that_see_rows_times_tokens_stay_apart_in_one_pass() -> None:
+    """OPT's feed-forward layers: the public row is the plain model's, the other PEFT's own."""
+    model = attach_lora(tiny("opt"), Lora(2, 4, 0.0, ("fc1", "fc2")), 0)
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.normal_(std=0.3)
+    adapter = {name.replace(".default", ""): value for name, value in trainable(model).items()}
+    stacked, plain, context = StackedAdapters.of([adapter], 2.0, CPU), tiny("opt").eval(), [3, 1, 4, 1, 5]
+    found = next_log_probabilities(plain, stacked, context, [PUBLIC, 0, PUBLIC])
+    for row, expected in zip(found, (plain, model.eval(), plain), strict=True):
+        logits = expected(input_ids=torch.tensor([context])).logits[0, -1].double()
+        torch.testing.assert_close(row, torch.log_softmax(logits, -1), atol=1e-5, rtol=0)
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+
+
+def test_a_shard_of_an_encoder_is_not_tuned(tmp_path: Path) -> None:
+    tiny("xlnet").save_pretrained(tmp_path / "base")
+    with pytest.raises(ConfigError, match="is not causal"):
+        tune_shard(BaseModel(str(tmp_path / "base")), LORA, Tuning(), records(), 0, "record", tmp_path / "e", CPU)
+    assert not (tmp_path / "e").exists()
 
 
 def test_a_shard_does_not_see_the_others(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,16 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.errors import ConfigError
-from dptune.prediction.deployment import LEDGER, Deployment, deploy
-from dptune.prediction.ensemble import load_adapters, read_manifest
+from dptune.prediction import deployment as deployment_module
+from dptune.prediction.commands import TOKEN_VARIABLE
+from dptune.prediction.deployment import LEDGER, MOST_CHARACTERS, Deployment, answered, deploy, open_ledger
+from dptune.prediction.ensemble import load_adapters, read_manifest, write_manifest
 from dptune.prediction.mixture import drawn_token, law, truncated
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.service import create_app
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
+from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, read_ledger
 from dptune.training.model import load_base
 from dptune.training.stacked import PUBLIC
 
@@ -117,6 +122,124 @@ def test_an_older_copy_of_the_ledger_is_no_fresh_budget(ensemble: Path, kept: in
     with pytest.raises(LedgerError, match="is damaged"):
         deploy(ensemble, CPU)
     with pytest.raises(LedgerError, match="is damaged"):  # and no lock was left behind
+        deploy(ensemble, CPU)
+
+
+@pytest.mark.parametrize("kept", [1, 3, None])
+def test_a_ledger_without_its_note_is_refused_whatever_it_holds(ensemble: Path, kept: int | None) -> None:
+    """The note is written before the ledger is made, so no crash leaves a ledger alone: somebody took the note away."""
+    _spend(deploy(ensemble, CPU), 5)
+    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
+    (ensemble / LEDGER).write_bytes(b"".join(lines[:kept]))
+    (ensemble / "served.json").unlink()
+    for _ in range(2):  # and no lock was left behind
+        with pytest.raises(LedgerError, match=r"served\.json: is gone.*restore it") as refused:
+            deploy(ensemble, CPU)
+        assert not re.search(r"\b(remove|delete)\b", str(refused.value))
+    assert not (ensemble / "served.json").exists()
+
+
+def test_a_process_that_died_while_it_started_has_spent_nothing(
+    ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the note; after an empty or torn ledger; after the ledger's first line. All T tokens are left."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "create", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(ensemble, CPU)
+    assert (ensemble / "served.json").exists()
+    assert not (ensemble / LEDGER).exists()
+    for torn in (b"", b'{"kind":"run"'):
+        (ensemble / LEDGER).write_bytes(torn)
+        deployment = deploy(ensemble, CPU)
+        assert deployment.predictor.spent == 0
+        deployment.predictor.close()
+        (ensemble / LEDGER).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(deployment_module, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(ensemble, CPU)
+    assert json.loads((ensemble / "served.json").read_text())["chain"] is None
+    assert len(_spend(deploy(ensemble, CPU), TOKENS)) == TOKENS
+
+
+def test_a_charge_that_its_note_does_not_know_counts(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk between the charge and its note: the token is lost, not given, and never given again."""
+    deployment = deploy(ensemble, CPU)
+    deployment.predictor.answer([5])
+    real = deployment_module.write_json
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(deployment_module, "write_json", full)
+    with pytest.raises(LedgerError, match=r"served\.json: cannot be written \(No space left.*charged, and not given"):
+        deployment.predictor.answer([5])
+    monkeypatch.setattr(deployment_module, "write_json", real)
+    deployment.predictor.close()
+    assert deploy(ensemble, CPU).budget["tokens_left"] == TOKENS - 2
+
+
+def test_a_read_only_folder_is_named(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(ensemble / "served.json"))
+
+    monkeypatch.setattr(deployment_module, "write_json", refused)
+    with pytest.raises(LedgerError, match=r"Permission denied.*served\.json.*make the folder writable"):
+        deploy(ensemble, CPU)
+
+
+def test_two_processes_that_start_at_once_agree_on_one_ledger(ensemble: Path) -> None:
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                manifest = read_manifest(ensemble)
+                held = open_ledger(ensemble, manifest, FixedMixture(**manifest.protocol), OsEntropy())
+                os._exit(0 if held else 1)
+            except LedgerError:
+                os._exit(2)
+        children.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert 0 in ended
+    assert set(ended) <= {0, 2}
+    assert len(_spend(deploy(ensemble, CPU), TOKENS)) == TOKENS
+
+
+@pytest.mark.parametrize("missing", ["epsilon", "delta", "alpha", "tokens", "models", "public_weight", "unit", None])
+def test_nobody_is_served_by_defaults(ensemble: Path, missing: str | None) -> None:
+    """An ensemble that was tuned to be scored has no protocol; it once answered by 1,024 tokens at epsilon 8."""
+    manifest = read_manifest(ensemble)
+    protocol = {} if missing is None else {key: value for key, value in manifest.protocol.items() if key != missing}
+    write_manifest(ensemble, replace(manifest, protocol=protocol))
+    with pytest.raises(
+        ConfigError, match=f"serves nobody: no budget was set for its answers .no .*{missing or 'epsilon'}"
+    ):
+        deploy(ensemble, CPU)
+    assert not answered(ensemble)
+
+
+def test_slots_that_disagree_leave_no_ledger(ensemble: Path) -> None:
+    manifest = read_manifest(ensemble)
+    write_manifest(ensemble, replace(manifest, protocol=manifest.protocol | {"models": 5}))
+    with pytest.raises(ConfigError, match="has 3 slots, and its protocol 5"):
+        deploy(ensemble, CPU)
+    assert not answered(ensemble)
+
+
+@pytest.mark.parametrize("telemetry", ["research", "private"])
+def test_the_ledger_of_answers_carries_the_experiments_telemetry(ensemble: Path, telemetry: str) -> None:
+    write_manifest(ensemble, replace(read_manifest(ensemble), telemetry=telemetry))
+    _spend(deploy(ensemble, CPU), 1)
+    assert read_ledger(ensemble / LEDGER).header.telemetry == telemetry
+    _spend(deploy(ensemble, CPU), 1)
+    write_manifest(ensemble, replace(read_manifest(ensemble), telemetry="other"))
+    with pytest.raises(LedgerError, match=r"other settings \(telemetry\)"):
         deploy(ensemble, CPU)
 
 
@@ -319,8 +442,12 @@ def test_commands_name_what_is_missing(tmp_path: Path, command: str) -> None:
     assert "toaster" in bad.stderr
 
 
+def _client(ensemble: Path, **options: Any) -> TestClient:
+    return TestClient(create_app(deploy(ensemble, CPU), **options), base_url="http://localhost")
+
+
 def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
-    client = TestClient(create_app(deploy(ensemble, CPU)))
+    client = _client(ensemble)
     assert client.get("/budget").json()["tokens_left"] == TOKENS
     reply = client.post("/generate", json={"prompt": "the old", "tokens": 2}).json()
     assert reply["tokens_left"] == TOKENS - len(reply["answered"])
@@ -340,8 +467,181 @@ def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
     assert client.get("/docs").status_code == 200
 
 
-@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}])
+@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}, {"promt": "x"}])
 def test_the_service_refuses_bad_questions(ensemble: Path, body: dict[str, Any]) -> None:
-    client = TestClient(create_app(deploy(ensemble, CPU)))
+    client = _client(ensemble)
     assert client.post("/generate", json=body).status_code == 422
     assert client.get("/budget").json()["tokens_left"] == TOKENS
+
+
+BAD_BODIES = {
+    "a lone surrogate": (b'{"prompt": "a\\ud800b", "tokens": 1}', 422),
+    "a surrogate as a key": (b'{"prompt": "a", "\\udfff": 1}', 422),
+    "NaN": (b'{"prompt": "a", "tokens": NaN}', 422),
+    "infinity": (b'{"prompt": "a", "tokens": 1e999}', 422),
+    "NaN for a prompt": (b'{"prompt": NaN}', 422),
+    "a number of 5,000 digits": (b'{"tokens": ' + b"9" * 5000 + b"}", 400),
+    "no JSON": (b"{", 422),
+    "nested lists": (b"[" * 50_000, 400),
+    "bytes that are no UTF-8": (b'{"prompt": "\xff"}', 400),
+    "a prompt that is too long": (b'{"prompt": "' + b"x" * (MOST_CHARACTERS + 1) + b'"}', 422),
+    "a body that is too large": (b'{"prompt": "' + b"x" * 20_000_000 + b'"}', 413),
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES)
+def test_a_body_that_is_no_question_is_refused_and_costs_nothing(ensemble: Path, body: str) -> None:
+    client, (content, status) = _client(ensemble), BAD_BODIES[body]
+    reply = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
+    assert reply.status_code == status
+    assert len(reply.content) < 500
+    assert client.get("/budget").json()["tokens_left"] == TOKENS
+
+
+def test_a_large_body_is_not_read_to_its_end(ensemble: Path) -> None:
+    """With a length it is refused unread; in pieces, once the limit is passed."""
+    client, read = _client(ensemble), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal read
+        for _ in range(300):
+            read += 65_536
+            yield b"x" * 65_536
+
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/generate", content=pieces(), headers=headers).status_code == 413
+    assert client.post("/generate", content=b"{}", headers=headers | {"Content-Length": "20000000"}).status_code == 413
+
+
+def test_the_longest_prompt_that_is_taken_fits_into_a_body(ensemble: Path) -> None:
+    """Of characters that JSON spells with twelve bytes."""
+    body = json.dumps({"prompt": "\U0001f600" * MOST_CHARACTERS, "tokens": 1})
+    assert len(body) > 12 * MOST_CHARACTERS
+    reply = _client(ensemble).post("/generate", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b"])
+def test_another_host_spends_nothing(ensemble: Path, host: str) -> None:
+    """A page of another site, whose name was made to mean this machine."""
+    client = _client(ensemble)
+    for path in ("/budget", "/docs"):
+        assert client.get(path, headers={"Host": host}).status_code == 400
+    assert client.post("/generate", json={"tokens": 1}, headers={"Host": host}).status_code == 400
+    assert client.get("/budget").json()["tokens_left"] == TOKENS
+
+
+def test_a_page_of_another_site_cannot_post_without_asking(ensemble: Path) -> None:
+    """A form or a simple request has no JSON type, and a preflight finds no permission."""
+    client = _client(ensemble)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        assert client.post("/generate", content=b'{"tokens": 1}', headers={"Content-Type": kind}).status_code == 422
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in client.options("/generate", headers=asked).headers
+    assert client.get("/budget").json()["tokens_left"] == TOKENS
+
+
+def test_names_that_are_trusted_are_answered(ensemble: Path) -> None:
+    client = _client(ensemble, hosts=["answers.example", "*.inside.example", "[::1]"])
+    for host in ("answers.example", "answers.example:8000", "a.inside.example", "ANSWERS.example", "[::1]:8000"):
+        assert client.get("/budget", headers={"Host": host}).status_code == 200
+    assert client.get("/budget", headers={"Host": "localhost"}).status_code == 400
+
+
+SECRET = "0123456789abcdef-secret"
+
+
+@pytest.mark.parametrize(
+    "sent", [None, "", "Bearer", "Bearer x", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \xe9"]
+)
+def test_without_the_token_nothing_is_told_or_spent(ensemble: Path, sent: str | None) -> None:
+    client = _client(ensemble, token=SECRET)
+    headers = {} if sent is None else {"Authorization": sent.encode("latin-1")}
+    for reply in (client.get("/budget", headers=headers), client.post("/generate", json={}, headers=headers)):
+        assert reply.status_code == 401
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+        assert SECRET not in reply.text
+    known = {"Authorization": f"Bearer {SECRET}"}
+    assert client.get("/budget", headers=known).json()["tokens_left"] == TOKENS
+    assert client.post("/generate", json={"tokens": 1}, headers=known).status_code == 200
+    assert SECRET not in client.get("/openapi.json").text
+
+
+def test_what_was_answered_before_the_disk_filled_is_given(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment, real = deploy(ensemble, CPU), deployment_module.write_json
+    deployment.tokenizer.eos_token = None  # no answer ends a text
+    client = TestClient(create_app(deployment), base_url="http://localhost")
+    calls = iter(range(100))
+
+    def filling(*arguments: Any) -> None:
+        if next(calls) >= 2:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(deployment_module, "write_json", filling)
+    reply = client.post("/generate", json={"prompt": "the", "tokens": 9})
+    assert reply.status_code == 200
+    assert len(reply.json()["answered"]) == 2
+    assert "No space left" in reply.json()["stopped"]
+    assert client.post("/generate", json={"prompt": "the", "tokens": 9}).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--host", "\udcff"], "--host"),
+        (["--host", "a b"], "--host"),
+        (["--trusted-host", "*"], "--trusted-host"),
+        (["--trusted-host", "a.example:80"], "--trusted-host"),
+        (["--trusted-host", "a.*.example"], "--trusted-host"),
+        (["--token-file", "nowhere"], "--token-file"),
+        (["--token-file", "short"], "--token-file"),
+        (["--token-file", "spaces"], "--token-file"),
+        (["--token-file", "binary"], "--token-file"),
+    ],
+)
+def test_serve_refuses_bad_names_and_tokens_before_it_opens_anything(
+    arguments: list[str], field: str, ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("abc\n")
+    Path("spaces").write_text("a token with spaces\n")
+    Path("binary").write_bytes(b"\xff" * 40)
+    result = CliRunner().invoke(app, ["serve", "--ensemble", str(ensemble), *arguments])
+    assert result.exit_code == 2, result.output
+    assert f"error: {field}" in result.stderr
+    assert not answered(ensemble)
+
+
+def test_serve_takes_its_token_from_a_file_or_the_environment(
+    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import uvicorn
+
+    served: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(uvicorn, "run", lambda made, **options: served.append((made, options)))
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    by_file = ["--token-file", str(tmp_path / "token"), "--trusted-host", "answers.example"]
+    base_command = ["serve", "--ensemble", str(ensemble), "--host"]
+    for environment, more in (({}, by_file), ({TOKEN_VARIABLE: SECRET}, [])):
+        result = CliRunner().invoke(app, [*base_command, "192.0.2.1", *more], env=environment)
+        assert result.exit_code == 0, result.output
+        assert "warning" not in result.stderr
+        client = TestClient(served[-1][0], base_url="http://192.0.2.1:8000")
+        assert client.get("/budget").status_code == 401
+        assert client.get("/budget", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
+    assert TestClient(served[0][0], base_url="http://answers.example").get("/docs").status_code == 200
+    both = CliRunner().invoke(app, [*base_command, "::1", *by_file], env={TOKEN_VARIABLE: SECRET})
+    assert "keep one of them" in both.stderr
+    assert "can spend the budget" in CliRunner().invoke(app, [*base_command, "0.0.0.0"]).stderr
+    assert TestClient(served[-1][0], base_url="http://0.0.0.0").get("/docs").status_code == 400
+    assert not CliRunner().invoke(app, [*base_command, "127.0.0.1"]).stderr
+
+
+def test_a_prompt_that_is_no_text_opens_no_ledger(ensemble: Path) -> None:
+    """What the command line makes of an argument that is no UTF-8."""
+    for prompt, reason in (("a\udcff", "no UTF-8"), ("x" * (MOST_CHARACTERS + 1), "16,384 are taken")):
+        result = CliRunner().invoke(app, ["generate", prompt, "--ensemble", str(ensemble)])
+        assert result.exit_code == 2
+        assert reason in result.stderr
+        assert not answered(ensemble)

@@ -20,7 +20,15 @@ from dptune.training.pretrain import Pretraining, pretrain
 
 LORA = Lora(rank=2, alpha=4, dropout=0.0)
 WIDTH = 24
-PROTOCOL = {"epsilon": 8.0, "tokens": 12, "models": 3, "public_weight": 0.2}
+PROTOCOL = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "alpha": 3.0,
+    "tokens": 12,
+    "models": 3,
+    "public_weight": 0.2,
+    "unit": "shard",
+}
 
 
 def texts(count: int, seed: int, words: tuple[str, ...] = ("red", "blue", "old", "new", "cat", "dog")) -> list[str]:

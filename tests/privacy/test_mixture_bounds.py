@@ -16,7 +16,6 @@ from scipy.stats import laplace
 
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import (
-    COARSE_INTERVAL,
     epsilons,
     gdp_delta,
     limit_epsilon,
@@ -66,7 +65,7 @@ def test_published_reference_values() -> None:
         steps = Counter({release(LMO[name], SST2): 192})
         found = [renyi_epsilon(steps, delta, TO_128) for delta in (1e-10, 1e-5)]
         assert found == pytest.approx(expected, rel=5e-4)
-        found = [pld_epsilon(steps, delta, interval=COARSE_INTERVAL) for delta in (1e-10, 1e-5)]
+        found = [pld_epsilon(steps, delta) for delta in (1e-10, 1e-5)]
         assert found == pytest.approx(by_losses[name], rel=5e-3)
     assert smallest_epsilon(Counter({release(LMO["T5"], SST2): 192}), 1e-10) == pytest.approx(795, rel=5e-3)
 
@@ -103,7 +102,7 @@ def test_no_certificate_is_below_the_exact_loss_in_low_dimension(law: InverseSca
             delta = delta_of(law, shifts, rate, epsilon)
             if 1e-9 < delta < 0.9:
                 assert renyi_epsilon(step, delta) >= epsilon * (1 - 1e-6)
-                assert pld_epsilon(step, delta, interval=COARSE_INTERVAL) >= epsilon * (1 - 1e-6)
+                assert pld_epsilon(step, delta) >= epsilon * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("law", SOME, ids=str)
@@ -136,7 +135,7 @@ def test_no_certificate_is_below_the_exact_delta_at_high_dimension(law: InverseS
         delta = float((np.maximum(0.0, -np.expm1(epsilon + mixed)) * convolved).sum())
         if 1e-6 < delta < 0.9:
             assert renyi_epsilon(step, delta) >= epsilon
-            assert pld_epsilon(step, delta, interval=COARSE_INTERVAL) >= epsilon
+            assert pld_epsilon(step, delta) >= epsilon
 
 
 def _exact_renyi(law: InverseScale, shift: float, order: int) -> float:
@@ -201,10 +200,10 @@ def test_at_equal_certificates_the_variance_is_never_below_a_gaussians(
     """The Gaussian is given the same two accountants, and the noise that they certify at the mixture's epsilon."""
     mixture = law.scaled(1 / (multiplier * law.score_bound))
     steps = Counter({release(mixture, rate): 20})
-    certified = min(renyi_epsilon(steps, 1e-5), pld_epsilon(steps, 1e-5, interval=COARSE_INTERVAL))
+    certified = min(renyi_epsilon(steps, 1e-5), pld_epsilon(steps, 1e-5))
     # A Gaussian with half the variance is already within that epsilon: so the least variance it needs is smaller yet.
     gaussian = Counter({Release(rate, math.sqrt(mixture.variance / 2)): 20})
-    its = min(renyi_epsilon(gaussian, 1e-5), pld_epsilon(gaussian, 1e-5, interval=COARSE_INTERVAL))
+    its = min(renyi_epsilon(gaussian, 1e-5), pld_epsilon(gaussian, 1e-5))
     assert its <= certified * (1 + 1e-3)
 
 

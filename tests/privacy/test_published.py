@@ -11,6 +11,7 @@ from mixtures import LMO, lmo, plrvo, release
 
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
+from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.mixture_bounds import scalar_renyi
 from dptune.privacy.published import (
     _log_moments,
@@ -138,3 +139,42 @@ def test_nothing_released_costs_what_its_conversion_gives_and_no_error() -> None
     """The ledger of a run that was killed before its first release."""
     assert lmo_dp_epsilon(Counter(), 1e-5) >= 0
     assert plrvo_epsilon(Counter(), 1e-5) >= 0
+
+
+def _as_the_authors_code_loops(law: InverseScale, delta: float) -> float:
+    """Order by order in plain floats; an order whose value is complex, too large, or 0 or less is infinite."""
+    (k, theta), (low, high) = law.gamma, law.uniform
+
+    def moment(t: float) -> float:
+        uniform = (math.exp(t * high) - math.exp(t * low)) / (t * (high - low))
+        return (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform
+
+    best = math.inf
+    for order in range(2, 129):
+        try:
+            value = (order * moment(order - 1) + (order - 1) * moment(-order)) / (2 * order - 1)
+            renyi = math.log(value) / (order - 1)
+        except (OverflowError, ZeroDivisionError, ValueError, TypeError):
+            continue
+        if renyi > 0:
+            best = min(best, renyi + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+    return max(best, 0.0)
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 2.0])
+def test_lmo_dp_is_priced_as_its_authors_code_does(shape: float) -> None:
+    """On laws whose formula is negative at some orders, too: those orders once made the price too small."""
+    rng = np.random.default_rng(int(10 * shape))
+    for _ in range(60):
+        law = InverseScale(
+            gamma=(shape, rng.uniform(0.05, 0.95)),
+            exponential=rng.uniform(0.02, 0.95),
+            uniform=(low := rng.uniform(0, 7), low + rng.uniform(0.1, 1)),
+        )
+        expected = _as_the_authors_code_loops(law, 1e-10)
+        assert lmo_dp_step_epsilon(law, 1e-10, in_domain=False) == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_law_whose_price_was_once_too_small() -> None:
+    law = InverseScale(gamma=(2.0, 0.9), exponential=0.04, uniform=(0.0, 0.1))
+    assert lmo_dp_step_epsilon(law, 1e-10, in_domain=False) == pytest.approx(10.6283, abs=1e-4)

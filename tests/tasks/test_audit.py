@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_pipeline import cells, merge, mode, read_json, static
+from tiny_pipeline import merge, mode, read_json, run_stages, static
 
 from dptune.corpus.canaries import read_secrets
+from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
-from dptune.files import write_text
+from dptune.files import write_json, write_text
 from tasks import finetune
 from tasks.audit import audit_cell, audit_file, audit_key, violations
-from tasks.canaries import plant
 from tasks.cells import Cell
 from tasks.finetune import crafted_file, run_cell
-from tasks.paths import EVAL, MANIFEST, PUBLIC_MODEL, SECRETS, TRAIN
-from tasks.report import write_report
+from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN
+from tasks.report import report, write_report
 from tasks.results import audit_metrics
 from tasks.settings import Audit, load_settings
 
@@ -73,11 +73,14 @@ def test_no_secret_and_no_record_is_in_the_audit(finished: Path) -> None:
 
 
 def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
+    """Canaries lie in public texts: their attacks need no record, and shadow models, which do, are not made."""
     directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
-    audit = audit_cell(directory, settings(step_trials=0), "cpu")
-    assert "membership" not in audit  # of persons' records
-    assert "exposure" not in audit  # within persons' records
-    assert "one_run" in audit  # in records of the attacker's own split
+    for side in ("train", "attack"):
+        (SPLITS / f"{side}.parquet").unlink()
+    audit = audit_cell(directory, settings(step_trials=0, shadows=4), "cpu")
+    assert "membership" not in audit
+    assert {"exposure", "extraction", "one_run"} < set(audit)
+    assert set(audit["canaries"]) == {"likelihood", "calibrated"}
 
 
 def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:
@@ -210,12 +213,23 @@ def test_what_does_not_belong_together_is_refused(finished: Path, damage: Callab
 
 
 def test_without_canaries_only_what_needs_none_is_attacked(pipeline: Path) -> None:
-    cells(WHOLE, {"canaries": {"extraction": 0, "audit": 0}})
-    plant()
-    directory = run(static(WHOLE, {"canaries": {"extraction": 0, "audit": 0}}))
-    audit = audit_cell(directory, settings(step_trials=0), "cpu")
-    assert {"one_run", "exposure", "extraction"}.isdisjoint(audit)
-    assert "membership" in audit
+    """A deliverable: from the split to the report, the records alone are trained on."""
+    none = {"canaries": {"extraction": 0, "audit": 0, "crafted": 0}}
+    run_stages(none, pretrained=False)
+    trained, split = (read_records(path) for path in (TRAIN, SPLITS / "train.parquet"))
+    assert trained.text.equals(split.text)
+    assert trained.record.tolist() == split.record.tolist()
+    directory = run(static(WHOLE, none))
+    result = read_json(directory / "result.json")
+    assert result["units"] == len(split.record)
+    audit = audit_cell(directory, settings(), "cpu")
+    assert {"one_run", "exposure", "extraction", "canaries", "crafted"}.isdisjoint(audit)
+    assert {"membership", "step", "epsilon_published", "epsilon_noise_only", "epsilon_certified"} < set(audit)
+    write_json(EXPERIMENT, {"cells": [directory.name]})
+    report()
+    page = (REPORT / "report.html").read_text()
+    assert "Does an attack agree with the ledger?" in page
+    assert audit_metrics(audit).items() <= read_json(REPORT / "metrics.json")[audit["label"]].items()
 
 
 def test_an_audit_is_made_again_when_something_changed(finished: Path) -> None:

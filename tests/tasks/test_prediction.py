@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_pipeline import write_params
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
+from dptune.prediction.deployment import answered, deploy
+from dptune.prediction.ensemble import read_manifest, write_manifest
+from dptune.privacy.ledger import read_ledger
 from tasks import tracking
 from tasks.answers import publish_answers, score
-from tasks.ensembles import Plan, compared, open_plan, plans, served, shard_tokens
+from tasks.ensembles import Plan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
 from tasks.paths import PREDICTION
 from tasks.prediction_report import PAGE, PICTURE, comparisons, write_page
 from tasks.settings import load_settings
@@ -82,6 +87,32 @@ def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeli
     assert (first.directory / "salt").read_text() == salt
     read = Plan.model_validate_json((first.directory / "plan.json").read_text())
     assert read == first
+
+
+def test_an_ensemble_that_serves_nobody_says_so_and_telemetry_is_kept(pipeline: Path) -> None:
+    """``None`` once wrote an empty protocol that was read as defaults; and every ledger of answers said private."""
+    write_params({"prediction": {"models": [3], "serve": {"models": 3}}})
+    settings = load_settings()
+    (plan,) = plans(settings)
+    open_plan(plan)
+    for shard in range(3):
+        tune(plan, shard, "cpu")
+    close_plan(plan, None, "private")
+    with pytest.raises(ConfigError, match="serves nobody"):
+        deploy(plan.directory, torch.device("cpu"))
+    assert not answered(plan.directory)
+    protocol = served(settings.prediction.serve, settings.prediction, DELTA)
+    close_plan(plan, protocol, "private")
+    assert read_manifest(plan.directory).telemetry == "private"
+    close_plan(plan, protocol, "research")
+    close_plan(plan, protocol, "private")
+    assert read_manifest(plan.directory).telemetry == "research"  # its figures were published
+    deploy(plan.directory, torch.device("cpu")).predictor.close()
+    assert read_ledger(plan.directory / "ledger.jsonl").header.telemetry == "research"
+    close_plan(plan, protocol, "private")
+    write_manifest(plan.directory, replace(read_manifest(plan.directory), telemetry="private"))
+    with pytest.raises(ConfigError, match=r"experiment\.telemetry.*has answered under private telemetry"):
+        close_plan(plan, protocol, "research")
 
 
 def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:

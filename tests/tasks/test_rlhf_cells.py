@@ -32,9 +32,10 @@ SMALL = (
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Splits of 60 narratives, and a public model that has hardly read any, in the current directory."""
+    """Splits of 80 narratives (23 attack, 51 train, 6 eval), and a public model that has hardly read any, in the
+    current directory."""
     monkeypatch.chdir(tmp_path)
-    acquired = acquire_synthetic(Path("raw"), 60, 7, kind="private")
+    acquired = acquire_synthetic(Path("raw"), 80, 7, kind="private")
     NARRATIVES.parent.mkdir(parents=True)
     write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, NARRATIVES)
     write_splits(NARRATIVES, SPLITS, 42, "encounter")
@@ -69,10 +70,21 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
     assert run_cell(cell)["curve"] == results["curve"]
 
 
+def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> None:
+    """Canaries' prompts are records of the attack split: what attacks on them find may not be told."""
+    (cell,) = cells(settings_of((*SMALL, "telemetry=private")))
+    results = run_cell(cell)
+    assert read_ledger(cell.directory / "ledger.jsonl").header.telemetry == results["telemetry"] == "private"
+    assert {"audit", "violations"}.isdisjoint(results)
+    assert json.loads((cell.directory / "prompts.json").read_text())["canaries"] == []
+    with pytest.raises(ConfigError, match="private telemetry cannot hold without noise"):
+        settings_of((*SMALL, "telemetry=private", "nonprivate=true"))
+
+
 def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
     for option, field in (
         ("updates=9", "updates"),
-        ("canaries=13", "canaries"),
+        ("canaries=24", "canaries"),
         ("prompt_tokens=9", "prompt_tokens"),
         ("held_out_prompts=99", "held_out"),
     ):

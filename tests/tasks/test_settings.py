@@ -54,6 +54,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "section that is a number": ({"lora": 8}, "lora"),
     "section that is empty": ({"lora": None}, "lora"),
     "dropout of one": ({"lora": {"dropout": 1.0}}, "lora.dropout"),
+    "a layer without a list": ({"lora": {"target_modules": "c_attn"}}, "lora.target_modules"),
     "epsilon zero": ({"experiment": {"epsilons": [2, 0]}}, "experiment.epsilons.1"),
     "epsilon negative": ({"experiment": {"epsilons": [-1]}}, "experiment.epsilons.0"),
     "epsilon infinite": ({"experiment": {"epsilons": [float("inf")]}}, "experiment.epsilons.0"),

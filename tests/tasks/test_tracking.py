@@ -77,7 +77,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
         cell = static()
         result = run_cell(cell, "cpu", parent, flow_run="flow-7")
         patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
-        second = tracking.parent_run("private", {"telemetry": "private"})
+        second = tracking.parent_run("private", {"telemetry": "private"}, timed=False)
         run_cell(static({"experiment": {"telemetry": "private"}}), "cpu", second)
         third = tracking.parent_run("free", {})
         run_cell(nonprivate(), "cpu", third)

@@ -1,0 +1,153 @@
+"""Loss distribution of one Poisson-sampled Gaussian release, on a grid, never better than the true one.
+
+``remove`` compares the mixture (1 - q) N(0, z^2) + q N(1, z^2) with N(0, z^2), ``add`` the reverse: the two dominating
+pairs of add/remove adjacency (Zhu, Dong and Wang 2022). At an outcome x the loss of ``remove`` is
+log(1 - q + q exp((x - 1/2) / z^2)), which grows with x; that of ``add`` is minus it. Everything here is public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+Array = NDArray[np.float64]
+Direction = Literal["remove", "add"]
+
+#: Noise multipliers for which the bounds of rounding below are argued and tested.
+LEAST_NOISE, MOST_NOISE = 0.02, 1e6
+#: Bound on the relative error of a cell's probability. Errors found against mpmath are below 2e-13 (see the tests).
+MASS_ERROR = 1e-12
+_SMALLEST_SHARE = 1e-300
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+
+
+class Kind(NamedTuple):
+    """Releases that are alike: sample rate in (0, 1], noise multiplier within the bounds above, and how many."""
+
+    sample_rate: float
+    noise_multiplier: float
+    releases: int
+
+
+@dataclass(frozen=True)
+class GridLosses:
+    """A loss distribution on a grid.
+
+    Attributes:
+        first: the lowest loss, in cells.
+        losses: the losses, ``width * (first + i)``. Shape (n,).
+        mass: their probabilities. Shape (n,).
+        infinite: probability of an infinite loss.
+    """
+
+    first: int
+    losses: Array
+    mass: Array
+    infinite: float
+
+
+def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> GridLosses:
+    """The loss distribution of one release, rounded to multiples of ``width``.
+
+    Guarantee: it dominates the true one, up to a relative error of ``MASS_ERROR`` in every probability and the rounding
+    of the grid's ends, which ``end_error`` bounds. The mass of a cell goes to its two ends so that its probability
+    under both hypotheses is kept, which is the least that is certainly no better (connect the dots: Doroshenko et al.
+    2022). A share of at most ``cut`` lies above the grid and counts as infinite; what lies below counts as its lowest
+    loss.
+    """
+    q, z, _ = kind
+    reach = _reach(cut) * z
+    low = math.floor(float(_loss(q, z, -reach)) / width)
+    high = math.ceil(float(_loss(q, z, 1 + reach)) / width)
+    ends = _outcomes(q, z, np.arange(low, high + 1, dtype=np.float64) * width)
+    without, within = _cell_probabilities(ends / z), _cell_probabilities((ends - 1) / z)
+    mixture = (1 - q) * without + q * within
+    if direction == "remove":
+        return _split(low, mixture, without, width)
+    return _split(-high, without[::-1], mixture[::-1], width)
+
+
+def end_error(kind: Kind) -> float:
+    """How far the true loss of an outcome may lie outside its cell, since the ends of cells are rounded.
+
+    An outcome is off by a few units in the last place of at most 40 standard deviations, and the loss has a slope of
+    at most 1 / z per standard deviation.
+    """
+    return 2.0**-53 * 256 * (1 + 1 / kind.noise_multiplier)
+
+
+def log_moment(kind: Kind, tilt: float, direction: Direction, cut: float) -> float:
+    """log E exp(tilt loss) over the outcomes that ``grid_losses`` keeps: near the truth, and no bound of it.
+
+    Further outcomes, which hardly ever happen, would rule it at a high tilt (which is why Renyi DP is loose there).
+    """
+    q, z, _ = kind
+    reach = _reach(cut) * z
+    x = np.linspace(-reach, 1 + reach, 2001)
+    terms = (tilt + 1 if direction == "remove" else -tilt) * _loss(q, z, x) - x**2 / (2 * z**2)
+    most = float(terms.max())
+    return most + math.log(float(np.exp(terms - most).sum()) * (x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
+
+
+def _reach(cut: float) -> float:
+    """Standard deviations beyond which a normal variable is with probability ``cut``."""
+    return -float(ndtri(max(cut, _SMALLEST_SHARE)))
+
+
+def loss_range(kind: Kind, cut: float) -> float:
+    """Width of the range of losses that ``grid_losses`` keeps."""
+    q, z, _ = kind
+    reach = _reach(cut) * z
+    return float(_loss(q, z, 1 + reach) - _loss(q, z, -reach))
+
+
+def _split(first: int, mine: Array, other: Array, width: float) -> GridLosses:
+    """Give each cell's mass to its ends. Args: probabilities of all cells under the two hypotheses, from that below
+    the grid to that above it.
+    """
+    inner, theirs = mine[1:-1], other[1:-1]
+    losses = np.arange(first, first + len(inner) + 1, dtype=np.float64) * width
+    # Losses beyond 700 would overflow. A smaller number moves more mass up.
+    upper = (inner - np.exp(np.minimum(losses[:-1], 700.0)) * theirs) / -math.expm1(-width)
+    # The rounding of both probabilities moves at most this share of a cell; moved up, it costs ``width`` times as much.
+    upper = np.clip(upper + inner * (4 * MASS_ERROR / min(width, 1.0)), 0.0, inner)
+    mass = np.zeros(len(losses))
+    mass[1:] += upper
+    mass[:-1] += inner - upper
+    mass[0] += mine[0]
+    return GridLosses(first, losses, mass, float(mine[-1]))
+
+
+def _loss(q: float, z: float, x: Array | float) -> Array:
+    none = math.log1p(-q) if q < 1 else -math.inf
+    return np.asarray(np.logaddexp(none, math.log(q) + (np.asarray(x) - 0.5) / z**2))
+
+
+def _outcomes(q: float, z: float, losses: Array) -> Array:
+    """The outcome at which the loss of ``remove`` is this; -inf where every loss is larger.
+
+    Written so that no digits are lost where a loss is near its least, log(1 - q).
+    """
+    above_least = np.maximum(losses - (math.log1p(-q) if q < 1 else -math.inf), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(0.5 + z**2 * (losses - math.log(q) + np.log(-np.expm1(-above_least))))
+
+
+def _cell_probabilities(ends: Array) -> Array:
+    """Standard normal probabilities of the cells that ascending ``ends`` make, those below and above them included.
+
+    Narrow cells by quadrature: the difference of two tails would lose the digits that they share.
+    """
+    lower, upper = ends[:-1], ends[1:]
+    with np.errstate(invalid="ignore"):
+        cells = np.where(lower > 0, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
+        half = (upper - lower) / 2
+        narrow = np.flatnonzero(2 * half * np.maximum(np.maximum(np.abs(lower), np.abs(upper)), 1.0) < 1.0)
+    points = (lower[narrow] + half[narrow])[:, None] + half[narrow, None] * _NODES
+    cells[narrow] = half[narrow] * (np.exp(-(points**2) / 2) @ _WEIGHTS) / math.sqrt(2 * math.pi)
+    return np.concatenate([ndtr(ends[:1]), cells, ndtr(-ends[-1:])])

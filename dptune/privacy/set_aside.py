@@ -1,0 +1,163 @@
+"""Runs that cannot go on: their folders are kept, ledger and all, and are priced beside the runs that take their place.
+
+What a run released stays released, whatever becomes of its folder. A ledger that was charged is all that is left to
+price it by, so it is set aside and never removed: ``<run>`` becomes ``<run>.set-aside-1``, in the same place, and the
+next run of that name starts in a folder of its own. Whoever states what runs on the same records cost together counts
+both, by ``spending_of``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dptune.errors import ConfigError
+from dptune.files import fsync_directory, locked
+from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+
+LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
+_SUFFIX = ".set-aside-"
+#: Files that show that a run released something, where its ledger is gone or says nothing of it.
+RELEASED = (CHECKPOINT, "state.safetensors", "adapter", "controller", "history.jsonl", "served.json")
+_MOST_HEADER = 100_000_000  # bytes; safetensors' own limit
+_RUN = (LEDGER, "cell.json", "job.json", *RELEASED)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run released, whether it ended or not. Public.
+
+    Attributes:
+        folder: its name.
+        unit: whose privacy; empty where no ledger says it.
+        data: label of the records; empty where no ledger says it.
+        releases: charged so far.
+        epsilon: certified, at ``delta``, of these releases; infinite where they leak, or where nobody can tell.
+        problem: why nobody can tell what it spent; empty otherwise.
+    """
+
+    folder: str
+    unit: str
+    data: str
+    releases: int
+    epsilon: float
+    delta: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """A clause: what it has spent."""
+        if self.problem:
+            return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
+        one = f" about one {self.unit}" if self.unit else ""
+        return f"it has spent epsilon {self.epsilon:.4g}, delta {self.delta:g}{one} ({self.releases} releases)"
+
+
+def spending_of(folder: Path) -> Spending | None:
+    """What the run in ``folder`` has spent, from its ledger alone; None if nothing was charged."""
+    path, released = folder / LEDGER, _has_released(folder)
+    if not path.exists():
+        return _unknown(folder, "its ledger is missing") if released else None
+    try:
+        contents = _acknowledged(path)
+    except LedgerError:
+        return _unknown(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
+    if contents.releases == 0:
+        return _unknown(folder, "its ledger holds no release") if released else None
+    header, certified = contents.header, contents.epsilons.certified
+    return Spending(folder.name, header.unit, header.data, contents.releases, certified, header.delta)
+
+
+def set_aside(folder: Path) -> tuple[Path, Spending | None]:
+    """Rename a run's folder, so that the next run of its name starts afresh beside it.
+
+    Returns: where it lies now, and what it spent (None if nothing was charged).
+
+    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir() or not any((folder / name).exists() for name in _RUN):
+        raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
+    if _SUFFIX in folder.name:
+        raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
+    with _unused(folder):
+        spent = spending_of(folder)
+        taken = {path.name for path in earlier_runs(folder)}
+        number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
+        target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
+        folder.rename(target)
+        fsync_directory(target.parent)
+    return target, spent
+
+
+def fresh_start(folder: Path) -> str:
+    """The fix for a run that cannot go on, with its price: what an error tells the user to do."""
+    spent = spending_of(folder)
+    command = f"`dptune set-aside {shlex.quote(str(folder))}`"
+    if spent is None:
+        return f"{command} lets the next run start afresh; nothing was charged to this one"
+    return f"{command} keeps its ledger and lets the next run start afresh and spend again: {spent}"
+
+
+def earlier_runs(folder: Path) -> list[Path]:
+    """The folders that were set aside so that ``folder`` could start afresh."""
+    start = f"{folder.name}{_SUFFIX}"
+    return sorted(path for path in folder.parent.iterdir() if path.name.startswith(start) and path.is_dir())
+
+
+def _has_released(folder: Path) -> bool:
+    """Whether a file shows that noise was drawn. The checkpoint from before the first charge shows none."""
+    return any((folder / name).exists() for name in RELEASED[1:]) or (
+        (folder / CHECKPOINT).exists() and _checkpointed_releases(folder / CHECKPOINT) != 0
+    )
+
+
+def _checkpointed_releases(path: Path) -> int | None:
+    """How many releases a checkpoint relies on, from its file's header alone; None if it does not say."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            progress = json.loads(json.loads(file.read(min(size, _MOST_HEADER)))["__metadata__"]["progress"])
+        return int(progress["releases"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _unknown(folder: Path, problem: str) -> Spending:
+    return Spending(folder.name, "", "", 0, math.inf, 0.0, problem)
+
+
+def _acknowledged(path: Path) -> LedgerContents:
+    """The ledger without a last line that was cut off in writing: no noisy value came of that, as no newline did."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole or whole == content:
+        return read_ledger(path)
+    with TemporaryDirectory(prefix="dptune-") as scratch:
+        (copy := Path(scratch) / path.name).write_bytes(whole)
+        try:
+            return read_ledger(copy)
+        except LedgerError as error:
+            raise LedgerError(str(error).replace(str(copy), str(path))) from None
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[None]:
+    """Hold the locks of the folder and of its ledger. Raises: DptuneError if a process has one of them."""
+    with locked(folder / "lock"):
+        if not (folder / LEDGER).exists():
+            yield
+            return
+        with (folder / LEDGER).open("rb") as ledger:
+            try:
+                fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                problem = f"{folder / LEDGER}: another process is charging it. Fix: wait for that process or stop it."
+                raise LedgerError(problem) from None
+            yield

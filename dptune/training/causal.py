@@ -1,0 +1,151 @@
+"""Whether a checkpoint is a causal language model: what its configuration says, what it lacks, and what it does.
+
+Transformers loads an encoder, the decoder half of a translation model or a classifier as a causal model without an
+error. Position t of an encoder sees token t + 1, so that its perplexity means nothing; a classifier loses its head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from dptune.errors import ConfigError
+
+_FIELD = "model.source"
+_FIX = "give a causal language model, such as GPT-2, Llama or Mistral"
+_OTHER_TASK = re.compile(r"Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|RewardModel")
+#: Tokens of the probe, and how much of the largest logit may be rounding, in units of the dtype's own.
+_PROBE, _ROUNDING = 8, 4
+_SOME = 3
+
+
+def check_configuration(source: str, config: Any) -> None:
+    """Refuse by name what is no causal language model, before its weights are read.
+
+    Raises: ConfigError for a classifier, an encoder, an encoder-decoder, a model of another kind, or quantised weights.
+    """
+    architectures = tuple(getattr(config, "architectures", None) or ())
+    kind = f"{source!r} ({', '.join(architectures) or config.model_type})"
+    if any(_OTHER_TASK.search(name) for name in architectures):
+        problem = (
+            f"{kind} is a classification checkpoint, whose head would be lost; dptune has no classification task yet"
+        )
+        raise ConfigError(_FIELD, problem, fix=_FIX)
+    loaded = _causal_class(config)
+    if getattr(config, "is_encoder_decoder", False) and loaded not in architectures:
+        raise ConfigError(_FIELD, f"{kind} is an encoder-decoder, whose encoder would be lost", fix=_FIX)
+    if loaded is None:
+        raise ConfigError(_FIELD, f"{kind} is no causal language model: {config.model_type} has no such form", fix=_FIX)
+    decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not decodes:
+        raise ConfigError(_FIELD, f"{kind} is an encoder: each of its positions sees the tokens after it", fix=_FIX)
+    quantised = getattr(config, "quantization_config", None)
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised.quant_method
+        problem = f"{kind} holds quantised weights ({method}), on which dptune does not train"
+        raise ConfigError(_FIELD, problem, fix="give the checkpoint before quantisation, with model.dtype: bfloat16")
+
+
+def check_weights(source: str, model: Any, report: Mapping[str, Collection[Any]]) -> None:
+    """Refuse a checkpoint that left weights of the model at random, or had weights that the model has no place for.
+
+    A checkpoint of the model's own class may hold more than it needs: buffers that older releases saved.
+
+    Args:
+        report: from ``from_pretrained(output_loading_info=True)``.
+
+    Raises: ConfigError naming some of the weights.
+    """
+    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if missing:
+        problem = f"{source!r} lacks weights of {type(model).__name__}, which would be random ({_some(missing)})"
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}, whole")
+    lost, named = sorted(map(str, report["unexpected_keys"])), getattr(model.config, "architectures", None) or ()
+    if lost and type(model).__name__ not in named:
+        problem = f"{source!r} holds weights that {type(model).__name__} would lose ({_some(lost)})"
+        raise ConfigError(_FIELD, problem, fix=_FIX)
+
+
+@torch.no_grad()
+def check_causal(source: str, model: Any) -> None:
+    """Run the model on a few tokens, and change those from position t on, for every t: no logits before t may move.
+
+    Raises: ConfigError if they do, or if the model cannot read tokens alone.
+    """
+    width = min(_PROBE, _positions(model) or _PROBE)
+    ids = _probe(model, width)
+    try:
+        with evaluated(model):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    except Exception as error:  # whatever a model that is asked for less than it needs may raise
+        problem = f"{source!r} cannot read a text alone ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError(_FIELD, problem, fix=_FIX) from error
+    allowed = _ROUNDING * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    for position in range(1, width):
+        moved = float((logits[position, :position].float() - logits[0, :position].float()).abs().max())
+        if not moved <= allowed:  # nor a NaN
+            problem = (
+                f"{source!r} ({type(model).__name__}) is not causal: other tokens from position {position} on move its "
+                f"predictions before them by {moved:.2g}, where rounding explains {allowed:.2g}"
+            )
+            raise ConfigError(_FIELD, problem, fix=_FIX)
+
+
+@contextmanager
+def evaluated(model: torch.nn.Module) -> Iterator[None]:
+    """Within, every module is in evaluation mode; afterwards each is in its own again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without its full stop; its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+
+
+def plain_tokens(model: Any) -> torch.Tensor:
+    """Ids of tokens that mean nothing in particular: padding, say, changes how some models count positions."""
+    config = model.config.get_text_config()
+    special = {value for name, value in config.to_dict().items() if name.endswith("_token_id") and type(value) is int}
+    count = min(model.get_input_embeddings().weight.shape[0], config.vocab_size)
+    return torch.tensor([token for token in range(count) if token not in special] or [0])
+
+
+def _probe(model: Any, width: int) -> torch.Tensor:
+    """(width, width) token ids on the model's device: row 0, and row t that differs from it from position t on."""
+    tokens, generator = plain_tokens(model), torch.Generator().manual_seed(0)
+    first, others = (tokens[torch.randint(len(tokens), (width,), generator=generator)] for _ in range(2))
+    if len(tokens) > 1:
+        others = torch.where(others == first, tokens[(torch.searchsorted(tokens, first) + 1) % len(tokens)], others)
+    rows = torch.arange(width)[:, None]
+    changed = (torch.arange(width) >= rows) & (rows > 0)
+    return torch.where(changed, others, first).to(next(model.parameters()).device)
+
+
+def _positions(model: Any) -> int | None:
+    found = getattr(model.config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None  # XLNet says -1
+
+
+def _causal_class(config: Any) -> str | None:
+    """The class that ``AutoModelForCausalLM`` would load, by name."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
+    return ", ".join(names[:_SOME]) + more

@@ -1,0 +1,107 @@
+"""Per-sample gradients tried on made-up tokens before a run: each record's must be what it has alone.
+
+That a layer's inputs have the right shape does not say which record each of them belongs to. So the gradients of a
+small batch, of records of different lengths, are compared with those of each record by itself. A layer that mixes
+records, or puts them in another order, is named before anything is charged, and so is one that no text reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dptune.errors import ConfigError
+from dptune.training.causal import evaluated, first_line, plain_tokens
+from dptune.training.losses import model_losses
+from dptune.training.per_sample import PairModules, per_sample_gradients
+
+#: Tokens of the records, fewer than any shape would confuse with the number of records.
+_LENGTHS = (7, 5, 3)
+#: How far a gradient may be from the loop's, relative to its norm: kernels round by shape. Where rows are mixed it is
+#: about 1.
+_CLOSE = {torch.float32: 1e-2, torch.float64: 1e-2}
+_CLOSE_IN_HALF = 0.3
+#: A pair whose gradient is so small a part of the record's has nothing to compare.
+_NOTHING = 1e-6
+
+
+def rehearse(model: Any, pairs: list[PairModules]) -> None:
+    """Compare the per-sample gradients of a batch with a loop over its records; the model is left as it was.
+
+    Reads no data. Adapters are moved away from B = 0 for it, where A has no gradient, and put back.
+
+    Args:
+        model: the PEFT model.
+        pairs: from ``lora_pairs(model)``.
+
+    Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if it checkpoints.
+    """
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        problem = "has gradient checkpointing on, which runs layers twice; per-sample gradients need one pass"
+        fix = "call model.gradient_checkpointing_disable(), and lower training.physical_batch_size instead"
+        raise ConfigError("model", problem, fix=fix)
+    ids, mask = _records(model)
+    with evaluated(model), _moved(pairs):
+        try:
+            found = per_sample_gradients(model, pairs, ids, mask, None, len(ids))
+            alone = [_alone(model, pairs, ids[row : row + 1, :length]) for row, length in enumerate(_LENGTHS)]
+        except ConfigError:
+            raise
+        except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
+            problem = f"no gradients of a short text can be computed ({type(error).__name__}: {first_line(error)})"
+            raise ConfigError("model", problem, fix="train another model, or adapt other layers") from error
+        matrix = found.matrix()
+    close = _CLOSE.get(next(model.parameters()).dtype, _CLOSE_IN_HALF)
+    for row, expected in enumerate(alone):
+        start, whole = 0, float(expected.norm())
+        for pair in pairs:
+            part = slice(start, start + pair.size)
+            start += pair.size
+            norm = float(expected[part].norm())
+            off = float((matrix[row, part] - expected[part]).norm())
+            if not off <= close * max(norm, _NOTHING * whole):  # nor a NaN
+                problem = (
+                    f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
+                    f"{off / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
+                )
+                raise ConfigError(
+                    "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
+                )
+
+
+def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(records, tokens) ids of plain tokens, padded on the right, and their mask."""
+    device = next(model.parameters()).device
+    tokens, generator = plain_tokens(model.get_base_model()), torch.Generator().manual_seed(1)
+    shape = (len(_LENGTHS), max(_LENGTHS))
+    ids = tokens[torch.randint(len(tokens), shape, generator=generator)]
+    mask = torch.arange(shape[1]) < torch.tensor(_LENGTHS)[:, None]
+    return ids.to(device), mask.to(device, torch.int64)
+
+
+def _alone(model: Any, pairs: list[PairModules], ids: torch.Tensor) -> torch.Tensor:
+    """The flat float64 gradient of one unpadded record, by plain autograd."""
+    loss = model_losses(model, ids, torch.ones_like(ids)).sum()
+    weights = [parameter for pair in pairs for parameter in pair.parameters]
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients]).double()
+
+
+@contextmanager
+def _moved(pairs: list[PairModules]) -> Iterator[None]:
+    """Within, every B is small random numbers."""
+    generator = torch.Generator().manual_seed(2)
+    before = [pair.up.weight.detach().clone() for pair in pairs]
+    try:
+        with torch.no_grad():
+            for pair in pairs:
+                weight = pair.up.weight
+                weight.copy_(0.02 * torch.randn(weight.shape, generator=generator))
+        yield
+    finally:
+        with torch.no_grad():
+            for pair, weight in zip(pairs, before, strict=True):
+                pair.up.weight.copy_(weight)

@@ -1,0 +1,59 @@
+"""What all runs on the same records have spent together, those that a report does not list included.
+
+A run leaves its ledger behind when it is set aside, and when a change of settings, data or code gives its cell another
+folder. Its releases stay released: whoever adds up the listed cells alone says too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dptune.privacy.set_aside import Spending, spending_of
+
+
+@dataclass(frozen=True)
+class Total:
+    """Basic composition of everything that was released about one kind of unit.
+
+    Attributes:
+        runs: that are added up.
+        others: those of them that the report does not list.
+    """
+
+    unit: str
+    runs: int
+    others: int
+    epsilon: float
+    delta: float
+
+
+def unlisted(runs: Path, listed: Collection[str]) -> list[Spending]:
+    """What each run in ``runs`` spent that ``listed`` does not name, unfinished ones included."""
+    folders = sorted(path for path in runs.iterdir() if path.is_dir() and path.name not in listed)
+    return [spent for folder in folders if (spent := spending_of(folder))]
+
+
+def totals(results: Sequence[dict[str, Any]], others: Sequence[Spending] = ()) -> list[Total]:
+    """One for every unit of privacy of ``results``.
+
+    Others count where their ledger names the same records and unit, and where nobody can tell what it named.
+    """
+    sources = {result["data"] for result in results} | {""}
+    same = [one for one in others if one.data in sources]
+    return [_total(unit, results, same) for unit in sorted({result["unit"] for result in results})]
+
+
+def _total(unit: str, results: Sequence[dict[str, Any]], others: Sequence[Spending]) -> Total:
+    mine = [result for result in results if result["unit"] == unit]
+    more = [one for one in others if one.unit in (unit, "")]
+    return Total(
+        unit=unit,
+        runs=len(mine) + len(more),
+        others=len(more),
+        epsilon=math.fsum([*(float(result["epsilon_certified"]) for result in mine), *(one.epsilon for one in more)]),
+        delta=math.fsum([*(result["delta"] for result in mine), *(one.delta for one in more)]),
+    )

@@ -1,0 +1,180 @@
+"""A run that cannot go on is kept with its ledger and priced; nothing ever tells a user to remove one."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import ConfigError, DptuneError
+from dptune.files import locked
+from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.release import Release
+from dptune.privacy.set_aside import RELEASED, earlier_runs, fresh_start, set_aside, spending_of
+
+ROOT = Path(__file__).parents[2]
+DELTA = 1e-5
+
+
+def run(folder: Path, releases: int, *, noise: float = 4.0, finish: bool = False, leave_open: bool = False) -> Ledger:
+    """A run's folder with so many releases charged."""
+    header = RunHeader("static", "gdp_clt", "certified", None, DELTA, "encounter", 10, data="records")
+    ledger = Ledger.create(folder / "ledger.jsonl", header, Counter())
+    for _ in range(releases):
+        ledger.charge(Release(1.0, noise))
+    if finish:
+        ledger.finish()
+    if not leave_open:
+        ledger.close()
+    return ledger
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([2.0, 4.0, 8.0]), st.booleans()), min_size=1, max_size=4))
+def test_whatever_was_charged_is_found_again(runs: list[tuple[int, float, bool]]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "cell-0123"
+        spent = []
+        for releases, noise, finish in runs:
+            run(folder, releases, noise=noise, finish=finish)
+            spent.append(read_ledger(folder / "ledger.jsonl").epsilons.certified)
+            target, said = set_aside(folder)
+            assert not folder.exists()
+            assert target.parent == folder.parent
+            assert said is not None
+            assert (said.epsilon, said.releases, said.unit) == (spent[-1], releases, "encounter")
+        found = [spending_of(path) for path in earlier_runs(folder)]
+        assert [one.epsilon for one in found if one] == spent
+        assert len({one.folder for one in found if one}) == len(runs)
+
+
+def test_where_nothing_was_charged_nothing_is_counted(tmp_path: Path) -> None:
+    assert spending_of(tmp_path) is None
+    (tmp_path / "cell.json").write_text("{}")
+    assert spending_of(tmp_path) is None
+    run(tmp_path / "begun", 0)
+    assert spending_of(tmp_path / "begun") is None
+    (tmp_path / "unborn").mkdir()
+    (tmp_path / "unborn" / "ledger.jsonl").write_text('{"accounting":')
+    assert spending_of(tmp_path / "unborn") is None
+    assert "nothing was charged" in fresh_start(tmp_path)
+    assert set_aside(tmp_path / "begun")[1] is None
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_what_was_released_without_a_ledger_counts_as_infinite(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    spent = spending_of(tmp_path)
+    assert spent is not None
+    assert (spent.epsilon, spent.problem) == (math.inf, "its ledger is missing")
+    assert "nobody can tell what it has spent (its ledger is missing)" in fresh_start(tmp_path)
+    run(tmp_path, 0)
+    assert spending_of(tmp_path).epsilon == math.inf  # type: ignore[union-attr]
+    (tmp_path / "ledger.jsonl").write_text("")
+    assert spending_of(tmp_path).epsilon == math.inf  # type: ignore[union-attr]
+
+
+def test_a_damaged_ledger_counts_as_infinite(tmp_path: Path) -> None:
+    run(tmp_path, 3)
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"noise_multiplier":4.0', '"noise_multiplier":9.0', 1))
+    spent = spending_of(tmp_path)
+    assert spent is not None
+    assert (spent.epsilon, spent.problem) == (math.inf, "its ledger is damaged")
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_line_that_was_cut_off_in_writing_was_never_charged(tmp_path: Path, cut: int) -> None:
+    run(tmp_path / "whole", 2)
+    run(tmp_path / "torn", 3)
+    path = tmp_path / "torn" / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    before = path.read_bytes()
+    whole, torn = spending_of(tmp_path / "whole"), spending_of(tmp_path / "torn")
+    assert whole is not None
+    assert torn is not None
+    assert (torn.epsilon, torn.releases) == (whole.epsilon, 2)
+    assert path.read_bytes() == before  # reading mends nothing
+
+
+def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ledger = run(folder, 1, leave_open=True)
+    with pytest.raises(LedgerError, match="another process is charging it"):
+        set_aside(folder)
+    ledger.close()
+    with locked(folder / "lock"), pytest.raises(DptuneError, match="another process works on it"):
+        set_aside(folder)
+    assert spending_of(folder) is not None
+    assert set_aside(folder)[0].exists()
+
+
+def test_only_a_run_is_set_aside_and_only_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        set_aside(tmp_path)
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        set_aside(tmp_path / "nowhere")
+    run(tmp_path / "run", 1)
+    target, _ = set_aside(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is set aside already"):
+        set_aside(target)
+    assert spending_of(target) is not None
+
+
+def test_the_command_says_what_was_spent(tmp_path: Path) -> None:
+    run(tmp_path / "my run", 2)
+    epsilon = read_ledger(tmp_path / "my run" / "ledger.jsonl").epsilons.certified
+    result = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert f"it has spent epsilon {epsilon:.4g}, delta 1e-05 about one encounter (2 releases)" in words
+    assert "the report counts both" in words
+    assert (tmp_path / "my run.set-aside-1" / "ledger.jsonl").exists()
+    again = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
+    assert again.exit_code == 2
+    assert "is no run's folder" in again.stderr
+
+
+def test_the_command_in_a_message_can_be_copied(tmp_path: Path) -> None:
+    run(tmp_path / "my run", 1)
+    assert f"`dptune set-aside '{tmp_path}/my run'` keeps its ledger" in fresh_start(tmp_path / "my run")
+
+
+_AWAY = re.compile(
+    r"\b(remove|delete|discard|rm)\b[^.]*\b(folder|ledger|director|runs?\b(?! makes))"
+    r"|start(s)? (it |again|another|anew)|(use|choose) another (run )?director|tune another",
+    re.IGNORECASE,
+)
+
+
+def _messages(file: Path) -> list[str]:
+    """Every text of a module but its docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [str(node.value) for node in texts if id(node) not in docstrings]
+
+
+def test_no_message_tells_a_user_to_remove_a_ledger_or_to_spend_again_unpriced() -> None:
+    files = [file for part in ("dptune", "tasks", "flows") for file in sorted((ROOT / part).rglob("*.py"))]
+    found = {f"{file.relative_to(ROOT)}: {text}" for file in files for text in _messages(file) if _AWAY.search(text)}
+    assert found == set()
+    assert _AWAY.search("Fix: remove the run's folder and start again.")
+    assert _AWAY.search("Fix: use another run directory.")
+    assert _AWAY.search("the run is finished. Fix: start another run.")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert not re.search(r"rm .*data/(runs|ensembles|policy|secrets)", makefile)

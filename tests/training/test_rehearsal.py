@@ -1,0 +1,252 @@
+"""What a run cannot do right is refused by layer name before anything is charged; what it can do is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
+from test_per_sample import computed, error, looped
+from tiny_families import CAUSAL, families, tiny
+from tiny_models import (
+    adapted,
+    encounters,
+    gpt2,
+    llama,
+    make_header,
+    make_plan,
+    records,
+    release_lines,
+    trainable,
+    weights,
+)
+from transformers.pytorch_utils import Conv1D
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.registry import build
+from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.training.loop import train
+from dptune.training.model import Lora, attach_lora
+from dptune.training.opening import open_run
+from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
+from dptune.training.rehearsal import rehearse
+from dptune.training.together import shared_copy, train_together
+
+_LINEAR = (torch.nn.Linear, Conv1D)
+#: Families of which PEFT's all-linear names a layer that is not linear, or that a text does not reach.
+_NOT_ALL = {
+    "bart": "encoder_attn.k_proj",
+    "bigbird_pegasus": "encoder_attn.k_proj",
+    "deepseek_v4": "o_a_proj",
+    "falcon_mamba": "out_proj",
+    "jamba": "dt_proj",
+    "mamba": "out_proj",
+    "mbart": "encoder_attn.k_proj",
+    "mixtral": "gate",
+    "olmoe": "gate",
+    "phimoe": "AttributeError",  # its router is a linear layer that returns two things
+    "qwen3_moe": "experts",
+}
+
+
+def attached(family: str, modules: tuple[str, ...] | str) -> Any:
+    model = attach_lora(tiny(family, **CAUSAL[family]), Lora(2, 4, 0.0, modules), 0)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    return model
+
+
+def run(model: Any, folder: Path, mechanism: Any = None, tokens: Any = None) -> None:
+    entropy, tokens = OsEntropy(), tokens or records()
+    chosen = mechanism or build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    units = encounters(tokens)
+    names = {"mechanism": chosen.name, "published_accountant": chosen.published_accountant}
+    header = make_header(entropy, units, **names)
+    train(model, tokens, units, chosen, make_plan(steps=2), header, folder, entropy).close()
+
+
+@pytest.mark.parametrize("family", families(*(name for name in CAUSAL if name not in _NOT_ALL)))
+def test_all_linear_layers_of_a_family_equal_a_loop_or_are_named(family: str) -> None:
+    base = tiny(family, **CAUSAL[family])
+    output = base.get_output_embeddings()
+    linear = [n for n, module in base.named_modules() if isinstance(module, _LINEAR) and module is not output]
+    model = attached(family, "all-linear")
+    pairs = lora_pairs(model)
+    assert [pair.name.removeprefix("base_model.model.") for pair in pairs] == linear
+    rehearse(model, pairs)
+    assert error(computed(model, records(3)), looped(model, records(3))) < 1e-3
+
+
+@pytest.mark.parametrize("family", families(*_NOT_ALL))
+def test_a_layer_that_cannot_be_done_right_is_named(family: str) -> None:
+    def attempt() -> None:
+        model = attached(family, "all-linear")
+        rehearse(model, lora_pairs(model))
+
+    with pytest.raises(ConfigError, match=_NOT_ALL[family]):
+        attempt()
+
+
+@pytest.mark.parametrize("bits", [torch.float32, torch.bfloat16])
+def test_a_rehearsal_leaves_the_model_as_it_was(bits: torch.dtype) -> None:
+    model = adapted("llama", randomised=True).to(bits)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    rehearse(model, lora_pairs(model))
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert modes == [module.training for module in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_rows_times_tokens_side_by_side_are_as_they_are_alone(tmp_path: Path) -> None:
+    """Two runs of OPT's feed-forward layers in one pass, with batches packed across them."""
+    base, tokens, found = tiny("opt"), records(), []
+    for together in (False, True):
+        opened = []
+        for seed in (1, 2):
+            model = attach_lora(shared_copy(base), Lora(4, 8, 0.0, ("fc1", "fc2", "q_proj")), seed)
+            mechanism = build("static", {"noise_multiplier": 0.7, "pairs": len(lora_pairs(model))})
+            entropy, units = FixedSeed(seed), encounters(tokens)
+            header = make_header(entropy, units, accounting="noise_only")
+            plan, folder = make_plan(physical_batch_size=3), tmp_path / f"{together}{seed}"
+            opened.append(open_run(model, tokens, units, mechanism, plan, header, folder, entropy))
+            if not together:
+                assert train_together(base, [opened.pop()]) == [None]
+            found.append(weights(model) if not together else model)
+        if together:
+            assert train_together(base, opened) == [None, None]
+    for alone, model in zip(found[:2], found[2:], strict=True):
+        for name, value in weights(model).items():
+            torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=2e-5)
+
+
+def test_opt_trains_the_layers_that_see_rows_times_tokens(tmp_path: Path) -> None:
+    model = attached("opt", ("fc1", "fc2"))
+    assert error(computed(model, records(5)), looped(model, records(5))) < 1e-4
+    run(model, tmp_path)
+    assert release_lines(tmp_path) == 2
+
+
+def _mixing(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A GPT-2 whose last attention sees its inputs changed, and puts its outputs back as they were."""
+    model = attach_lora(gpt2(), Lora(rank=2, dropout=0.0), 0)
+    layer = model.get_base_model().transformer.h[1].attn.c_attn
+    real = layer.forward
+    layer.forward = lambda states: real(change(states))
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states + 0.1 * states.mean(0, keepdim=True),  # as batch normalisation does
+        lambda states: states.roll(1, 0),
+        lambda states: states.flip(0),
+    ],
+    ids=["mean", "rolled", "flipped"],
+)
+def test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    """Their shapes are right, so nothing but a comparison finds them."""
+    with pytest.raises(ConfigError, match=r"layer base_model.*gives a record another gradient in a batch than alone"):
+        run(_mixing(change), tmp_path)
+    assert release_lines(tmp_path) == 0
+
+
+def test_layers_that_put_tokens_first_are_refused_by_name(tmp_path: Path) -> None:
+    """XLNet's feed-forward layers, of which an unchecked product left memory as it was."""
+    model = attach_lora(tiny("xlnet"), Lora(2, 4, 0.0, ("layer_1", "layer_2")), 0)
+    with pytest.raises(ConfigError, match=r"ff\.layer_1 saw a tensor of shape \(7, 3, 32\) for 3 rows of 7 tokens"):
+        run(model, tmp_path)
+    assert release_lines(tmp_path) == 0
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 4), (7, 3, 4), (1, 7, 4), (20, 4), (3, 4), (4,), (3, 7, 2, 2)])
+def test_rows_of_another_number_never_reach_the_table(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="layer of no rows saw a tensor of shape"):
+        by_row(torch.zeros(shape), 3, 7, "of no rows")
+    model = adapted()
+    layout = Layout.of(lora_pairs(model))
+    taps = Taps(torch.zeros(3, sum(layout.sizes)), layout, ["of no rows"] * 2, 7)
+    with pytest.raises(ConfigError, match="layer of no rows"):
+        taps.tap(0, 0, torch.zeros(shape), torch.zeros(shape, requires_grad=True))
+
+
+def test_rows_times_tokens_come_apart_row_by_row() -> None:
+    states = torch.arange(3 * 7 * 4.0).view(3, 7, 4)
+    assert torch.equal(by_row(states.flatten(0, 1), 3, 7, "x"), states)
+    assert torch.equal(by_row(states.flatten(0, 1), 3, -1, "x"), states)
+    assert by_row(states, 3, 7, "x") is states
+
+
+def _peft(config: Any) -> Any:
+    return get_peft_model(llama(), config)
+
+
+_QUERIES = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
+_REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "aLoRA": (lambda: _peft(LoraConfig(r=2, alora_invocation_tokens=[5, 6], **_QUERIES)), "ALoraLinearVariant"),
+    "AdaLoRA": (lambda: _peft(AdaLoraConfig(init_r=2, target_r=1, total_step=9, tinit=1, tfinal=1, **_QUERIES)), "SVD"),
+    "DoRA": (lambda: _peft(LoraConfig(r=2, use_dora=True, **_QUERIES)), "DoraLinearVariant"),
+    "a bias": (lambda: _peft(LoraConfig(r=2, lora_bias=True, init_lora_weights=False, **_QUERIES)), "q_proj"),
+    "an embedding": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("embed_tokens",)), 0), "embed_tokens.*Embedding"),
+    "no such layer": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("nosuch",)), 0), "no layer is called 'nosuch'"),
+    "one of two": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("q_proj", "Q_proj")), 0), "'Q_proj'.*q_proj, up_proj"),
+    "a norm": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("norm",)), 0), "LlamaRMSNorm"),
+    "a pattern": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, "q_proj"), 0), "is no list"),  # type: ignore[arg-type]
+    "none": (lambda: llama(), "no adapter called default"),
+}
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_what_is_no_plain_lora_on_linear_layers_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    make, message = _REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        run(make(), tmp_path)
+    assert release_lines(tmp_path) == 0
+
+
+def test_gradient_checkpointing_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    model = adapted("llama")
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ConfigError, match=r"gradient checkpointing on.*physical_batch_size"):
+        run(model, tmp_path)
+    model = adapted("llama")
+    model.enable_input_require_grads()
+    with pytest.raises(ConfigError, match="enable_input_require_grads"):
+        run(model, tmp_path)
+    assert release_lines(tmp_path) == 0
+    model.disable_input_require_grads()
+    run(model, tmp_path)
+
+
+def test_a_merged_adapter_is_refused(tmp_path: Path) -> None:
+    model = adapted("llama")
+    model.merge_adapter()
+    with pytest.raises(ConfigError, match="is merged"):
+        run(model, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["static", "per_pair", "rldp", "quantile", "adaclip", "geoclip"])
+def test_a_mechanism_of_another_model_is_refused_before_a_charge(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"mechanisms\.{name}\.pairs: was built for 1 LoRA pairs.*has 4.*of_model"):
+        run(adapted("llama"), tmp_path, build(name, {"noise_multiplier": 1.0}))
+    assert release_lines(tmp_path) == 0
+
+
+def test_an_accountant_that_counts_parameters_counts_those_that_train(tmp_path: Path) -> None:
+    options = {"k": 9, "theta": 0.1, "pairs": 4, "dimension": 5}
+    with pytest.raises(ConfigError, match=r"mechanisms\.plrvo\.dimension: was built for 5 parameters"):
+        run(adapted("llama"), tmp_path, build("plrvo", options))
+
+
+def test_records_of_one_token_have_no_gradient_in_rows_times_tokens_either() -> None:
+    tokens = records(4)
+    tokens.rows[:] = [row[:1] for row in tokens.rows]
+    assert (computed(attached("opt", ("fc1", "q_proj")), tokens) == 0).all()
