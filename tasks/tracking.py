@@ -265,8 +265,9 @@ class ChildRun:
             experiment_id = mlflow.get_run(self._parent).info.experiment_id
             tags = {"mlflow.parentRunId": self._parent, **self._tags}
             self.run_id = _created(mlflow, experiment_id, tags, self._name, self._timed)
-            mlflow.log_batch(self.run_id, params=[Param(key, value) for key, value in self._params.items()])
-            self._marker.write_text(self.run_id)
+            self._marker.write_text(self.run_id)  # at once, or a failure in what follows would start another
+            if not any("params" in entry for entry in self._unsent.entries):
+                self._unsent.entries.insert(0, {"params": self._params, "tags": self._tags})
         return mlflow
 
     def _continue(self, mlflow: MlflowClient) -> bool:
