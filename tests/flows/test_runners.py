@@ -225,3 +225,28 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert psutil.wait_procs([child], timeout=30)[1] == []
+
+
+SERVED = """
+import subprocess, time
+from prefect.server.api.server import SubprocessASGIServer
+from flows.child import end_server_with_me
+SubprocessASGIServer().server_process = subprocess.Popen(["sleep", "120"])
+end_server_with_me()
+end_server_with_me()
+print(SubprocessASGIServer().server_process.pid, flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_temporary_server_ends_with_a_flow_that_was_killed(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PREFECT_HOME": str(tmp_path)}
+    flow = subprocess.Popen([sys.executable, "-c", SERVED], stdout=subprocess.PIPE, text=True, env=environment)
+    assert flow.stdout is not None
+    server = psutil.Process(int(flow.stdout.readline()))
+    watcher = [process for process in psutil.Process(flow.pid).children() if process.pid != server.pid]
+    assert len(watcher) == 1, "one, however often it is asked for"
+    flow.kill()
+    flow.wait()
+    assert psutil.wait_procs([server, *watcher], timeout=30)[1] == []

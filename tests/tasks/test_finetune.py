@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_
 
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError, DptuneError
+from dptune.files import locked
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
@@ -399,3 +401,24 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
     for name, content in places.items():
         assert not [word for word in (*secrets, *texts) if word.encode() in content], name
+
+
+def test_another_flow_waits_for_a_cell_under_way_and_finds_it_done(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static()
+    run_cell(cell, "cpu")
+    ledger = (cell.directory / "ledger.jsonl").read_bytes()
+    with ExitStack() as first:
+        first.enter_context(locked(cell.directory / "lock"))
+        with pytest.raises(DptuneError, match="another process works on it"):
+            finetune.run_cells([cell], "cpu")
+
+        def waiting(path: Path, *, wait: bool = False) -> Any:
+            assert wait
+            first.close()  # the other process ends while this one waits
+            return locked(path, wait=wait)
+
+        monkeypatch.setattr(finetune, "locked", waiting)
+        finetune.run_cells([cell], "cpu", wait=True)
+    assert (cell.directory / "ledger.jsonl").read_bytes() == ledger
