@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dptune.files import jsonable, sha256, write_text
+from dptune.files import jsonable, naming, sha256, write_text
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
@@ -79,7 +79,7 @@ class History:
 
 
 def _append(path: Path, point: dict[str, float]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(jsonable(point)) + "\n")
 
 

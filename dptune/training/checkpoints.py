@@ -6,7 +6,6 @@ can only over-count.
 
 from __future__ import annotations
 
-import errno
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -69,10 +68,7 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             plain[key] = value
     with replacing(path) as temporary:
         described = json.dumps(asdict(replace(progress, controller=plain)))
-        try:
-            save_file(tensors, temporary, metadata={"progress": described})
-        except SafetensorError as error:  # which hides the system's error in a text
-            raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
+        save_file(tensors, temporary, metadata={"progress": described})
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.errors import ConfigError
+from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
 from dptune.training.per_sample import lora_pairs
 
@@ -222,7 +223,8 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def save_adapter(model: PeftModel, directory: Path) -> None:
     """Write the adapter so that ``PeftModel.from_pretrained(base, directory)`` loads it."""
     # "auto" would ask the hub whether the vocabulary was resized.
-    model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
+    with naming(directory):
+        model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
 
 
 def _cuda_devices(model: Any) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from safetensors import SafetensorError
 from test_resume import STEPS, run
 from tiny_models import release_lines
 
-from dptune.files import write_text
+from dptune.files import naming, write_text
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.training import checkpoints
@@ -93,3 +95,11 @@ def test_a_stage_names_the_file_and_ends_with_status_2(
         run_stage(lambda: write_text(tmp_path / "taken" / "file", "x"))
     assert ended.value.code == 2
     assert f"error: {tmp_path / 'taken'}" in capsys.readouterr().err
+
+
+def test_a_file_that_grows_is_named_too(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "history.jsonl"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write raises it: without a name
+    assert caught.value.filename == str(tmp_path / "history.jsonl")
+    with pytest.raises(ValueError, match="other"), naming(tmp_path):
+        raise ValueError("other")
