@@ -87,7 +87,7 @@ def _warn(what: str, error: Exception) -> None:
     fix = server if named else file
     _log.warning(
         "MLFLOW_TRACKING_URI: MLflow did not take %s (%s). The work goes on, and its results stay on disk. Fix: %s; "
-        "then run the same command again, which sends them.",
+        "then run the flow again, as `python -m flows.experiment` (DVC skips what is done), which sends them.",
         what,
         cause,
         fix,
