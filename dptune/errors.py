@@ -26,3 +26,7 @@ class ConfigError(DptuneError):
     def __init__(self, field: str, problem: str, *, fix: str) -> None:
         super().__init__(f"{field}: {problem}. Fix: {fix}.")
         self.field, self.problem, self.fix = field, problem, fix
+
+
+class DivergedError(DptuneError):
+    """Training whose weights or predictions are no longer numbers; running it again would end alike."""

@@ -6,6 +6,7 @@ directory, mode 0600, fsynced, then renamed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -25,21 +26,41 @@ PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; on success it takes ``target``'s place, on error it goes.
 
-    Raises: OSError as the file system does (disk full, read-only), with nothing half-written left behind.
+    Raises: OSError as the file system does (disk full, read-only), naming ``target``, with nothing half-written left.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with naming(target):
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, PRIVATE_FILE))
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary, target)
+            fsync_directory(target.parent)
+        except BaseException as error:
+            with suppress(OSError):
+                temporary.unlink()
+            if isinstance(error, OSError) and error.filename == str(temporary):
+                error.filename = str(target)  # nobody knows the temporary one
+            raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the disk name ``path``: of a failed write the system does not say where it was.
+
+    Raises: OSError also in place of SafetensorError, which hides the system's error in a text.
+    """
     try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, PRIVATE_FILE))
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, target)
-        fsync_directory(target.parent)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
         raise
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":  # not imported: nothing else here needs it
+            raise
+        raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
 
 
 def write_text(target: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
 from dptune.files import private_directory
+from flows.child import end_server_with_me
 from flows.experiment import available_devices
 from tasks.audit import audit_cell, audit_file, audit_key
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
@@ -32,7 +33,6 @@ def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
 def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[str]:
     """Attack one cell; returns what it shows that cannot be true if its ledger is."""
     found: list[str] = audit_cell(directory, settings, device, cells)["violations"]
-    publish_audit(directory, audit_file(directory))
     return found
 
 
@@ -42,6 +42,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
 
     Raises: RuntimeError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
     """
+    end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     device = available_devices(settings.experiment)[0]
     private_directory(AUDITS)
@@ -52,6 +53,8 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         again = configured.with_options(refresh_cache=not audit_file(directory).exists())
         state = again(directory, settings.audit, device, len(cells), return_state=True)
         found = state.result(raise_on_failure=False)
+        if audit_file(directory).exists():
+            publish_audit(directory, audit_file(directory))  # also of an earlier audit that MLflow did not take
         problems += [f"{directory.name}: {found}"] if isinstance(found, BaseException) else found
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
     if problems:

@@ -10,36 +10,30 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 from prefect import flow, get_run_logger, task
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.settings import get_current_settings
 
 from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
-from flows.child import child
-from flows.places import free_place, wait_until_unlocked
+from flows.child import child, end_server_with_me
+from flows.places import free_place
 from flows.runners import THREADS, started
 from tasks import tracking
-from tasks.cells import Cell, grid, is_published
+from tasks.cells import Cell, grid, is_finished, is_published
 from tasks.groups import Group, grouped
 from tasks.paths import DATA, EXPERIMENT, RUNS, TRAIN
 from tasks.settings import Experiment, load_settings, merge
 from tasks.stage import USER_ERROR, run_stage
 
 _LAST_LINES = 15
-_LOCK_SECONDS = 120  # a lock on a shared file system outlives a dead machine by about 90
 # A cell takes these from its flow: Dask and Ray give one thread to whatever their workers start.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
 
@@ -92,24 +86,22 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=2,
     retry_condition_fn=_worth_retrying,
 )
-def fine_tune(group: Group, device: str | None, errand: Errand) -> list[str]:
-    """Run cells to their ends in one process; a retry resumes from their ledgers and checkpoints.
+def fine_tune(group: Group, errand: Errand) -> list[str]:
+    """Run cells to their ends in one process, on the first free device of the machine that this runs on.
 
-    Args:
-        device: None takes the first free one of the machine that this runs on.
-
-    Returns: the cells' folders.
+    A retry resumes from their ledgers and checkpoints. Returns: the cells' folders.
     """
     os.umask(0o077)  # a worker's process was started by somebody's shell
     for cell in group.cells:
         directory = _folder(cell, errand.home)
         write_text(directory / "cell.json", cell.model_dump_json(indent=2))
-        if device is None:
-            wait_until_unlocked(directory / "lock", _LOCK_SECONDS)  # of a killed worker, whose cell dies a moment later
-    if not all(is_published(_folder(cell, errand.home)) for cell in group.cells):
-        with _place(device, errand) as chosen:
+    is_done = is_finished if errand.parent == tracking.LATER else is_published
+    if not all(is_done(_folder(cell, errand.home)) for cell in group.cells):
+        with free_place(available_devices(errand.settings), errand.settings.cells_per_device) as device:
             files = [str(cell.directory / "cell.json") for cell in group.cells]
-            options = ["--device", chosen, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
+            options = ["--device", device, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
+            # Another flow may work on these cells; so may the cell of a killed worker, which dies a moment later.
+            options.append("--wait")
             # A lone process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if errand.terminal else run_process
             run(group.label, child("tasks.finetune", *files, *options), errand.home, _environment(errand))
@@ -121,18 +113,6 @@ def _folder(cell: Cell, home: Path) -> Path:
         fix = "share the flow's folder with every machine, under the same path"
         raise DptuneError(f"experiment.runner: the worker on {gethostname()} sees no {home / DATA}. Fix: {fix}.")
     return home / cell.directory
-
-
-@contextmanager
-def _place(device: str | None, errand: Errand) -> Iterator[str]:
-    """Hold a place on the device that the flow chose, or on any device of this machine; yields the device."""
-    if device is None:
-        devices, cells = available_devices(errand.settings), errand.settings.cells_per_device
-        with free_place(devices, cells, errand.home / DATA / "places") as free:
-            yield free
-    else:
-        with concurrency(limit_name(device), occupy=1, strict=True):
-            yield device
 
 
 def _environment(errand: Errand) -> dict[str, str]:
@@ -163,6 +143,7 @@ def experiment(
     """
     chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
     given = {key: value for key, value in chosen.items() if value is not None}
+    end_server_with_me()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
     places = len(devices) * settings.experiment.cells_per_device
@@ -173,8 +154,11 @@ def experiment(
         errand = _errand(settings.experiment, devices, parent)
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
-            task_runner.submit(configured, {"group": group, "device": device, "errand": errand})
-            for group, device in zip(groups, _chosen_devices(settings.experiment, devices, len(groups)), strict=True)
+            task_runner.submit(
+                configured.with_options(refresh_cache=_is_owed_to_mlflow(group, parent)),
+                {"group": group, "errand": errand},
+            )
+            for group in groups
         ]
         failed = _failures(groups, futures)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
@@ -184,18 +168,15 @@ def experiment(
     return [str(cell.directory) for cell in cells]
 
 
+def _is_owed_to_mlflow(group: Group, parent: str) -> bool:
+    """Whether a trained cell's results did not reach MLflow, which Prefect's kept result of the task does not tell."""
+    folders = [cell.directory for cell in group.cells]
+    return parent != tracking.LATER and any(is_finished(path) and not is_published(path) for path in folders)
+
+
 def _own_devices(settings: Experiment) -> list[str]:
     """The devices of the flow's machine, which a running cluster has nothing to do with."""
     return [] if "://" in settings.runner else available_devices(settings)
-
-
-def _chosen_devices(settings: Experiment, devices: list[str], groups: int) -> list[str | None]:
-    """Threads take the flow's devices in turn; a worker's machine knows best which of its own is free."""
-    if settings.runner != THREADS:
-        return [None] * groups
-    for device in devices:
-        set_limit(device, settings.cells_per_device)
-    return [devices[index % len(devices)] for index in range(groups)]
 
 
 def _errand(settings: Experiment, devices: list[str], parent: str) -> Errand:
@@ -236,22 +217,6 @@ def tags_of(settings: Experiment) -> dict[str, str]:
         "dvc_hash": tracking.dvc_hash(TRAIN.parent),
         **tracking.flow_tag(settings.telemetry, str(flow_run.id or "none")),
     }
-
-
-def limit_name(device: str) -> str:
-    """An accelerator belongs to its machine, also where machines share a Prefect server."""
-    return f"dptune-{gethostname()}-{device.replace(':', '-')}"
-
-
-def set_limit(device: str, cells: int) -> None:
-    """Let so many processes share a device."""
-    with get_client(sync_client=True) as client:
-        client.upsert_global_concurrency_limit_by_name(limit_name(device), cells)
-        if get_current_settings().api.url is None:
-            # A temporary server forgets its leases when it dies, but not the slots they held: a killed flow's
-            # would block the next one for ever. Nobody else uses this server, so no slot can be in use.
-            freed = GlobalConcurrencyLimitUpdate(active_slots=0)
-            client.update_global_concurrency_limit(limit_name(device), freed)
 
 
 def _run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:

@@ -1,8 +1,9 @@
-"""Places on the devices of the machine that a worker runs on: at most so many cells on each at a time."""
+"""Places on the devices of this machine: at most so many cells on each at a time, whoever started them."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,13 +16,23 @@ from dptune.files import locked, private_directory
 _SECONDS = 0.5
 
 
+def places_folder() -> Path:
+    """DPTUNE_PLACES, else a folder of this user in the machine's temporary folder: one for all checkouts and flows."""
+    given = os.environ.get("DPTUNE_PLACES")
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"dptune-places-{os.getuid()}"
+
+
 @contextmanager
-def free_place(devices: Sequence[str], cells: int, folder: Path) -> Iterator[str]:
+def free_place(devices: Sequence[str], cells: int, folder: Path | None = None) -> Iterator[str]:
     """Wait for a place on one of ``devices``, each of which has ``cells``; yields the device.
 
-    A place is a locked file, so a killed worker's is free at once. A slot of a Prefect server would be taken until
-    its lease ends, and with a temporary server, which ends no leases, for ever.
+    A place is a locked file, so a killed process' is free at once. A slot of a Prefect server would be taken until
+    its lease ends, and flows that share a temporary server's database would free each other's.
+
+    Args:
+        folder: of the files; ``places_folder`` if None.
     """
+    folder = folder or places_folder()
     private_directory(folder)
     with ExitStack() as stack:
         yield _take(stack, [(device, place) for place in range(cells) for device in devices], folder)
@@ -43,12 +54,3 @@ def _physical(device: str) -> str:
     if kind == "cuda" and visible:
         index = visible.split(",")[int(index or 0)].strip()
     return f"{kind}-{index or 0}"
-
-
-def wait_until_unlocked(file: Path, seconds: float) -> None:
-    """Wait while another process holds ``file``, but no longer than ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(DptuneError), locked(file):
-            return
-        time.sleep(_SECONDS)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
-from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import ValidationError
@@ -19,8 +18,11 @@ from pydantic import ValidationError
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.policy.opening import LEDGER
-from flows.experiment import limit_name, run_process, set_limit
+from flows.child import child, end_server_with_me
+from flows.experiment import run_process
+from flows.places import free_place
 from tasks import tracking
+from tasks.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy import JOB, RESULT, Job, check_environments, jobs
 from tasks.policy_audit import audits
@@ -36,13 +38,13 @@ _DEVICE = "cpu"  # networks of a few thousand parameters
 
 
 @task(name="policy run", task_run_name="{job.name}", retries=1)
-def run_one(job: Job) -> dict[str, Any]:
+def run_one(job: Job, processes: int) -> dict[str, Any]:
     """Train one policy; a finished one is kept, and one that died resumes from its ledger."""
     if not (job.directory / RESULT).exists():
         private_directory(job.directory)
         write_text(job.directory / JOB, job.model_dump_json(indent=2))
-        with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
-            run_process(job.name, [sys.executable, "-m", "tasks.policy", str(job.directory / JOB)])
+        with free_place([_DEVICE], processes):
+            run_process(job.name, child("tasks.policy", str(job.directory / JOB)))
     return read_json(job.directory / RESULT)
 
 
@@ -53,19 +55,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @task(name="public inputs")
-def public_inputs() -> None:
+def public_inputs(processes: int) -> None:
     """The public model and the split, by their DVC stages, where they are missing."""
     if not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
-        with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
-            run_process("public inputs", [sys.executable, "-m", "dvc", "repro", "split", "pretrain"])
+        with free_place([_DEVICE], processes):
+            run_process("public inputs", child("dvc", "repro", "split", "pretrain"))
 
 
 @task(name="part", task_run_name="{name}", retries=1)
-def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any) -> None:
+def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any, processes: int) -> None:
     """A part that keeps its own results, in a process of its own, once ``inputs`` are there."""
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    with concurrency(limit_name(_DEVICE), occupy=1, strict=True):
-        run_process(name, [sys.executable, "-m", module, *options])
+    with free_place([_DEVICE], processes):
+        run_process(name, child(module, *options))
 
 
 @flow(name="policy", log_prints=True)
@@ -74,18 +76,19 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
 
     Raises: RuntimeError naming the runs that failed, after all others.
     """
+    end_server_with_me()
     settings = policy_of(load_settings(Path(params), overrides))
     check_environments(settings)
     chosen = jobs(settings)
     private_directory(POLICY)
-    set_limit(_DEVICE, settings.processes)
     tags = {"git_commit": tracking.git_commit(), "data": "simulated users"}
     parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
-    inputs = public_inputs.submit() if others else None  # first: it takes longest, and others wait for it
-    futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job) for job in chosen}
+    # First: it takes longest, and others wait for it.
+    inputs = public_inputs.submit(settings.processes) if others else None
+    futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job, settings.processes) for job in chosen}
     for name, module, section in others:
-        futures[name] = run_part.submit(name, module, section, inputs)
+        futures[name] = run_part.submit(name, module, section, inputs, settings.processes)
     attacks = audits(settings)  # while the runs are under way
     failed = failures(futures)
     results = [futures[job.name].result() for job in chosen if job.name not in failed]
@@ -192,15 +195,16 @@ def _publish(
     ends: dict[str, float],
 ) -> None:
     """A run in MLflow, once: its curve, what it came to, and its ledger."""
-    if (directory / _MARKER).exists():
+    if parent == tracking.LATER or (directory / PUBLISHED).exists():
         return
-    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False)
+    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False, kept=False)
     for step, metrics in curve.items():
         child.log(step, metrics)
     child.log(max(curve, default=0), ends)
     if (directory / LEDGER).exists():
         child.artifact(directory / LEDGER)
-    child.end()
+    if child.end():
+        write_text(directory / PUBLISHED, child.run_id)
 
 
 def main() -> None:

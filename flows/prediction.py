@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, task
-from prefect.concurrency.sync import concurrency
+from prefect import flow, get_run_logger, task, unmapped
 
 from dptune.files import private_directory
 from dptune.prediction.ensemble import is_tuned
-from flows.experiment import available_devices, limit_name, run_process, set_limit, tags_of
+from flows.child import child, end_server_with_me
+from flows.experiment import available_devices, run_process, tags_of
+from flows.places import free_place
 from tasks import tracking
 from tasks.answers import publish_answers, score
 from tasks.ensembles import PLAN, Plan, close_plan, compared, open_plan, plans, served
@@ -25,12 +26,12 @@ from tasks.stage import run_stage
 
 
 @task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
-def tune_one(plan: Plan, shard: int, device: str) -> int:
+def tune_one(plan: Plan, shard: int, devices: list[str], places: int) -> int:
     """Tune one shard's adapter in a process of its own; a finished one is kept."""
     if not is_tuned(plan.directory, shard):
-        command = [sys.executable, "-m", "tasks.tune", str(plan.directory / PLAN), str(shard), "--device", device]
-        with concurrency(limit_name(device), occupy=1, strict=True):
-            run_process(f"shard {shard}", command)
+        with free_place(devices, places) as device:
+            arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
+            run_process(f"shard {shard}", child("tasks.tune", *arguments))
     return shard
 
 
@@ -46,19 +47,18 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
 
     Raises: RuntimeError naming the shards that failed, after all others.
     """
+    end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     delta, chosen = settings.experiment.delta, plans(settings)
     protocol = served(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
         compared(settings.prediction, plan.models, delta)  # refuses what cannot be, before anything is tuned
     devices = available_devices(settings.experiment)
-    for device in devices:
-        set_limit(device, settings.experiment.cells_per_device)
     private_directory(ENSEMBLES)
     for plan in chosen:
         open_plan(plan)
-        places = [devices[shard % len(devices)] for shard in range(plan.models)]
-        futures = tune_one.map([plan] * plan.models, list(range(plan.models)), places)
+        places = settings.experiment.cells_per_device
+        futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
         failed = []
         for shard, future in enumerate(futures):
             future.wait()

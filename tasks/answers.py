@@ -129,7 +129,7 @@ def publish_answers(result: dict[str, Any], parent: str, directory: Path, tags: 
         params = {key: row[key] for key in ("unit", "tokens", "models", "alpha", "budget_epsilon", "delta")}
         params |= {key: row[key] for key in _OWN if key in row}
         marker = private_directory(directory / "mlflow") / row["label"]
-        tags = {**tags, "kind": row["kind"]}
-        child = ChildRun(parent, row["label"], marker, params, tags, timed=timed(result["telemetry"]))
+        when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
+        child = ChildRun(parent, row["label"], marker, params, {**tags, "kind": row["kind"]}, **when)
         child.log(0, {key: float(value) for key, value in row.items() if key.startswith(_FIGURES)})
         child.end()

@@ -25,7 +25,7 @@ import torch
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
@@ -34,7 +34,7 @@ from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import StepReport, follow, train
-from dptune.training.model import DIVERGED, DivergedError, save_adapter
+from dptune.training.model import DIVERGED, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from dptune.training.run import Run
@@ -74,15 +74,21 @@ def run_cells(
     flow_run: str = "none",
     entropy: Entropy | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    *,
+    wait: bool = False,
 ) -> None:
     """Run cells of one model to their ends in one process; see ``run_cell``. Several ranks take one cell.
+
+    Args:
+        wait: for another process that works on one of them, instead of an error.
 
     Raises: what ended the cell, of one cell; CellsError or RuntimeError naming those that failed, of several, after
     all others have ended.
     """
     with ExitStack() as locks:
-        for cell in cells:
-            locks.enter_context(locked(private_directory(cell.directory) / "lock"))
+        # In one order everywhere, or two processes with the same cells could wait for each other for ever.
+        for cell in sorted(cells, key=lambda cell: cell.directory):
+            locks.enter_context(locked(private_directory(cell.directory) / "lock", wait=wait))
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
         errors: dict[Path, Exception] = {}
         if ranks.told(bool(waiting)):
@@ -90,8 +96,11 @@ def run_cells(
             errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
         for cell in cells:
             if cell.directory not in errors:
-                publish(cell.directory, parent)
-                (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
+                try:
+                    publish(cell.directory, parent)
+                    (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
+                except Exception as error:  # the other cells' ends must not wait for it
+                    errors[cell.directory] = _failed(cell.label, error)
     if errors:
         raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
 
@@ -116,7 +125,7 @@ class CellsError(DptuneError):
 
 def _joined(errors: dict[Path, Exception]) -> Exception:
     message = "; ".join(f"cell {path.name}: {str(error) or type(error).__name__}" for path, error in errors.items())
-    hopeless = all(isinstance(error, DptuneError) for error in errors.values())
+    hopeless = all(isinstance(error, DptuneError | OSError) for error in errors.values())
     return CellsError(message) if hopeless else RuntimeError(message)
 
 
@@ -174,7 +183,7 @@ def _train_cells(
 
 def _failed(label: str, error: Exception) -> Exception:
     """The error, its traceback logged where it is none of the user's and would otherwise be lost."""
-    if not isinstance(error, DptuneError):
+    if not isinstance(error, DptuneError | OSError):
         _log.error("cell %s failed", label, exc_info=error)
     return error
 
@@ -389,6 +398,7 @@ def main(
     device: Annotated[str | None, typer.Option(help="torch device; default cpu, under torchrun the own GPU")] = None,
     parent: Annotated[str | None, typer.Option(help="MLflow run id of the experiment")] = None,
     flow_run: Annotated[str, typer.Option(help="Prefect flow run id")] = "none",
+    wait: Annotated[bool, typer.Option(help="wait for another process that works on one of the cells")] = False,
 ) -> None:
     """Run one cell, or several side by side on one base model."""
 
@@ -401,7 +411,7 @@ def main(
                 if ranks.rank:
                     help_cell(chosen[0], device or own_device(), ranks)
                 else:
-                    run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks)
+                    run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks, wait=wait)
         except LostRankError as error:
             sys.exit(f"error: {error}")
 

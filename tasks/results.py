@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dptune.files import jsonable, write_text
+from dptune.files import jsonable, naming, sha256, write_text
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
@@ -14,7 +14,7 @@ from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.cells import PUBLISHED
 from tasks.job import Job
 from tasks.paths import TRAIN
-from tasks.tracking import ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
+from tasks.tracking import LATER, ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
@@ -80,7 +80,7 @@ class History:
 
 
 def _append(path: Path, point: dict[str, float]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(jsonable(point)) + "\n")
 
 
@@ -185,12 +185,16 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
 
 
 def publish(directory: Path, parent: str | None) -> None:
-    """Send a finished cell's results to MLflow, once; after a crash, whatever was not sent yet."""
+    """Send a finished cell's results to MLflow, once; after a crash, whatever was not sent yet.
+
+    Where MLflow takes nothing, a warning says so, and the next flow tries again.
+    """
     marker = directory / PUBLISHED
-    if parent is None or marker.exists():
+    if parent in (None, LATER) or marker.exists():
         return
     contents, result = read_ledger(directory / "ledger.jsonl"), json.loads((directory / "result.json").read_text())
-    child = ChildRun(parent, result["label"], directory / "mlflow_run", {}, {}, timed=timed(result["telemetry"]))
+    when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
+    child = ChildRun(str(parent), result["label"], directory / "mlflow_run", {}, {}, **when)
     final = {f"final_{key}": value for key, value in named(contents.epsilons).items()}
     child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
     child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
@@ -199,17 +203,19 @@ def publish(directory: Path, parent: str | None) -> None:
     # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
     if (directory / "controller").exists() and not result["leaks"]:
         child.artifact(directory / "controller")
-    child.end()
-    write_text(marker, child.run_id)
+    if child.end():
+        write_text(marker, child.run_id)
 
 
 def publish_audit(directory: Path, audit: Path) -> None:
-    """Send a cell's audit to its run in MLflow, if it has one."""
-    marker = directory / "mlflow_run"
-    if marker.exists():
-        metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-        telemetry = json.loads((directory / "result.json").read_text(encoding="utf-8"))["telemetry"]
-        add_to_run(marker.read_text().strip(), metrics, audit, timed=timed(telemetry))
+    """Send a cell's audit to its run in MLflow, if it has one and MLflow does not have this audit yet."""
+    run, marker, digest = directory / "mlflow_run", audit.with_name(PUBLISHED), sha256(audit)
+    if not run.exists() or (marker.exists() and marker.read_text() == digest):
+        return
+    metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
+    telemetry = json.loads((directory / "result.json").read_text(encoding="utf-8"))["telemetry"]
+    if add_to_run(run.read_text().strip(), metrics, audit, timed=timed(telemetry)):
+        write_text(marker, digest)
 
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:

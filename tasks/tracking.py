@@ -1,8 +1,10 @@
 """MLflow: one parent run per experiment, one child per cell. Nothing but what it is handed reaches it.
 
-A run whose times must not be told is stamped with ``NO_TIME`` wherever MLflow stamps: its start, its end, its metrics,
-and its files in a local store. How long a run takes follows the number of its micro-batches, hence the secret size of
-each batch.
+Logging never stops a run. What MLflow does not take is kept in the run's folder, and sent when the flow runs again.
+
+A run whose times must not be told is stamped with ``NO_TIME`` wherever MLflow stamps: its start, its end, its metrics
+(those sent later too), and its files in a local store. How long a run takes follows the number of its micro-batches,
+hence the secret size of each batch.
 """
 
 from __future__ import annotations
@@ -11,15 +13,22 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import requests
 import yaml
 
 from tasks.paths import DATA
+from tasks.unsent import Unsent
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# MLflow's own patience with a server that does not answer is 15 minutes, in which a run would stand still.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 # Alembic's start-up chatter says nothing to a user.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
@@ -28,10 +37,14 @@ from mlflow.entities import Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.utils.file_utils import local_file_uri_to_path  # noqa: E402
 
+#: In place of the parent's run id where no server answers: children then write to their folders alone.
+LATER = "later"
 #: Milliseconds since 1970 that stand for every time of a run that tells none; MLflow takes 0 for "now".
 NO_TIME = 1
 _PARENT_TAG = "dptune.parent"
 _BATCH = 500
+_PROBE_SECONDS = 5
+_log = logging.getLogger(__name__)
 
 
 def database_uri(file: Path) -> str:
@@ -45,8 +58,40 @@ def tracking_uri() -> str:
 
 
 def client() -> MlflowClient:
-    """A client of the tracking server in use."""
-    return MlflowClient(tracking_uri=tracking_uri())
+    """A client of the tracking server in use.
+
+    Raises: ConnectionError if a server is named and does not answer; asked once, before MLflow's own retries.
+    """
+    uri = tracking_uri()
+    if uri.startswith(("http://", "https://")):
+        try:
+            requests.head(uri, timeout=_PROBE_SECONDS, allow_redirects=False)
+        except (requests.RequestException, ValueError) as error:
+            raise ConnectionError(f"no answer from {uri}: {type(error).__name__}") from None
+    return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def optional(what: str) -> Iterator[None]:
+    """Logging that may fail: its error becomes a warning that names cause and fix, and the work goes on."""
+    try:
+        yield
+    except Exception as error:
+        _warn(what, error)
+
+
+def _warn(what: str, error: Exception) -> None:
+    cause = " ".join(str(error).split())[:200] or type(error).__name__
+    named = os.environ.get("MLFLOW_TRACKING_URI") and "data/mlflow.db" not in tracking_uri()
+    server, file = "start that server, or unset the variable to use data/mlflow.db", "free or restore data/mlflow.db"
+    fix = server if named else file
+    _log.warning(
+        "MLFLOW_TRACKING_URI: MLflow did not take %s (%s). The work goes on, and its results stay on disk. Fix: %s; "
+        "then run the flow again, as `python -m flows.experiment` (DVC skips what is done), which sends them.",
+        what,
+        cause,
+        fix,
+    )
 
 
 def timed(telemetry: str) -> bool:
@@ -55,12 +100,17 @@ def timed(telemetry: str) -> bool:
 
 
 def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> str:
-    """The run id of the experiment's parent run: found by its name, or started.
+    """The run id of the experiment's parent run: found by its name, or started. ``LATER`` where no server answers.
 
     Args:
         timed: stamp a new one with the time.
     """
-    mlflow = client()
+    with optional(f"the experiment {experiment}"):
+        return _parent_run(client(), experiment, tags, timed)
+    return LATER
+
+
+def _parent_run(mlflow: MlflowClient, experiment: str, tags: dict[str, str], timed: bool) -> str:
     experiment_id = _experiment_id(mlflow, experiment)
     found = mlflow.search_runs([experiment_id], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
     if found:
@@ -74,7 +124,9 @@ def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> 
 
 def finish_parent(run_id: str, failed: bool, *, timed: bool = True) -> None:
     """Mark the parent run as ended."""
-    _terminate(client(), run_id, "FAILED" if failed else "FINISHED", timed)
+    if run_id != LATER:
+        with optional("the end of the experiment"):
+            _terminate(client(), run_id, "FAILED" if failed else "FINISHED", timed)
 
 
 def _created(mlflow: MlflowClient, experiment_id: str, tags: dict[str, str], name: str, timed: bool) -> str:
@@ -86,73 +138,18 @@ def _terminate(mlflow: MlflowClient, run_id: str, status: str, timed: bool) -> N
     mlflow.set_terminated(run_id, status, end_time=None if timed else NO_TIME)
 
 
-class ChildRun:
-    """A cell's run in MLflow: buffers metrics, and survives the death and resumption of its process."""
-
-    def __init__(
-        self, parent: str, name: str, marker: Path, params: dict[str, Any], tags: dict[str, str], *, timed: bool = True
-    ) -> None:
-        """Continue the run whose id ``marker`` holds, else start one and write ``marker``.
-
-        Args:
-            timed: stamp the run, its metrics and its files with the time.
-        """
-        self._timed = timed
-        self._client = client()
-        self._metrics: list[Metric] = []
-        experiment_id = self._client.get_run(parent).info.experiment_id
-        known = marker.read_text().strip() if marker.exists() else None
-        if known and self._continue(known):
-            self.run_id = known
-        else:
-            tags = {"mlflow.parentRunId": parent, **tags}
-            self.run_id = _created(self._client, experiment_id, tags, name, timed)
-            self._client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in params.items()])
-            marker.write_text(self.run_id)
-
-    def _continue(self, run_id: str) -> bool:
-        try:
-            self._client.update_run(run_id, status="RUNNING")
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return False  # another server, or a store that was emptied
-        return True
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Buffer metrics of a step; infinities are logged as they are."""
-        now = int(time.time() * 1000) if self._timed else NO_TIME
-        self._metrics += [Metric(key, float(value), now, step) for key, value in metrics.items()]
-        if len(self._metrics) >= _BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what is buffered."""
-        for start in range(0, len(self._metrics), _BATCH):
-            self._client.log_batch(self.run_id, metrics=self._metrics[start : start + _BATCH])
-        self._metrics = []
-
-    def tag(self, tags: dict[str, str]) -> None:
-        """Set tags."""
-        self._client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-
-    def artifact(self, path: Path) -> None:
-        """Upload a file or a folder under its own name."""
-        send(self.run_id, path, path.name if path.is_dir() else None, timed=self._timed)
-
-    def end(self, status: str = "FINISHED") -> None:
-        """Flush and close the run."""
-        self.flush()
-        _terminate(self._client, self.run_id, status, self._timed)
-
-
 def send(run_id: str, path: Path, folder: str | None = None, *, timed: bool = True) -> None:
-    """Add a file, or what a folder holds, to a run's ``folder``.
+    """Add a file, or what a folder holds, to a run's ``folder``; a failure is a warning.
 
     Args:
         timed: leave the files of a local store with the time at which they were sent. A server stamps its own.
     """
-    mlflow = client()
+    if run_id != LATER:
+        with optional(f"{path}"):
+            _send(client(), run_id, path, folder, timed)
+
+
+def _send(mlflow: MlflowClient, run_id: str, path: Path, folder: str | None, timed: bool) -> None:
     if path.is_dir():
         mlflow.log_artifacts(run_id, str(path), artifact_path=folder)
     else:
@@ -164,20 +161,145 @@ def send(run_id: str, path: Path, folder: str | None = None, *, timed: bool = Tr
             os.utime(file, (NO_TIME / 1000, NO_TIME / 1000))
 
 
-def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed: bool = True) -> None:
-    """Add metrics and a file to a run that has ended; nothing happens where the store does not know it.
+class ChildRun:
+    """A cell's run in MLflow: survives the death and resumption of its process, and of MLflow's server.
+
+    What is logged is first kept on disk (``Unsent``), then sent in batches; no method raises for MLflow's sake.
+    """
+
+    def __init__(
+        self,
+        parent: str,
+        name: str,
+        marker: Path,
+        params: dict[str, Any],
+        tags: dict[str, str],
+        *,
+        timed: bool = True,
+        kept: bool = True,
+    ) -> None:
+        """Continue the run whose id ``marker`` holds, else start one and write ``marker``.
+
+        Args:
+            parent: run id of the experiment's, or ``LATER``.
+            timed: stamp the run, its metrics and its files with the time.
+            kept: keep what MLflow does not take beside ``marker``; False of what can be made again.
+        """
+        self._parent, self._name, self._marker, self._timed = parent, name, marker, timed
+        self._params, self._tags = {key: str(value) for key, value in params.items()}, tags
+        self._client: MlflowClient | None = None
+        self._unsent = Unsent(marker.with_name(f"{marker.name}_unsent.jsonl"), kept=kept)
+        self._waiting, self._patience, self._warned = 0, _BATCH, False
+        self.run_id = marker.read_text().strip() if marker.exists() else ""
+        start = next((entry for entry in self._unsent.entries if "params" in entry), None)
+        if start:  # of a process that could not send it
+            self._params, self._tags = start["params"], start["tags"]
+        elif not self.run_id:
+            self._unsent.add({"params": self._params, "tags": self._tags})
+        self.flush()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Keep metrics of a step, and now and then send them; infinities are logged as they are."""
+        now = int(time.time() * 1000) if self._timed else NO_TIME
+        values = {key: float(value) for key, value in metrics.items()}
+        self._unsent.add({"metrics": values, "step": step, "time": now})
+        self._waiting += len(values)
+        if self._waiting >= self._patience:
+            self.flush()
+
+    def tag(self, tags: dict[str, str]) -> None:
+        """Set tags."""
+        self._unsent.add({"tags": tags})
+
+    def artifact(self, path: Path) -> None:
+        """Upload a file or a folder under its own name."""
+        self._unsent.add({"artifact": str(path)})
+
+    def flush(self) -> bool:
+        """Send what MLflow does not have yet; whether it now has everything."""
+        self._waiting = 0
+        if self._parent == LATER:
+            return False
+        try:
+            self._send()
+        except Exception as error:
+            if not self._warned:
+                _warn(f"the metrics of {self._name}", error)
+            self._warned, self._client = True, None
+            self._patience *= 2  # or a server that is slow to fail would slow every step
+            return False
+        self._patience = _BATCH
+        return True
+
+    def end(self, status: str = "FINISHED") -> bool:
+        """Flush and close the run; whether MLflow has all of it."""
+        if not (self.flush() and self._client):
+            return False
+        with optional(f"the end of {self._name}"):
+            _terminate(self._client, self.run_id, status, self._timed)
+            return True
+        return False
+
+    def _send(self) -> None:
+        mlflow = self._client = self._client or self._connected()
+        metrics: list[Metric] = []
+        for entry in self._unsent.entries:
+            if "metrics" in entry:
+                at = (entry["time"] if self._timed else NO_TIME, entry["step"])
+                metrics += [Metric(key, value, *at) for key, value in entry["metrics"].items()]
+            elif "artifact" in entry:
+                path = Path(entry["artifact"])
+                _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
+            else:
+                params = [Param(key, value) for key, value in entry.get("params", {}).items()]
+                tags = [RunTag(key, value) for key, value in entry["tags"].items()]
+                mlflow.log_batch(self.run_id, params=params, tags=tags)
+        for start in range(0, len(metrics), _BATCH):
+            mlflow.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
+        self._unsent.clear()
+
+    def _connected(self) -> MlflowClient:
+        """A client, once the run is there."""
+        mlflow = client()
+        if not (self.run_id and self._continue(mlflow)):
+            experiment_id = mlflow.get_run(self._parent).info.experiment_id
+            tags = {"mlflow.parentRunId": self._parent, **self._tags}
+            self.run_id = _created(mlflow, experiment_id, tags, self._name, self._timed)
+            self._marker.write_text(self.run_id)  # at once, or a failure in what follows would start another
+            if not any("params" in entry for entry in self._unsent.entries):
+                self._unsent.entries.insert(0, {"params": self._params, "tags": self._tags})
+        return mlflow
+
+    def _continue(self, mlflow: MlflowClient) -> bool:
+        try:
+            mlflow.update_run(self.run_id, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False  # another server, or a store that was emptied
+        return True
+
+
+def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed: bool = True) -> bool:
+    """Add metrics and a file to a run that has ended; whether MLflow took them, or does not know the run.
 
     Each call is a step of its own: MLflow shows the last step's values, and of one step the largest.
     """
-    mlflow = client()
-    try:
-        known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
-        step = 1 + max((metric.step for metric in known), default=-1)
-        mlflow.log_batch(run_id, metrics=[Metric(key, value, NO_TIME, step) for key, value in metrics.items()])
-        send(run_id, artifact, timed=timed)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
+    with optional(f"{artifact}"):
+        try:
+            _add_to_run(client(), run_id, metrics, artifact, timed)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        return True
+    return False
+
+
+def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: dict[str, float], artifact: Path, timed: bool) -> None:
+    known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
+    step = 1 + max((metric.step for metric in known), default=-1)
+    mlflow.log_batch(run_id, metrics=[Metric(key, value, NO_TIME, step) for key, value in metrics.items()])
+    _send(mlflow, run_id, artifact, None, timed)
 
 
 def flow_tag(telemetry: str, flow_run: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
-from dptune.files import sha256
+from dptune.files import naming, sha256
 from dptune.privacy.release import Composition, Release
 
 _FORMAT = 3
@@ -67,7 +67,8 @@ class SavedPolicy:
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.contiguous() for key, value in self.tensors.items()}, folder / _TENSORS)
+        with naming(folder / _TENSORS):
+            save_file({key: value.contiguous() for key, value in self.tensors.items()}, folder / _TENSORS)
         description = {
             "format": _FORMAT,
             "label": self.label,
@@ -80,7 +81,8 @@ class SavedPolicy:
             "leaks": list(self.leaks),
             "options": self.options,
         }
-        (folder / _JSON).write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
+        with naming(folder / _JSON):
+            (folder / _JSON).write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: str) -> SavedPolicy:

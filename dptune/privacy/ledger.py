@@ -277,8 +277,10 @@ class Ledger:
                     f"{path}: the run is finished. Fix: use what it made. To run it again, and spend again, keep this "
                     "ledger: `dptune set-aside` with its folder."
                 )
-        except LedgerError:
+        except BaseException as error:
             os.close(descriptor)
+            if isinstance(error, OSError):
+                raise LedgerError(f"{path}: cannot be written ({error.strerror}). Fix: check the disk.") from error
             raise
         # What the file holds counts against the budget together with what is still planned.
         union = contents.composition | planned
@@ -586,4 +588,5 @@ def _cut_unacknowledged_line(descriptor: int) -> None:
     tail = os.pread(descriptor, tail_length, size - tail_length)
     if tail and not tail.endswith(b"\n"):
         os.ftruncate(descriptor, size - tail_length + tail.rfind(b"\n") + 1)
-        os.fsync(descriptor)
+    # Also a whole line may not be on the disk yet: a checkpoint that relied on it would outlive it in a power cut.
+    os.fsync(descriptor)

@@ -9,6 +9,7 @@ both, by ``spending_of``.
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import shlex
 from collections.abc import Iterator
@@ -21,10 +22,11 @@ from dptune.errors import ConfigError
 from dptune.files import fsync_directory, locked
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 
-LEDGER = "ledger.jsonl"
+LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
 _SUFFIX = ".set-aside-"
 #: Files that show that a run released something, where its ledger is gone or says nothing of it.
-RELEASED = ("checkpoint.safetensors", "state.safetensors", "adapter", "controller", "history.jsonl", "served.json")
+RELEASED = (CHECKPOINT, "state.safetensors", "adapter", "controller", "history.jsonl", "served.json")
+_MOST_HEADER = 100_000_000  # bytes; safetensors' own limit
 _RUN = (LEDGER, "cell.json", "job.json", *RELEASED)
 
 
@@ -59,7 +61,7 @@ class Spending:
 
 def spending_of(folder: Path) -> Spending | None:
     """What the run in ``folder`` has spent, from its ledger alone; None if nothing was charged."""
-    path, released = folder / LEDGER, any((folder / name).exists() for name in RELEASED)
+    path, released = folder / LEDGER, _has_released(folder)
     if not path.exists():
         return _unknown(folder, "its ledger is missing") if released else None
     try:
@@ -107,6 +109,24 @@ def earlier_runs(folder: Path) -> list[Path]:
     """The folders that were set aside so that ``folder`` could start afresh."""
     start = f"{folder.name}{_SUFFIX}"
     return sorted(path for path in folder.parent.iterdir() if path.name.startswith(start) and path.is_dir())
+
+
+def _has_released(folder: Path) -> bool:
+    """Whether a file shows that noise was drawn. The checkpoint from before the first charge shows none."""
+    return any((folder / name).exists() for name in RELEASED[1:]) or (
+        (folder / CHECKPOINT).exists() and _checkpointed_releases(folder / CHECKPOINT) != 0
+    )
+
+
+def _checkpointed_releases(path: Path) -> int | None:
+    """How many releases a checkpoint relies on, from its file's header alone; None if it does not say."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            progress = json.loads(json.loads(file.read(min(size, _MOST_HEADER)))["__metadata__"]["progress"])
+        return int(progress["releases"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _unknown(folder: Path, problem: str) -> Spending:

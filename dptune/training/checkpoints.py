@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dptune.errors import DptuneError
+from dptune.errors import DivergedError, DptuneError
 from dptune.files import replacing
 from dptune.privacy.ledger import Ledger, chain_after
 from dptune.privacy.set_aside import fresh_start
@@ -48,10 +49,16 @@ class Progress:
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write adapter weights, optimiser moments and progress; whole or not at all, mode 0600."""
+    """Write adapter weights, optimiser moments and progress; whole or not at all, mode 0600.
+
+    Raises: DivergedError if a weight is not finite; OSError naming ``path`` if the disk does not take it.
+    """
     tensors = {}
     for name, parameter in _trainable(model).items():
-        tensors[f"weight.{name}"] = parameter.detach().cpu().contiguous()
+        weight = tensors[f"weight.{name}"] = parameter.detach().cpu().contiguous()
+        if not np.isfinite(weight.numpy()).all():
+            problem = f"after step {progress.step} the adapter weight {name} is not finite"
+            raise DivergedError(f"{path.parent}: the run diverged: {problem}. Fix: lower the learning rate.")
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = value.detach().cpu().contiguous()
     plain = {}
@@ -66,7 +73,7 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:
-    """Restore a run's weights, moments and progress in place.
+    """Restore a run's weights, moments and progress in place; all of it, or nothing is touched.
 
     Raises: CheckpointError if the file is damaged (weights that are not finite, a step that its ledger contradicts,
         moments of another step), or its ledger is another one or shorter than it was. Nothing is then restored.

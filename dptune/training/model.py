@@ -17,7 +17,8 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DivergedError
+from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
 from dptune.training.per_sample import lora_pairs
 
@@ -29,10 +30,6 @@ _log = logging.getLogger(__name__)
 
 #: What helps a run that left the range of its numbers.
 DIVERGED = "lower training.learning_rate; a run with other settings spends its own budget, and this one's stays spent"
-
-
-class DivergedError(DptuneError):
-    """A run whose weights or losses are no longer finite; trying it again leads there again."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,8 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def save_adapter(model: PeftModel, directory: Path) -> None:
     """Write the adapter so that ``PeftModel.from_pretrained(base, directory)`` loads it."""
     # "auto" would ask the hub whether the vocabulary was resized.
-    model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
+    with naming(directory):
+        model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
 
 
 def _cuda_devices(model: Any) -> list[int]:

@@ -39,7 +39,7 @@ def open_run(
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     auditor: Auditor | None = None,
 ) -> Run:
-    """Start a run, or take it up where its folder left it; see ``train``."""
+    """Start a run, or take it up where its folder left it; see ``train``. A checkpoint is written in any case."""
     _check(model, tokens, units, mechanism, plan, header, entropy)
     if auditor is None and units.planted.any():
         raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
@@ -49,7 +49,7 @@ def open_run(
         auditor.start(mechanism, [pair.size for pair in share.pairs], units.planted)
     mechanism.start(_facts(share.pairs, plan, header))
     ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
-    return Run(
+    run = Run(
         **vars(share),
         ledger=ledger,
         optimizer=optimizer,
@@ -60,6 +60,13 @@ def open_run(
         step=progress.step,
         auditor=auditor,
     )
+    try:
+        # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
+        run.save()
+    except BaseException:
+        ledger.close()
+        raise
+    return run
 
 
 def open_share(

@@ -188,7 +188,7 @@ class Run(Share):
             return None
         knobs = _affordable(self.mechanism, self.ledger, self.plan)
         if knobs is None and self.step and self.mechanism.controller.adaptive:
-            self._save()
+            self.save()
             return None
         knobs = knobs or self.mechanism.knobs()
         self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate))
@@ -206,7 +206,7 @@ class Run(Share):
         self.step += 1
         self.on_step(report)
         if self.step % self.plan.checkpoint_every == 0 or self.ledger.releases == self.plan.steps:
-            self._save()
+            self.save()
 
     def end(self) -> None:
         """Let the other ranks go, and check that the run did what it should have done.
@@ -223,7 +223,11 @@ class Run(Share):
         if self.mechanism.private or self.step > 1:
             assert_trained(self.model, self.initial, self.fingerprint)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the checkpoint.
+
+        Raises: DivergedError, OSError.
+        """
         controller = self.mechanism.controller.state_dict()
         progress = Progress(self.ledger.header.run_id, self.step, self.ledger.releases, self.ledger.chain, controller)
         save_checkpoint(self.directory / "checkpoint.safetensors", self.model, self.optimizer, progress)

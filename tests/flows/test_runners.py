@@ -19,10 +19,9 @@ import pytest
 from tiny_pipeline import ROOT, write_params
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
-from flows.places import free_place, wait_until_unlocked
+from flows.places import free_place
 from flows.runners import started
 from tasks.settings import Experiment, load_settings
 
@@ -165,7 +164,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 
     errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
-        fine_tune.fn(Group((Cell.model_construct(),)), None, errand)
+        fine_tune.fn(Group((Cell.model_construct(),)), errand)
 
 
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:
@@ -193,17 +192,6 @@ def test_workers_that_see_one_gpu_each_do_not_share_its_places(tmp_path: Path, m
         with free_place(["cuda:0"], 1, tmp_path), free_place(["cpu"], 1, tmp_path):
             names = sorted(path.name.removeprefix(f"{gethostname()}-") for path in tmp_path.iterdir())
     assert names == ["cpu-0-0", "cuda-3-0", "cuda-4-0"]
-
-
-def test_a_lock_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
-    file = tmp_path / "lock"
-    begun = time.monotonic()
-    with locked(file):
-        wait_until_unlocked(file, 0.6)
-        assert 0.5 < time.monotonic() - begun < 10
-    begun = time.monotonic()
-    wait_until_unlocked(file, 60)
-    assert time.monotonic() - begun < 30
 
 
 PARENT = """
@@ -237,3 +225,28 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert psutil.wait_procs([child], timeout=30)[1] == []
+
+
+SERVED = """
+import subprocess, time
+from prefect.server.api.server import SubprocessASGIServer
+from flows.child import end_server_with_me
+SubprocessASGIServer().server_process = subprocess.Popen(["sleep", "120"])
+end_server_with_me()
+end_server_with_me()
+print(SubprocessASGIServer().server_process.pid, flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_temporary_server_ends_with_a_flow_that_was_killed(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PREFECT_HOME": str(tmp_path)}
+    flow = subprocess.Popen([sys.executable, "-c", SERVED], stdout=subprocess.PIPE, text=True, env=environment)
+    assert flow.stdout is not None
+    server = psutil.Process(int(flow.stdout.readline()))
+    watcher = [process for process in psutil.Process(flow.pid).children() if process.pid != server.pid]
+    assert len(watcher) == 1, "one, however often it is asked for"
+    flow.kill()
+    flow.wait()
+    assert psutil.wait_procs([server, *watcher], timeout=30)[1] == []

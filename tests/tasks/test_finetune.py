@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from peft import PeftModel
 from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_json, run_stages, static
 
 from dptune.corpus.records import read_records
-from dptune.errors import ConfigError, DataError, DptuneError
+from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
+from dptune.files import locked
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger, read_ledger
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
-from dptune.training.model import BaseModel, DivergedError, load_base, load_tokenizer
+from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks import finetune, job
 from tasks.cells import Cell, digests
 from tasks.finetune import check_converged, main, run_cell
@@ -143,8 +145,9 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "before the third charge": (Ledger, "charge", 3),
     "after a charge, before its noise": (Mechanism, "privatise", 3),
     "in an optimiser step": (running, "_apply", 3),
-    "at the first checkpoint": (running, "save_checkpoint", 1),
-    "at the last checkpoint": (running, "save_checkpoint", 2),
+    "at the checkpoint before all charges": (running, "save_checkpoint", 1),
+    "at the first checkpoint of a step": (running, "save_checkpoint", 2),
+    "at the last checkpoint": (running, "save_checkpoint", 3),
     "when the weights are checked": (running, "assert_trained", 1),
     "when the adapter is saved": (finetune, "save_adapter", 1),
     "when the ledger is priced": (finetune, "result_of", 1),
@@ -197,7 +200,7 @@ def test_crashes_in_a_row_never_release_more_than_the_plan(
 ) -> None:
     cell = static({"training": {"epochs": 0.8}})
     steps = 9
-    for place in ((Mechanism, "privatise", 2), (running, "_apply", 1), (running, "save_checkpoint", 1)):
+    for place in ((Mechanism, "privatise", 2), (running, "_apply", 1), (running, "save_checkpoint", 2)):
         with monkeypatch.context() as patch:
             crash(patch, *place)
             with pytest.raises(Killed):
@@ -215,7 +218,7 @@ def test_a_budget_spent_before_any_checkpoint_is_said_clearly(
     """No weights exist and none may be made: running again cannot mend it, so it is the user's error."""
     cell = static({"training": {"checkpoint_every": 50}})
     with monkeypatch.context() as patch:
-        crash(patch, running, "save_checkpoint", 1)
+        crash(patch, running, "save_checkpoint", 2)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for one in opened:
@@ -406,3 +409,24 @@ def test_a_cell_that_diverged_fails_and_says_so() -> None:
     for worth in (math.inf, math.nan):
         with pytest.raises(DivergedError, match=r"the run diverged: public_perplexity is .*Fix: lower training"):
             check_converged("small.static.seed0", {"public_perplexity": worth})
+
+
+def test_another_flow_waits_for_a_cell_under_way_and_finds_it_done(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static()
+    run_cell(cell, "cpu")
+    ledger = (cell.directory / "ledger.jsonl").read_bytes()
+    with ExitStack() as first:
+        first.enter_context(locked(cell.directory / "lock"))
+        with pytest.raises(DptuneError, match="another process works on it"):
+            finetune.run_cells([cell], "cpu")
+
+        def waiting(path: Path, *, wait: bool = False) -> Any:
+            assert wait
+            first.close()  # the other process ends while this one waits
+            return locked(path, wait=wait)
+
+        monkeypatch.setattr(finetune, "locked", waiting)
+        finetune.run_cells([cell], "cpu", wait=True)
+    assert (cell.directory / "ledger.jsonl").read_bytes() == ledger

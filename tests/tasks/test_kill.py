@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 from tiny_pipeline import BUDGET, UNITS, read_json, static
 
 from dptune.privacy.calibration import sampling
@@ -76,3 +79,84 @@ def test_five_kills_and_a_finish(pipeline: Path) -> None:
         [sys.executable, "-m", "dptune.cli", "verify", str(ledger)], capture_output=True, text=True, check=False
     )
     assert verified.returncode == 0, verified.stderr
+
+
+MANY, EVERY = 50, 3
+
+# Imports once, then a process for each line of its input, so that fifty starts take no ten minutes.
+FORKING = """
+import os, sys
+from pathlib import Path
+from dptune.mechanisms.mechanism import Mechanism
+from tasks import finetune
+
+made = os.open("made", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+real = Mechanism.privatise
+
+def privatise(*arguments):
+    os.write(made, b".")  # a noisy value comes to exist
+    return real(*arguments)
+
+Mechanism.privatise = privatise
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        finetune.main([Path(line.strip())])
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def saved(cell: Cell) -> tuple[int, int]:
+    """Step and releases of the checkpoint."""
+    path = cell.directory / "checkpoint.safetensors"
+    if not path.exists():
+        return 0, 0
+    with safe_open(path, framework="pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    return progress["step"], progress["releases"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_fifty_kills_and_a_finish(pipeline: Path) -> None:
+    """No noisy value without its line, and at most the steps since a checkpoint lost at each kill."""
+    cell = static({"training": {"epochs": 160, "checkpoint_every": EVERY, "evaluate_every": 5000}})
+    steps, ledger = sampling(UNITS, 16, 160)[1], cell.directory / "ledger.jsonl"
+    cell.directory.mkdir(parents=True)
+    (cell.directory / "cell.json").write_text(cell.model_dump_json())
+    moments, kills = random.Random(), 0
+    starter = subprocess.Popen([sys.executable, "-c", FORKING], stdin=-1, stdout=-1, text=True)
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    while kills < MANY and charged(ledger) < steps - 100:
+        before = charged(ledger)
+        print(cell.directory / "cell.json", file=starter.stdin, flush=True)
+        process = int(starter.stdout.readline())
+        # Some die while they open the run, some between two steps.
+        wanted, deadline = before + moments.choice([0, 1, 2]), time.monotonic() + 60
+        while charged(ledger) < wanted and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.1))
+        os.kill(process, signal.SIGKILL)
+        assert int(starter.stdout.readline()) == -signal.SIGKILL
+        kills += 1
+        made = Path("made").stat().st_size
+        assert made <= charged(ledger), "a release is on no ledger"
+        assert charged(ledger) - saved(cell)[1] <= EVERY, "more paid steps are lost than since a checkpoint"
+    assert kills == MANY
+    step, lost = saved(cell)[0], charged(ledger)
+    print(cell.directory / "cell.json", file=starter.stdin, flush=True)
+    starter.stdout.readline()
+    assert int(starter.stdout.readline()) == 0
+    starter.stdin.close()
+    assert starter.wait(60) == 0
+    contents = read_ledger(ledger)
+    assert contents.complete
+    assert contents.releases == steps >= Path("made").stat().st_size
+    assert contents.epsilons.certified <= BUDGET
+    last = read_json(cell.directory / "result.json")["history"][-1]["step"]
+    assert steps - (lost - step) <= last <= steps
+    assert steps - last <= EVERY * MANY
+    print(f"{kills} kills: {steps - last} of {steps} paid steps lost, {Path('made').stat().st_size} noisy values")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from tiny_pipeline import BUDGET, STEPS, UNITS, built, copied, nonprivate, prepare_environment, read_json, static
+from mlflow.exceptions import MlflowException
+from tiny_pipeline import BUDGET, STEPS, UNITS, built, copied, mode, nonprivate, prepare_environment, read_json, static
 
 from dptune.privacy.ledger import read_ledger
 from tasks import finetune, tracking
@@ -314,3 +316,111 @@ def test_a_database_lies_where_its_path_says(tmp_path: Path, name: str) -> None:
     with create_engine(tracking.database_uri(folder / "mlflow.db")).begin() as database:
         database.exec_driver_sql("create table t (x)")
     assert [file.name for file in folder.iterdir()] == ["mlflow.db"]
+
+
+def is_locked(*_: Any, **__: Any) -> None:
+    raise MlflowException("(sqlite3.OperationalError) database is locked")
+
+
+def test_a_locked_database_stops_no_run_and_what_it_missed_is_sent_later_without_times(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    parent, cell = tracking.parent_run("tiny", {}, timed=False), static({"experiment": {"telemetry": "private"}})
+    unsent = cell.directory / "mlflow_run_unsent.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "_BATCH", 1)  # it is asked at every step, and fails at every step
+        patch.setattr(MlflowClient, "log_batch", is_locked)
+        run_cell(cell, "cpu", parent)
+    contents = read_ledger(cell.directory / "ledger.jsonl")
+    assert contents.complete
+    assert contents.releases == STEPS
+    warned = [record.getMessage() for record in caplog.records if "MLflow did not take" in record.getMessage()]
+    assert 1 <= len(warned) <= 2, "one of the run, one of its results"
+    assert all("MLFLOW_TRACKING_URI" in text and "database is locked" in text for text in warned)
+    assert mode(unsent) == 0o600
+    assert not (cell.directory / "published").exists()
+    run_cell(cell, "cpu", parent)
+    assert read_ledger(cell.directory / "ledger.jsonl") == contents
+    assert (cell.directory / "published").exists()
+    assert not unsent.exists()
+    (child,) = children(tracking.client(), parent)
+    assert child.data.params["mechanism"] == "static"
+    assert child.data.tags["telemetry"] == "private"
+    assert (child.info.start_time, child.info.end_time) == (tracking.NO_TIME, tracking.NO_TIME)
+    for name in child.data.metrics:
+        history = tracking.client().get_metric_history(child.info.run_id, name)
+        assert {metric.timestamp for metric in history} == {tracking.NO_TIME}
+        if name == "noise_multiplier":
+            assert [metric.step for metric in history] == list(range(1, STEPS + 1))
+    assert set(child.data.metrics) == PUBLIC
+
+
+def test_a_dead_server_is_asked_once_and_gets_everything_when_it_lives(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def refused(uri: str, **_: Any) -> None:
+        asked.append(uri)
+        raise requests.ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.requests, "head", refused)
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        parent = tracking.parent_run("tiny", {})
+        assert parent == tracking.LATER
+        child = tracking.ChildRun(parent, "run", Path("marker"), {"p": 1}, {"t": "x"})
+        child.log(1, {"a": 0.5})
+        assert not child.end()
+        tracking.send(parent, Path("params.yaml"))
+        tracking.finish_parent(parent, failed=False)
+    assert asked == ["http://127.0.0.1:9"]
+    (warned,) = [record.getMessage() for record in caplog.records if record.name == tracking.__name__]
+    assert warned.startswith("MLFLOW_TRACKING_URI: ")
+    assert "http://127.0.0.1:9" in warned
+    parent = tracking.parent_run("tiny", {})
+    again = tracking.ChildRun(parent, "run", Path("marker"), {}, {})
+    assert again.end()
+    found = tracking.client().get_run(again.run_id)
+    assert (found.data.params, found.data.metrics, found.data.tags["t"]) == ({"p": "1"}, {"a": 0.5}, "x")
+
+
+def test_results_that_cannot_be_sent_do_not_keep_those_of_another_cell(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, real = [static(), nonprivate()], finetune.publish
+    both = sorted(both, key=lambda cell: cell.directory)
+
+    def fails(directory: Path, parent: str | None) -> None:
+        if directory == both[0].directory:
+            raise ValueError("no such picture")
+        real(directory, parent)
+
+    monkeypatch.setattr(finetune, "publish", fails)
+    with pytest.raises(RuntimeError, match="no such picture"):
+        finetune.run_cells(both, "cpu", tracking.parent_run("tiny", {}))
+    assert [(cell.directory / "published").exists() for cell in both] == [False, True]
+
+
+def test_a_line_that_a_killed_process_left_unfinished_is_skipped(pipeline: Path) -> None:
+    Path("marker_unsent.jsonl").write_text('{"params": {"p": "1"}, "tags": {}}\n{"metrics": {"a": 1.0}, "st')
+    child = tracking.ChildRun(tracking.parent_run("tiny", {}), "run", Path("marker"), {}, {})
+    child.log(2, {"a": 2.0})
+    assert child.end()
+    assert tracking.client().get_run(child.run_id).data.metrics == {"a": 2.0}
+
+
+def test_the_database_is_found_in_a_folder_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these signs means something else in an address; MLflow keeps a database by it, hence one test."""
+    folder = tmp_path / "per%20cent que?ry sh#arp"
+    (folder / "data").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = tracking.parent_run("tiny", {"a": "b"})
+    assert run != tracking.LATER
+    assert (folder / "data" / "mlflow.db").exists()
+    assert tracking.client().get_run(run).data.tags["a"] == "b"
+    child = tracking.ChildRun(run, "run", Path("marker"), {}, {})
+    child.artifact(Path("marker"))
+    assert child.end()

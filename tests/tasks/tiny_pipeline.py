@@ -153,6 +153,7 @@ def prepare_environment(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Non
         monkeypatch.delenv(name, raising=False)
     inherited = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *([inherited] if inherited else [])]))
+    monkeypatch.setenv("DPTUNE_PLACES", str(directory / "places"))  # else tests of other checkouts are waited for
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
