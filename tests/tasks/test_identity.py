@@ -22,7 +22,9 @@ SETTINGS = {
     "tasks.paths": "where files lie",
     "tasks.policy_settings": "as tasks.settings",
     "tasks.settings": "its values are part of what names a run, and the parameters of a stage",
+    "tasks.bounds": "which settings are taken",
     "tasks.stage": "how a failed command ends",
+    "tasks.strict_yaml": "which files of settings are taken",
 }
 #: Of a run that spends budget. To run it again because of these would cost privacy and change nothing.
 TOLD = SETTINGS | {
@@ -30,6 +32,7 @@ TOLD = SETTINGS | {
     "tasks.plots": "pictures of a finished run",
     "tasks.results": "what is told of a finished run",
     "tasks.tracking": "what MLflow is sent",
+    "tasks.unsent": "what MLflow is sent later",
 }
 ANSWERS = {
     "dptune.prediction.deployment": "an ensemble is trained before anything is asked of it",

@@ -335,8 +335,8 @@ MUTANTS = (
         "step_audited_at_twice_the_noise",
         "an audit of another step than the ledger charged finds nothing",
         "tasks/audit.py",
-        'options["noise_multiplier"] = first.noise_multiplier',
-        'options["noise_multiplier"] = 2 * first.noise_multiplier',
+        'options["noise_multiplier"] = charged.noise_multiplier',
+        'options["noise_multiplier"] = 2 * charged.noise_multiplier',
         ("tests/tasks/test_audited_step.py",),
     ),
 )

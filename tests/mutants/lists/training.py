@@ -32,8 +32,8 @@ MUTANTS = (
         "divided_by_the_realised_batch",
         "the size of a Poisson batch is private, and one unit more would scale all others",
         RUN,
-        "raw.watching(gradients), zeros, knobs, plan.expected_batch_size, run.entropy",
-        "raw.watching(gradients), zeros, knobs, float(max(1, len(step.batch))), run.entropy",
+        "privatise(batches, zeros, knobs, plan.expected_batch_size, run.entropy",
+        "privatise(batches, zeros, knobs, float(max(1, len(step.batch))), run.entropy",
         (f"{LOOP}::test_p06_the_divisor_is_the_expected_batch_size",),
     ),
     Mutant(
@@ -116,8 +116,8 @@ MUTANTS = (
         "knobs_of_the_next_step_charged_first",
         "what is charged must be what the step uses",
         RUN,
-        "return Step(knobs, self.units.draw(",
-        "return Step(self.mechanism.knobs(), self.units.draw(",
+        "return Step(knobs, *parted(self.units.draw(",
+        "return Step(self.mechanism.knobs(), *parted(self.units.draw(",
         (
             "tests/training/test_filtered_run.py::test_a_greedy_controller_is_raised_and_still_makes_every_planned_release",
         ),
