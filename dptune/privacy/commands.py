@@ -22,10 +22,15 @@ COVERED = {
 
 
 def set_aside(
-    folder: Annotated[Path, typer.Argument(help="data/runs/<run>, or another run's folder", resolve_path=True)],
+    folder: Annotated[Path, typer.Argument(help="data/runs/<run>, or another run's folder")],
 ) -> None:
     """Keep a run that cannot go on, ledger and all, out of the way of a new one; say what it has spent."""
-    target, spent = keep(folder)
+    # Not resolved: of a link, the link is renamed, so that the run stays among those that are counted.
+    target, spent = keep(folder.absolute())
     said = "nothing was charged to it: it costs nothing, and may be removed" if spent is None else str(spent)
-    counted = "" if spent is None else " The next run on the same records adds to that, and the report counts both."
+    counted = (
+        ""
+        if spent is None
+        else " The next run on the same records adds to that; the report counts both where they lie in data/runs."
+    )
     Console().print(escape(f"It lies in {target} now; {said}.{counted}"), soft_wrap=True, highlight=False)

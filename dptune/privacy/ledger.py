@@ -37,6 +37,7 @@ from dptune.privacy.release import Composition, Release, disjoint
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 5
 _GENESIS = "0" * 64
+_RUN_LINE = b'{"accounting":"'  # how the first line begins
 _STEP = b'"step":'  # the last key of a release before its chain
 _SEAL = len(',"chain":"' + _GENESIS + '"}\n')
 _MOST_KNOWN = 4096  # kinds of release whose lines are remembered
@@ -289,13 +290,19 @@ class Ledger:
 
     @staticmethod
     def discard_unborn(path: Path) -> None:
-        """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it."""
+        """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it.
+
+        Only what a write that was cut off leaves is removed: nothing, or the start of a first line. Any other file
+        without a whole line was damaged later, and stays.
+        """
         with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise LedgerError(f"{path}: another process is starting it. Fix: wait for it.") from None
-            if b"\n" not in file.read(1 << 16):
+            content = file.read()
+            begun = _RUN_LINE.startswith(content[: len(_RUN_LINE)]) and b'"kind":"release"' not in content
+            if begun and b"\n" not in content:
                 path.unlink()
 
     def admits(self, release: Release) -> bool:

@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +23,15 @@ from dptune.files import fsync_directory, locked
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
+SERVED = "served.json"
+#: Files that say, as ``releases``, how many releases they rely on.
+_WITNESSES = (SERVED, "result.json")
 _SUFFIX = ".set-aside-"
 #: Files that show that a run released something, where its ledger is gone or says nothing of it.
-RELEASED = (CHECKPOINT, "state.safetensors", "adapter", "controller", "history.jsonl", "served.json")
+RELEASED = (
+    CHECKPOINT, "state.safetensors", "adapter", "controller", "history.jsonl", "knobs.jsonl", "served.json",
+    "result.json", "results.json",
+)  # fmt: skip
 _MOST_HEADER = 100_000_000  # bytes; safetensors' own limit
 _RUN = (LEDGER, "cell.json", "job.json", *RELEASED)
 
@@ -68,6 +74,8 @@ def spending_of(folder: Path) -> Spending | None:
         contents = _acknowledged(path)
     except LedgerError:
         return _unknown(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
+    if contents.releases < _witnessed_releases(folder):
+        return _unknown(folder, "its ledger was cut: files beside it rely on more releases")
     if contents.releases == 0:
         return _unknown(folder, "its ledger holds no release") if released else None
     header, certified = contents.header, contents.epsilons.certified
@@ -116,6 +124,15 @@ def _has_released(folder: Path) -> bool:
     return any((folder / name).exists() for name in RELEASED[1:]) or (
         (folder / CHECKPOINT).exists() and _checkpointed_releases(folder / CHECKPOINT) != 0
     )
+
+
+def _witnessed_releases(folder: Path) -> int:
+    """How many releases the files beside the ledger rely on, at least; a damaged one tells nothing."""
+    known = [_checkpointed_releases(folder / CHECKPOINT) or 0]
+    for name in _WITNESSES:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            known.append(int(json.loads((folder / name).read_text(encoding="utf-8"))["releases"]))
+    return max(known)
 
 
 def _checkpointed_releases(path: Path) -> int | None:

@@ -21,7 +21,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
-from dptune.training.rehearsal import rehearse
+from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import Auditor, Plan, Run, Share, StepReport
 
 
@@ -85,6 +85,7 @@ def open_share(
     pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
     rehearse(model, pairs)
+    check_width(model, tokens.width)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
@@ -191,10 +192,11 @@ def _open(
     """Start the run, or take it up where its ledger and checkpoint left it."""
     path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
     releases = planned(mechanism, Schedule(plan.sample_rate, plan.steps, header.delta))
-    if path.exists() and not checkpoint.exists():
+    left = [name for name in RELEASED if (directory / name).exists()]
+    if path.exists() and not left:
         Ledger.discard_unborn(path)
     if not path.exists():
-        if left := [name for name in RELEASED if (directory / name).exists()]:
+        if left:
             lost = f"{directory / left[0]}: has no ledger beside it"
             raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
         ledger = Ledger.create(path, header, releases)

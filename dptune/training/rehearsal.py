@@ -72,6 +72,21 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
                 )
 
 
+def check_width(model: Any, width: int) -> None:
+    """See that the model takes a record of ``width`` made-up tokens: a step that fails is charged at every retry.
+
+    Raises: ConfigError.
+    """
+    tokens, device = plain_tokens(model.get_base_model()), next(model.parameters()).device
+    ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
+    try:
+        with evaluated(model), torch.no_grad():
+            model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    except Exception as error:  # each model has its own way to refuse a long text
+        problem = f"the model does not take {width} tokens ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError("training.max_length", problem, fix="lower it") from error
+
+
 def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(records, tokens) ids of plain tokens, padded on the right, and their mask."""
     device = next(model.parameters()).device

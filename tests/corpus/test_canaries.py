@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from corpus_helpers import verbalised, write_train
 
+from dptune.corpus import canaries
 from dptune.corpus.canaries import Secrets, inject, read_secrets, suffix
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.narratives import OPENING
@@ -205,3 +206,8 @@ def test_other_files_are_no_secrets(tmp_path: Path) -> None:
     for name in ("x", "absent"):
         with pytest.raises(DataError, match="not a secrets file"):
             read_secrets(tmp_path / name)
+
+
+def test_salts_have_many_lengths() -> None:
+    """With salts of one length the size of the hashed file would tell how many coins fell on planting."""
+    assert len({len(canaries._salt()) for _ in range(40)}) > 30

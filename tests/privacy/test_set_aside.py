@@ -137,7 +137,7 @@ def test_the_command_says_what_was_spent(tmp_path: Path) -> None:
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
     assert f"it has spent epsilon {epsilon:.4g}, delta 1e-05 about one encounter (2 releases)" in words
-    assert "the report counts both" in words
+    assert "the report counts both where they lie in data/runs" in words
     assert (tmp_path / "my run.set-aside-1" / "ledger.jsonl").exists()
     again = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
     assert again.exit_code == 2
@@ -178,3 +178,50 @@ def test_no_message_tells_a_user_to_remove_a_ledger_or_to_spend_again_unpriced()
     assert _AWAY.search("the run is finished. Fix: start another run.")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert not re.search(r"rm .*data/(runs|ensembles|policy|secrets)", makefile)
+
+
+@pytest.mark.parametrize("witness", ["served.json", "result.json"])
+def test_a_ledger_that_was_cut_counts_as_infinite(tmp_path: Path, witness: str) -> None:
+    """The chain cannot see that its last lines are missing; what stands beside it can."""
+    folder = tmp_path / "cell"
+    run(folder, 5)
+    (folder / witness).write_text('{"releases": 5}')
+    assert math.isfinite(getattr(spending_of(folder), "epsilon", math.nan))
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_bytes(b"".join(lines[:4]))
+    spent = spending_of(folder)
+    assert spent is not None
+    assert spent.epsilon == math.inf
+    assert "was cut" in spent.problem
+
+
+@pytest.mark.parametrize("header", [0, 400])
+def test_a_charged_ledger_is_never_taken_for_one_that_was_not_begun(tmp_path: Path, header: int) -> None:
+    """With 400 inherited kinds the first line has 84,000 bytes, of which only the first 65,536 were once searched."""
+    folder = tmp_path / "cell"
+    inherited = tuple((Release(1.0, 50.0 + kind), 1) for kind in range(header))
+    made = RunHeader("static", "gdp_clt", "certified", None, DELTA, "encounter", 10, inherited=inherited)
+    with Ledger.create(folder / "ledger.jsonl", made, Counter()) as ledger:
+        ledger.charge(Release(1.0, 4.0))
+    whole = (folder / "ledger.jsonl").read_bytes()
+    damaged = (whole, bytes(len(whole)), whole.replace(b"\n", b"\r"))
+    for content in damaged:
+        (folder / "ledger.jsonl").write_bytes(content)
+        Ledger.discard_unborn(folder / "ledger.jsonl")
+        assert (folder / "ledger.jsonl").read_bytes() == content
+    (folder / "ledger.jsonl").write_bytes(whole[:100])
+    Ledger.discard_unborn(folder / "ledger.jsonl")
+    assert not (folder / "ledger.jsonl").exists()
+
+
+def test_a_run_that_is_a_link_stays_among_those_that_are_counted(tmp_path: Path) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere" / "cell"
+    runs.mkdir()
+    run(elsewhere, 3)
+    (runs / "cell").symlink_to(elsewhere)
+    done = CliRunner().invoke(app, ["set-aside", str(runs / "cell")])
+    assert done.exit_code == 0
+    (kept,) = earlier_runs(runs / "cell")
+    spent = spending_of(kept)
+    assert spent is not None
+    assert spent.releases == 3

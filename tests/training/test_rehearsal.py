@@ -32,7 +32,7 @@ from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
-from dptune.training.rehearsal import rehearse
+from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.together import shared_copy, train_together
 
 _LINEAR = (torch.nn.Linear, Conv1D)
@@ -250,3 +250,14 @@ def test_records_of_one_token_have_no_gradient_in_rows_times_tokens_either() -> 
     tokens = records(4)
     tokens.rows[:] = [row[:1] for row in tokens.rows]
     assert (computed(attached("opt", ("fc1", "q_proj")), tokens) == 0).all()
+
+
+def test_a_model_that_takes_no_such_width_is_refused_before_a_charge() -> None:
+    """MPT names its longest text ``max_seq_len``, which no rule on the configuration knows."""
+    from transformers import MptConfig, MptForCausalLM
+
+    config = MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=16, vocab_size=50)
+    model = attach_lora(MptForCausalLM(config), Lora(2, 4, 0.0, ("out_proj",)), 0)
+    check_width(model, 16)
+    with pytest.raises(ConfigError, match=r"^training\.max_length: the model does not take 40 tokens .* Fix: lower it"):
+        check_width(model, 40)
