@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import requests
 import yaml
@@ -47,14 +46,15 @@ _PROBE_SECONDS = 5
 _log = logging.getLogger(__name__)
 
 
-def database_uri(file: Path) -> str:
-    """The address of a SQLite file: a ``%`` or ``?`` of its path is escaped, or another file would be opened."""
-    return f"sqlite:///{quote(str(file))}"
-
-
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, else a SQLite file in data/."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or database_uri((DATA / "mlflow.db").resolve())
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    if given:
+        return given
+    file = (DATA / "mlflow.db").resolve()
+    # Relative where % or ? in the whole path would mean another file; every process works in this directory. Escaped,
+    # SQLAlchemy finds the file, but MLflow makes folders of the escaped name beside it.
+    return f"sqlite:///{DATA / 'mlflow.db' if set('%?') & set(str(file)) else file}"
 
 
 def client() -> MlflowClient:
