@@ -55,6 +55,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # it carries a sentence and no number: that would be hidden behind a name
+            raise
         error.filename = error.filename or str(path)
         raise
     except Exception as error:

@@ -73,12 +73,12 @@ def test_no_command_line_gives_a_traceback() -> None:
     assert {0, 2} <= set(ended)
 
 
-@pytest.mark.parametrize("multiplier", ["1e-8", "1e-300", "1e300", "5e-324"])
+@pytest.mark.parametrize("multiplier", ["1e-10", "1e-300", "1e300", "5e-324"])
 @pytest.mark.parametrize("line", ["account psac --sample-rate 0.01 --steps 20 --delta 1e-5", "audit psac --trials 500"])
 def test_a_noise_that_no_machine_number_holds_is_refused(line: str, multiplier: str) -> None:
     found = RUNNER.invoke(app, [*line.split(), "--set", f"noise_multiplier={multiplier}"])
     assert found.exit_code == 2
-    assert re.search(r"noise_multiplier: .*\[1e-06, 1e\+09\]\. Fix: ", found.output)
+    assert re.search(r"noise_multiplier: .*\[1e-09, 1e\+09\]\. Fix: ", found.output)
 
 
 def test_an_option_is_given_once() -> None:

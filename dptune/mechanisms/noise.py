@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Of the noise multiplier: below it, float32 shows no noise; above it, sums leave the range of float32 after a charge.
-LEAST_NOISE, MOST_NOISE = 1e-6, 1e9
+#: Of the noise multiplier: below it, float32 shows nothing of any noise; above it, sums leave the range of float32 after a charge.
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
 #: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.

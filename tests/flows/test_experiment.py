@@ -281,10 +281,10 @@ def test_retries_mend_what_can_be_mended_and_nothing_else(
 
 def test_a_device_runs_no_more_cells_than_it_may(stand_in: Callable[..., None]) -> None:
     stand_in(seconds=1.0)
-    write_params({"experiment": {"devices": ["cpu", "meta"], "cells_per_device": 1}})
+    write_params({"experiment": {"devices": ["cpu", "cuda:7"], "cells_per_device": 1}})
     experiment(epsilons=[1, 2, 4], mechanisms=["static", "nonprivate"])
     assert len(ran()) == 4
-    for device in ("cpu", "meta"):
+    for device in ("cpu", "cuda:7"):
         runs = sorted((run["start"], run["end"]) for run in ran() if run["device"] == device)
         assert runs
         assert all(first[1] <= second[0] for first, second in pairwise(runs)), device

@@ -143,7 +143,7 @@ def test_l1_clipping_bounds_the_l1_norm(batch: list[list[float]], extra: list[fl
         ("plrvo", {"theta": 0.1, "noise_multiplier": 1.0}, "theta, noise_multiplier", "exactly one"),
         ("plrvo", {"theta": -0.1}, "theta", "not in (0, 1)"),
         ("plrvo", {"theta": 0.5, "max_grad_norm": 2.0}, "theta", "no moment"),
-        ("plrvo", {"noise_multiplier": -1.0}, "noise_multiplier", "positive"),
+        ("plrvo", {"noise_multiplier": -1.0}, "noise_multiplier", "not in"),
         ("lmo_dp", {"preset": "T9"}, "preset", "T0.3"),
         ("lmo_dp", {"preset": "T2", "uniform_weight": 1}, "preset", "set preset to none"),
         ("lmo_dp", {"preset": "T2", "uniform_low": 3}, "preset", "uniform_low beside it"),
@@ -171,7 +171,7 @@ def test_l1_clipping_bounds_the_l1_norm(batch: list[list[float]], extra: list[fl
             "no integer order",
         ),
         ("lmo_dp", {"preset": "none", "exponential_rate": 0, "uniform_weight": 1}, "exponential_rate", "positive"),
-        ("lmo_dp", {"noise_multiplier": -1}, "noise_multiplier", "negative"),
+        ("lmo_dp", {"noise_multiplier": -1}, "noise_multiplier", "neither 0 nor"),
         ("laplace", {"noise_multiplier": 0}, "noise_multiplier", "positive"),
     ],
 )

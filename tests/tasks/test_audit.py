@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
     audit = audit_cell(directory, settings(), "cpu")
     assert "could have refuted: a certified epsilon below" in audit["one_run"]["power"]
-    assert "NO POWER on the draw" in audit["draw"]["power"]
+    assert re.match("could have refuted: a draw at a rate above|NO POWER on the draw", audit["draw"]["power"])
     assert audit["draw"]["sample_rate"] == pytest.approx(16 / (UNITS + 16))
     assert "noise below" in audit["step"]["power"]
     write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])

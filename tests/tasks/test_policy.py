@@ -204,16 +204,16 @@ def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypa
 def test_rows_of_an_audit_whose_own_code_was_another_are_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "none", "accusation": None})
     policy_audit.audits(attacked())
-    monkeypatch.setattr(policy_audit, "_audit_digest", lambda: "another")
+    monkeypatch.setattr(policy_audit, "source_digest", lambda _: "another")
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "again", "accusation": None})
     assert policy_audit.audits(attacked())[0]["critic"] == "again"
 
 
 def test_the_code_of_audits_belongs_to_the_key_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    monkeypatch.setattr(policy_audit, "sha256", lambda path: read.append(path.name) or path.name)
-    policy_audit._audit_digest.__wrapped__()
-    assert {"updates.py", "cuts.py", "scores.py", "bounds.py", "verdict.py", "policy_audit.py"} <= set(read)
+    read: list[tuple[str, ...]] = []
+    monkeypatch.setattr(policy_audit, "source_digest", lambda code: read.append(code) or "digest")
+    policy_audit.audit_key(attacked())
+    assert ("dptune/audit/*.py", "tasks/policy_audit.py") in read
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,18 @@ from dptune.training.model import BaseModel, load_base
 from dptune.training.pretrain import Pretraining, pretrain
 from tasks import rlhf
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.rlhf import Plan, cells, run_cell, settings_of, violations
+from tasks.rlhf import Plan, Rlhf, cells, run_cell, settings_of, violations
 
 SMALL = (
     *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),
     *("baseline_prompts=4", "held_out_prompts=8", "candidates=7", "epsilons=3", "nonprivate=false"),
 )
+
+
+def small(*options: str) -> Rlhf:
+    """``SMALL`` with these options in place of its own of the same names."""
+    names = {option.partition("=")[0] for option in options}
+    return settings_of((*(one for one in SMALL if one.partition("=")[0] not in names), *options))
 
 
 @pytest.fixture
@@ -74,13 +80,13 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
 
 def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> None:
     """Canaries' prompts are records of the attack split: what attacks on them find may not be told."""
-    (cell,) = cells(settings_of((*SMALL, "telemetry=private")))
+    (cell,) = cells(small("telemetry=private"))
     results = run_cell(cell)
     assert read_ledger(cell.directory / "ledger.jsonl").header.telemetry == results["telemetry"] == "private"
     assert {"audit", "violations"}.isdisjoint(results)
     assert json.loads((cell.directory / "prompts.json").read_text())["canaries"] == []
     with pytest.raises(ConfigError, match="private telemetry cannot hold without noise"):
-        settings_of((*SMALL, "telemetry=private", "nonprivate=true"))
+        small("telemetry=private", "nonprivate=true")
 
 
 def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -> None:
@@ -100,7 +106,7 @@ def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -
 
 def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
     """2 x 4,000 coins: within 6 deviations of a half, and no plan like another; false alarm below 1e-8."""
-    (cell,) = cells(settings_of([*SMALL, "users=2000", "canaries=4000"]))
+    (cell,) = cells(small("users=2000", "canaries=4000"))
     hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts"})
     one, other = (Plan.drawn(cell, hosts) for _ in range(2))
     for plan in (one, other):
@@ -118,7 +124,7 @@ def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
         ("prompt_tokens=9", "prompt_tokens"),
         ("held_out_prompts=99", "held_out"),
     ):
-        (cell,) = cells(settings_of((*SMALL, option)))
+        (cell,) = cells(small(option))
         with pytest.raises(ConfigError, match=field):
             run_cell(cell)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, encounters, make_header, make_plan, records, weights
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
@@ -149,7 +149,7 @@ def test_weights_that_are_no_numbers_stay_with_their_run(tmp_path: Path) -> None
 
     (healthy, expected), (errors, found) = ended("healthy", False), ended("broken", True)
     assert healthy == [None] * 3
-    assert [type(error) for error in errors] == [type(None), RuntimeError, type(None)]
+    assert [type(error) for error in errors] == [type(None), DivergedError, type(None)]
     for number in (0, 2):
         assert all(torch.equal(value, expected[number][name]) for name, value in found[number].items())
 
