@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Of the noise multiplier: below it, float32 shows nothing of any noise; above it, sums leave the range of float32 after a charge.
+#: Of the noise multiplier: below it, float32 shows no noise; above it, sums leave its range after a charge.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
 #: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
