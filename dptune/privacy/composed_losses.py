@@ -77,7 +77,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     step = _MERGED
     merged = kinds
     while len(merged) > (_EXACT if merged is kinds else _FEW):
-        # From the kinds themselves each time, for rounding twice could go one step too far.
+        # Merges the kinds themselves each time: rounding twice could go one step too far.
         merged, step = merge(kinds, step), 2 * step
     passes = 1 if quick else _PASSES
     remove = _epsilon(merged, delta, "remove", passes, at_least=0.0)
@@ -114,7 +114,7 @@ def _chance(kind: Kind) -> float:
 
 
 def merge(kinds: Sequence[Kind], step: float) -> list[Kind]:
-    """As many releases with at most as much noise and at least as high a rate each, of fewer kinds.
+    """Merge kinds into fewer, each release with at most as much noise and at least as high a rate.
 
     The grid, of ``step`` in the logarithm, is the same for all compositions, and one of twice the step is part of it:
     a part of a composition never gets less noise than the whole.
@@ -182,7 +182,7 @@ def _width(kinds: Sequence[Kind], epsilon: float, slope: float, precision: float
 
 @dataclass(frozen=True)
 class _Tilted:
-    """One kind of release under the tilt: probabilities that add up to 1, and the logarithm of what they were."""
+    """A kind of release under the tilt: probabilities that add up to 1, and the logarithm of what they were."""
 
     kind: Kind
     grid: GridLosses
@@ -235,7 +235,7 @@ class _Sum:
             return math.inf, 0.0
         # A smaller target is a stricter one.
         target = math.exp(min(math.log(delta - rest) - log_scale, _LARGEST_EXPONENT))
-        # Of a sum of n positive terms, and of their exponentials.
+        # Bounds the rounding of a sum of n positive terms, and of their exponentials.
         rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
         above = _sums_above(mass * np.exp(-self.tilt * away)) * (1 + rounding)
         other = _sums_above(mass * np.exp(-(self.tilt + 1) * away)) * (1 - rounding)

@@ -130,7 +130,7 @@ def formal_mgf(law: InverseScale, t: Array) -> Array:
     """The product of the factors of M(t) wherever it can be evaluated, inside the domain or not."""
     (k, theta), (low, high) = law.gamma, law.uniform
     with np.errstate(all="ignore"):
-        # As the authors write it, so that it overflows at the same orders.
+        # Written as the authors do, so that it overflows at the same orders.
         uniform = (np.exp(high * t) - np.exp(low * t)) / ((high - low) * t) if high else 1.0
         return np.asarray(np.exp(law.constant * t) * (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform)
 
