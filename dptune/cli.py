@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -220,7 +221,9 @@ def _show_audit(
 ) -> None:
     from dptune.audit.verdict import certificate, judged
 
-    verdict = judged(found, certificate(releases, found.delta), false_alarms)
+    # What was attacked: a controller that moves the noise may have moved it before this step.
+    attacked = Counter([found.release]) if sum(releases.values()) == 1 and found.release.part is None else releases
+    verdict = judged(found, certificate(attacked, found.delta), false_alarms)
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
     if verdict.accusation:
         Console(stderr=True).print(f"[red]Accused:[/red] {escape(verdict.accusation)}.", soft_wrap=True)

@@ -25,6 +25,7 @@ from dptune.privacy.release import Composition, disjoint
 _POWER = 0.95
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.4)
 _MOST_EXCESS = 1e3
+_LARGEST_EPSILON = 700.0
 _CUTS = np.linspace(0.05, 0.95, 37)
 CHECKS = 2  # on mu and on epsilon
 
@@ -37,11 +38,13 @@ class Certificate:
         epsilon: at the audit's delta; infinite where nothing is certified.
         mu: where the function is that of Gaussian DP; None where it is not, or nothing is certified.
         pairs: (epsilon, delta), each certified; they bound the function where it is not Gaussian.
+        is_gaussian: whether an attack can reach ``mu``; that of a Laplace mixture is only a bound.
     """
 
     epsilon: float
     mu: float | None
     pairs: tuple[tuple[float, float], ...] = ()
+    is_gaussian: bool = True
 
     def least_false_negatives(self, false_positives: float) -> float:
         """The least false negative rate that the certificate allows at this false positive rate."""
@@ -50,8 +53,9 @@ class Certificate:
         bounds = (
             max(1 - delta - math.exp(epsilon) * false_positives, (1 - delta - false_positives) * math.exp(-epsilon))
             for epsilon, delta in self.pairs
+            if epsilon < _LARGEST_EPSILON  # beyond, both are next to nothing and exp overflows
         )
-        return max(0.0, *bounds) if self.pairs else 0.0
+        return max([0.0, *bounds])
 
     def mu_at(self, false_positives: float) -> float:
         """``mu``, or that of the Gaussian trade-off function through the certified one's point at this rate; infinite
@@ -76,7 +80,8 @@ def certificate(composition: Composition, delta: float) -> Certificate:
     fixed = Counter({replace(release, adaptive=False): count for release, count in composition.items()})
     epsilon = epsilons(fixed, delta).certified
     if all(release.sample_rate == 1.0 for release in fixed):
-        return Certificate(epsilon, max(_mu(part) for part in disjoint(fixed)))
+        is_gaussian = all(release.law is None for release in fixed)
+        return Certificate(epsilon, max(_mu(part) for part in disjoint(fixed)), is_gaussian=is_gaussian)
     pairs = ((epsilons(fixed, one).certified, one) for one in _DELTAS)
     return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))
 
@@ -166,7 +171,8 @@ def judged(found: StepAudit, certified: Certificate, false_alarms: float, checks
     sure = replace(found, confidence=confidence)
     _, members, false_positives, others = found.mu_errors
     fpr = rate_at_most(false_positives, others, 1 - (1 - confidence) / 2)
-    noise = None if certified.mu is None else noise_detectable(certified.mu, members, others, confidence)
+    known = certified.mu is not None and certified.is_gaussian
+    noise = noise_detectable(certified.mu or 0.0, members, others, confidence) if known else None
     return Verdict(
         false_alarms=false_alarms,
         confidence=confidence,

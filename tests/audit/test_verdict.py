@@ -15,6 +15,7 @@ from scipy.stats import binom
 from dptune.audit.step import StepAudit
 from dptune.audit.verdict import CHECKS, Certificate, certificate, judged, noise_detectable
 from dptune.privacy.accountants import epsilons
+from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Release
 
 DELTA = 1e-5
@@ -152,3 +153,17 @@ def test_more_trials_see_more() -> None:
     seen = [noise_detectable(0.716, trials, trials, 0.99995) for trials in (400, 800, 1600, 4000)]
     assert seen == sorted(seen)
     assert seen[0] < 0.5 < seen[1]
+
+
+def test_a_bound_on_mu_that_no_attack_can_reach_promises_nothing_about_noise() -> None:
+    """The mu of a Laplace mixture is that of a Gaussian that is at most as private: less noise need not show it."""
+    law = InverseScale(constant=1.0)
+    laplace = certificate(Counter([Release(1.0, 1.0, noise="laplace_mixture", norm="l1", law=law)]), 1e-5)
+    assert laplace.mu == pytest.approx(math.sqrt(math.pi / 2))
+    assert not laplace.is_gaussian
+    assert certificate(Counter([Release(1.0, 1.0)]), 1e-5).is_gaussian
+
+
+def test_a_certificate_of_hardly_any_noise_bounds_nothing_and_does_not_overflow() -> None:
+    found = certificate(Counter([Release(0.5, 0.02)]), 1e-5)
+    assert 0 <= found.least_false_negatives(0.1) <= 1
