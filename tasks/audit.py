@@ -331,7 +331,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
     options = of_model(target.cell.mechanism, target.cell.options, len(lora_pairs(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = charged.noise_multiplier
-    options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
+    inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
     mechanism = build(target.cell.mechanism, options)
     settings = target.settings
     found = audit_step(
@@ -341,7 +341,9 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
         delta=target.cell.delta,
         entropy=OsEntropy(),
     )
-    check_audited(found.release, charged, directory / "ledger.jsonl")
+    # What a hyper-policy leaked is named in the ledger, and is no part of this step.
+    attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
+    check_audited(attacked, charged, directory / "ledger.jsonl")
     # Certified is what the ledger says, whatever was attacked; the attacker's sample is in the batch for certain.
     certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
     verdict = judged(found, certified, settings.false_alarms, checks)
