@@ -74,10 +74,10 @@ def spending_of(folder: Path) -> Spending | None:
         contents = _acknowledged(path)
     except LedgerError:
         return _unknown(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
-    if contents.releases < _witnessed_releases(folder):
-        return _unknown(folder, "its ledger was cut: files beside it rely on more releases")
     if contents.releases == 0:
         return _unknown(folder, "its ledger holds no release") if released else None
+    if contents.releases < _witnessed_releases(folder):
+        return _unknown(folder, "its ledger was cut: files beside it rely on more releases")
     header, certified = contents.header, contents.epsilons.certified
     return Spending(folder.name, header.unit, header.data, contents.releases, certified, header.delta)
 

@@ -153,7 +153,7 @@ def test_a_process_that_died_while_it_started_has_spent_nothing(
             deploy(ensemble, CPU)
     assert (ensemble / "served.json").exists()
     assert not (ensemble / LEDGER).exists()
-    for torn in (b"", b'{"kind":"run"'):
+    for torn in (b"", b'{"accounting":"cert'):
         (ensemble / LEDGER).write_bytes(torn)
         deployment = deploy(ensemble, CPU)
         assert deployment.predictor.spent == 0
