@@ -33,7 +33,7 @@ def _usable_path(value: Any) -> Any:
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=_LONGEST_NAME)]
 Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
 FilePath = Annotated[Path, BeforeValidator(_usable_path)]
-#: Of public random numbers: torch, NumPy and transformers all take these, and the next few above.
+#: A seed of public random numbers. torch, NumPy and transformers all take these, and the next few above.
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]

@@ -176,7 +176,7 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
 
 
 def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    """Whose privacy, and how many of them a batch expects.
+    """The units of privacy of a cell, and how many of them a batch expects.
 
     Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
     """

@@ -38,7 +38,7 @@ def unlisted(runs: Path, listed: Collection[str]) -> list[Spending]:
 
 
 def totals(results: Sequence[dict[str, Any]], others: Sequence[Spending] = ()) -> list[Total]:
-    """One for every unit of privacy of ``results``.
+    """A total for every unit of privacy of ``results``.
 
     Others count where their ledger names the same records and unit, and where nobody can tell what it named.
     """

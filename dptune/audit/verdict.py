@@ -119,7 +119,7 @@ class Verdict:
 
     @property
     def accusation(self) -> str | None:
-        """One sentence, or None."""
+        """The accusation in one sentence, or None where the attack shows no more than is certified."""
         for name in ("mu", "epsilon"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:

@@ -43,7 +43,7 @@ def _wanted(name: str) -> str | None:
 
 
 def _is_zip(path: Path) -> bool:
-    """By its first bytes: a zip that was cut lacks the table at its end, by which ``zipfile`` knows one."""
+    """Tell a zip by its first bytes: one that was cut lacks the table at its end, which ``zipfile`` looks for."""
     with path.open("rb") as file:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06") or zipfile.is_zipfile(path)
 
