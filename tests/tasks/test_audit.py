@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import mannwhitneyu
-from tiny_pipeline import UNITS, merge, mode, read_json, run_stages, static
+from tiny_pipeline import UNITS, cells, merge, mode, read_json, run_stages, static
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
 from dptune.mechanisms.noise import Gaussian
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
+from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
 from tasks import audit as audit_task
@@ -51,6 +53,12 @@ def run(cell: Cell) -> Path:
     write_text(cell.directory / "cell.json", cell.model_dump_json())
     run_cell(cell, "cpu")
     return cell.directory
+
+
+def like(name: str, *changes: dict[str, Any], **options: Any) -> Cell:
+    """A cell of another mechanism than static."""
+    chosen = {"mechanisms": {"other": {"like": name} | options}, "experiment": {"mechanisms": ["other"]}}
+    return cells(WHOLE, chosen, *changes)[0]
 
 
 @pytest.fixture
@@ -150,6 +158,62 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
     assert len(before["moves"]) == STEPS
 
 
+def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written earlier, they could be another process's by the time this one has the ledger."""
+    cell = static(WHOLE, {"canaries": {"crafted": 16}})
+    seen: list[tuple[bool, int]] = []
+    opened, charge = finetune._KeptCanaries.opened, Ledger.charge
+
+    def noted(canaries: Any, releases: int) -> None:
+        assert not crafted_file(cell.directory).exists()
+        with pytest.raises(LedgerError, match="another process is charging it"):
+            Ledger.resume(cell.directory / "ledger.jsonl", Counter())
+        opened(canaries, releases)
+
+    def charged(ledger: Ledger, release: Release) -> Any:
+        seen.append((crafted_file(cell.directory).exists(), ledger.releases))
+        return charge(ledger, release)
+
+    monkeypatch.setattr(finetune._KeptCanaries, "opened", noted)
+    monkeypatch.setattr(Ledger, "charge", charged)
+    run(cell)
+    assert seen == [(True, release) for release in range(STEPS)]
+
+
+@pytest.mark.parametrize("damage", ["other coins", "none"])
+def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
+    damage: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static(WHOLE, {"canaries": {"crafted": 16}})
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "_save_policy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(cell)
+    file = crafted_file(cell.directory)
+    real = finetune._crafted
+
+    def meanwhile(*given: Any) -> Any:
+        """Somebody changes the file after it was read, as the lock of the ledger is not held yet."""
+        canaries, stored = real(*given), read_json(file)
+        if damage == "none":
+            file.unlink()
+        else:
+            write_json(file, stored | {"included": [1 - coin for coin in stored["included"]]})
+        return canaries
+
+    monkeypatch.setattr(finetune, "_crafted", meanwhile)
+    lines = (cell.directory / "ledger.jsonl").read_text()
+    with pytest.raises(DataError, match=r"does not hold the coins that this run's releases were made with. Fix: "):
+        run(cell)
+    assert (cell.directory / "ledger.jsonl").read_text() == lines
+
+
 @pytest.mark.parametrize("part", ["one_run", "crafted"])
 def test_more_than_is_certified_is_a_violation(part: str) -> None:
     audit = {"label": "small.static", "alarm_confidence": 0.9999, "epsilon_certified": 1.5}
@@ -242,7 +306,7 @@ def test_a_draw_at_twice_the_rate_is_found_out_without_any_canary_in_the_run(
     name: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For any mechanism: the draw of the run's units is repeated. Accused falsely in one of 6,000 audits."""
-    cell = static(WHOLE, {"mechanisms": {"static": {"like": name}}})
+    cell = like(name)
     directory = run(cell)
     audited = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
     assert audited["violations"] == []
@@ -267,8 +331,8 @@ def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(
 
 @pytest.mark.parametrize("name", ["geoclip", "rldp_published"])
 def test_planted_gradients_that_cannot_see_the_draw_say_why(name: str, pipeline: Path) -> None:
-    entry = {"like": name, "accounting": "published"} if name == "rldp_published" else {"like": name}
-    directory = run(static(WHOLE, {"canaries": {"crafted": 16}, "mechanisms": {"static": entry}}))
+    options = {"accounting": "published"} if name == "rldp_published" else {}
+    directory = run(like(name, {"canaries": {"crafted": 16}}, **options))
     audit = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
     assert audit["draw"]["power"].startswith("NO POWER on the draw: how much a planted gradient moves")
     assert audit["violations"] == []
@@ -277,8 +341,7 @@ def test_planted_gradients_that_cannot_see_the_draw_say_why(name: str, pipeline:
 
 
 def test_the_step_of_a_cell_that_moves_its_noise_at_once_is_audited(pipeline: Path) -> None:
-    entry = {"like": "rldp", "move_noise": True, "interval": 1, "warmup": 0, "batch_size": 2}
-    directory = run(static(WHOLE, {"mechanisms": {"static": entry}}))
+    directory = run(like("rldp", move_noise=True, interval=1, warmup=0, batch_size=2))
     assert len(read_ledger(directory / "ledger.jsonl").composition) == STEPS
     assert audit_cell(directory, settings(generations=1, records=0), "cpu")["step"]["trials"] == 500
 
