@@ -54,7 +54,7 @@ MUTANTS = (
         PARTS,
         "everybody + part for part in parts] or",
         "part for part in parts] or",
-        ("tests/privacy/test_release.py::test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody",),
+        ("tests/privacy/test_parts.py::test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody",),
     ),
     Mutant(
         "disjoint_prices_the_first_part",
@@ -70,7 +70,7 @@ MUTANTS = (
         PARTS,
         "return matched + rest[0][::-1] + rest[1][::-1]",
         "return matched + rest[0][::-1]",
-        ("tests/privacy/test_parts.py::test_many_different_parts_cost_the_dearest_or_a_little_more",),
+        ("tests/privacy/test_parts.py::test_an_envelope_costs_at_least_what_every_part_does",),
     ),
     Mutant(
         "envelope_of_the_noisier",
