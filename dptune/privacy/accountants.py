@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +26,7 @@ from dptune.privacy.calibration import calibrate
 from dptune.privacy.composed_losses import composed_epsilon
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
+from dptune.privacy.parts import WORK, dearest
 from dptune.privacy.published import (
     dppg_epsilon,
     law_of,
@@ -34,13 +35,15 @@ from dptune.privacy.published import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.release import Composition, Release, disjoint
+from dptune.privacy.release import Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
 # An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
 # dp-accounting warns each time, hundreds of times a run, and a user can do nothing about it.
 logging.getLogger("absl").addFilter(lambda record: "_compute_log_a_frac failed" not in str(record.msg))
 
+#: Releases of different parts that are priced one by one where a price is a sum.
+_SUMS = 20_000
 #: Fractional orders matter: at epsilon 8 and small sampling rates the best order lies near 2.5.
 RENYI_ORDERS = (
     *np.arange(1.05, 4.0, 0.05),
@@ -84,7 +87,7 @@ def epsilons(
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
     add/remove of one unit, given Poisson sampling with secret coins; under emptying one unit's slot, where releases
-    name parts. All arguments are public. (``disjoint`` is applied here; every other function of this file adds up.)
+    name parts. All arguments are public. (Parts are told apart here; every other function of this file adds up.)
 
     Args:
         composition: how often each distinct release happened.
@@ -109,12 +112,23 @@ def epsilons(
     published = published_epsilon(published_accountant, composition, delta)
     leaks = leaks_of(composition + (inherited or Counter()), renyi_filter, run_leaks)
     # Nobody knows in which part of the run a unit of a part of an inherited one is: every pair is possible.
-    noise_only = max(
-        _one_part_epsilon(mine + theirs, delta, renyi_filter)
-        for mine in disjoint(composition)
-        for theirs in disjoint(inherited or Counter())
+    mine, theirs = _unlabelled(composition), _unlabelled(inherited or Counter())
+    work = _SUMS if renyi_filter is not None else WORK
+    noise_only = dearest(
+        mine, lambda one: dearest(theirs, lambda other: _one_part_epsilon(one + other, delta, renyi_filter), work), work
     )
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, leaks)
+
+
+def _unlabelled(composition: Composition) -> Composition:
+    """The same releases without what no bound reads, if they are about parts: parts that cost the same are then one."""
+    if all(release.part is None for release in composition):
+        return composition
+    total: Composition = Counter()
+    for release, count in composition.items():
+        statistics = release.statistics if release.norm == "l1" else ("gradient sum",)
+        total[replace(release, statistics=statistics, raw_inputs=(), claims=())] += count
+    return total
 
 
 def _one_part_epsilon(composition: Composition, delta: float, renyi_filter: RenyiFilter | None) -> float:
@@ -127,7 +141,7 @@ def published_epsilon(accountant: str, composition: Composition, delta: float) -
     """What the paper's accountant says; infinite where it has no answer (delta 0, or figures that it needs)."""
     if delta == 0 and accountant != "pure":
         return math.inf
-    return max(PUBLISHED_ACCOUNTANTS[accountant](part, delta) for part in disjoint(composition))
+    return dearest(composition, lambda part: PUBLISHED_ACCOUNTANTS[accountant](part, delta), work=_SUMS)
 
 
 def smallest_epsilon(composition: Composition, delta: float) -> float:
