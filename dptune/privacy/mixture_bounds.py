@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
@@ -32,6 +31,8 @@ Array = NDArray[np.float64]
 
 def renyi_epsilon(composition: Composition, delta: float, orders: Sequence[int] = INTEGER_ORDERS) -> float:
     """Upper bound on epsilon at ``delta`` in (0, 1) over integer Renyi orders, Gaussian releases included."""
+    from dp_accounting.rdp import compute_epsilon
+
     total = np.zeros(len(orders))
     for release, count in composition.items():
         total += count * _sampled(release, tuple(orders))
