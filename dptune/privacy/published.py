@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
@@ -76,6 +75,8 @@ def _classical(delta: float) -> float:
 
 def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
     """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
+    from dp_accounting.rdp import compute_epsilon
+
     orders = tuple(range(2, largest_order + 1))
     total = np.zeros(len(orders))
     for rate, multiplier, count in gaussians:
