@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
 from dptune.files import sha256
-from dptune.mechanisms.local_updates import LocalUpdates
+from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import build, lacks_noise, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.identity import source_digest
@@ -72,10 +72,10 @@ class Cell(BaseModel):
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def local_training(cell: Cell) -> LocalUpdates | None:
-    """How clients train, if the cell's mechanism works on their updates and not on gradients."""
+def federation(cell: Cell) -> Federation | None:
+    """The clients of the cell's mechanism, if it clips what they send and not gradients of the data's own units."""
     noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
-    return build(cell.mechanism, noise | cell.options).local
+    return build(cell.mechanism, noise | cell.options).clipper.federation
 
 
 def is_finished(directory: Path) -> bool:

@@ -27,7 +27,7 @@ from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, ground_digests, local_training, policy_digest
+from tasks.cells import Cell, federation, ground_digests, policy_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
@@ -185,9 +185,9 @@ def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 
 
 def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    local = local_training(cell)
-    if local is not None:
-        return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round
+    clients = federation(cell)
+    if clients is not None:
+        return PrivacyUnits.clients(clients.clients, corpus.patients, corpus.absent), clients.clients_per_round
     expected_batch_size = cell.training.expected_batch_size
     if cell.unit == "encounter":
         return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size

@@ -12,7 +12,8 @@ from tiny_models import adapted, close, encounters, make_header, make_plan, reco
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Mechanism, Observation
+from dptune.mechanisms.interfaces import Observation
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
