@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from importlib import import_module, machinery, metadata
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,21 @@ def load_installed(group: str) -> None:
 
 
 def plugins_of(modules: Iterable[str]) -> tuple[Plugin, ...]:
-    """The plug-ins that modules belong to, each once; modules of dptune belong to none.
+    """The plug-ins that modules belong to, each once; modules of dptune and of Python itself belong to none.
 
     A module must have been imported.
     """
     roots = dict.fromkeys(module.partition(".")[0] for module in modules)
-    return tuple(_plugin(root) for root in sorted(roots) if root != "dptune")
+    return tuple(_plugin(root) for root in sorted(roots) if is_outside(root))
 
 
+def is_outside(module: str) -> bool:
+    """Whether a module is a plug-in's: not dptune's, nor Python's own."""
+    root = module.partition(".")[0]
+    return root == "__main__" or (root != "dptune" and root not in sys.stdlib_module_names)
+
+
+@lru_cache
 def _plugin(root: str) -> Plugin:
     distributions = metadata.packages_distributions().get(root, ())
     version = metadata.version(distributions[0]) if distributions else ""

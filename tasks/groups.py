@@ -57,5 +57,5 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 
 
 def _ground(cell: Cell) -> str:
-    inputs = {name: digest for name, digest in cell.inputs.items() if name != "policy"}
+    inputs = {name: digest for name, digest in cell.inputs.items() if name not in ("plugins", "policy")}
     return json.dumps([cell.model_dump(mode="json", include=_GROUND), inputs], sort_keys=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Clipper, Controller, Gradients, Knobs, Noise, Released, RunFacts, Statistics
+from dptune.plugins import plugins_of
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import STEP_NOISES, UNBOUNDED, Release
 
@@ -84,6 +85,12 @@ class Mechanism:
     def most_noise(self) -> float:
         """The largest effective multiplier that the controller may choose."""
         return self.effective_noise_multiplier(self._initial) * self.controller.noise_range[1]
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Name, version and digest of the code outside dptune that its parts are written in, for the run's header."""
+        classes = (base for part in (self.clipper, self.noise, self.controller) for base in type(part).__mro__)
+        return tuple(str(plugin) for plugin in plugins_of(cls.__module__ for cls in classes))
 
     @property
     def private(self) -> bool:

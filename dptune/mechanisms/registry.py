@@ -35,7 +35,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import converted, make_part, option_names, option_rows
-from dptune.plugins import check_part, load_installed
+from dptune.plugins import check_part, is_outside, load_installed
 
 Value = TypeVar("Value")
 #: Modules of this package that hold no part, and are slow to import.
@@ -214,12 +214,45 @@ def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
     return takes_noise(name, entry) and "noise_multiplier" not in entry and not own_scale
 
 
+@dataclass(frozen=True)
+class PartDescription:
+    """What is known of a registered part.
+
+    Attributes:
+        kind: clipper, noise or controller.
+        name: as entries of params.yaml name it.
+        summary: the first sentence of its docstring.
+        module: in which it is written.
+        options: (option, default or "required", help).
+    """
+
+    kind: str
+    name: str
+    summary: str
+    module: str
+    options: list[tuple[str, str, str]]
+
+
+def describe_parts() -> list[PartDescription]:
+    """Every clipper, noise and controller, plug-ins' included."""
+    return [
+        PartDescription(kind, name, _first_sentence(cls), registry.module_of(name), option_rows(cls))
+        for kind, registry in PARTS.items()
+        for name, cls in registry.items()
+    ]
+
+
+def _first_sentence(cls: type) -> str:
+    paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".") + "." if paragraph else ""
+
+
 def plugin_modules(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules outside dptune that the entry's parts and its registered mechanism come from."""
-    found = {cls.__module__ for cls in _resolve(name, entry)[0].values()}
+    """The modules outside dptune that the entry's parts, their bases and its registered mechanism come from."""
+    found = {base.__module__ for cls in _resolve(name, entry)[0].values() for base in cls.__mro__}
     if _registered(name, entry):
         found.add(MECHANISMS.module_of(entry.get("like") or name))
-    return tuple(sorted(module for module in found if module.partition(".")[0] != "dptune"))
+    return tuple(sorted(filter(is_outside, found)))
 
 
 def describe_options(name: str) -> list[tuple[str, str, str]]:

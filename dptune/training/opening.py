@@ -100,7 +100,7 @@ def open_share(
                 tokens.padding,
                 tokens.truncated,
             ),
-            "mechanism": (mechanism.name, repr(mechanism.clipper)),
+            "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins),
             "plan": plan,
             "entropy": entropy.leaks,
         }
@@ -169,6 +169,8 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
     if composition_of(header.inherited) != mechanism.controller.inherited:
         raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
+    if header.plugins != mechanism.plugins:
+        raise ConfigError("header.plugins", "does not name the code that runs", fix="give it mechanism.plugins")
     unit = mechanism.controller.inherited_unit
     if unit is not None and not fits_unit(unit, header.unit):
         # A release that is private about encounters says little about a patient who has many.

@@ -78,6 +78,7 @@ def greedy(controller: Greedy) -> Calibrated:
 
 def header(plan: Calibrated, **changes: Any) -> RunHeader:
     values = {"mechanism": plan.mechanism.name, "epsilon": EPSILON, "renyi_filter": plan.renyi_filter}
+    values["plugins"] = plan.mechanism.plugins
     return make_header(**values | changes)
 
 

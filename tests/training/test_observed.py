@@ -41,9 +41,10 @@ def listened(directory: Path, public: Tokens | None) -> Listening:
     model, tokens = adapted(randomised=True), records()
     controller = Listening(model, public)
     mechanism = Mechanism("static", Flat(), Gaussian(1.0), controller, "gdp_clt", len(lora_pairs(model)))
+    header = make_header(plugins=mechanism.plugins)
     close(
         train(
-            model, tokens, encounters(tokens), mechanism, make_plan(), make_header(), directory, OsEntropy(),
+            model, tokens, encounters(tokens), mechanism, make_plan(), header, directory, OsEntropy(),
             public=public,
         )
     )  # fmt: skip
