@@ -27,7 +27,7 @@ from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, ground_digests, local_training, policy_digest
+from tasks.cells import Cell, federation, ground_digests, plugin_digest, policy_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
@@ -114,6 +114,8 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
+    if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
+        raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
     model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)
     units, expected_batch_size = units_of(cell, ground.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
@@ -137,6 +139,7 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
         leaks=entropy.leaks,
         renyi_filter=ready.renyi_filter,
         inherited=tuple(mechanism.controller.inherited.items()),
+        plugins=mechanism.plugins,
     )
     leaks = header.leaks_of(planned(mechanism, schedule))
     if cell.telemetry == "private" and leaks:
@@ -185,9 +188,9 @@ def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 
 
 def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    local = local_training(cell)
-    if local is not None:
-        return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round
+    clients = federation(cell)
+    if clients is not None:
+        return PrivacyUnits.clients(clients.clients, corpus.patients, corpus.absent), clients.clients_per_round
     expected_batch_size = cell.training.expected_batch_size
     if cell.unit == "encounter":
         return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size

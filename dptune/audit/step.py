@@ -19,7 +19,8 @@ from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
 from dptune.audit.cuts import Cuts, best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Observation, Released, RunFacts
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released, RunFacts
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 from dptune.progress import Meter

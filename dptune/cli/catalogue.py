@@ -55,7 +55,8 @@ def _show_options(name: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from dptune.mechanisms.registry import describe_options, option_rows
+    from dptune.mechanisms.options import option_rows
+    from dptune.mechanisms.registry import describe_options
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS
 

@@ -31,7 +31,7 @@ from dptune.privacy.published import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
 # An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -395,7 +395,7 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
 
 def _has_noiseless(composition: Composition) -> bool:
     """Or tokens, which no accountant of Gaussians knows."""
-    return has_answers(composition) or any(release.noise == "none" for release in composition)
+    return has_answers(composition) or any(release.noise in UNBOUNDED for release in composition)
 
 
 def _is_pure(composition: Composition) -> bool:

@@ -18,7 +18,7 @@ from dptune.errors import ConfigError
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
 from dptune.privacy.mixture_bounds import gaussian_renyi, merged, scalar_renyi
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 
 Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
@@ -50,7 +50,7 @@ def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 
 
     NOT a bound: the noise that is added is never composed nor sampled, and its epsilon is that of one coordinate.
     """
-    if any(release.noise == "none" for release in composition):
+    if any(release.noise in UNBOUNDED for release in composition):
         return math.inf
     surrogates = [(r.sample_rate, surrogate_multiplier(r, delta), count) for r, count in composition.items()]
     return _gaussians_epsilon(surrogates, delta, largest_order)
@@ -155,7 +155,7 @@ def law_of(release: Release) -> InverseScale:
 
 
 def _plrvo(composition: Composition, delta: float, largest_moment: int, coordinates: int | None) -> float:
-    if any(release.noise == "none" for release in composition):
+    if any(release.noise in UNBOUNDED for release in composition):
         return math.inf
     laws = [law_of(release) for release in composition]
     if not all(law.is_gamma for law in laws):

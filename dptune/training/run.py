@@ -27,14 +27,8 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.mechanism import (
-    Gradients,
-    Knobs,
-    Mechanism,
-    Observation,
-    Released,
-    clipped_sums,
-)
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released
+from dptune.mechanisms.mechanism import Mechanism, clipped_sums
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger

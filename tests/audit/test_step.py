@@ -19,7 +19,8 @@ from dptune.audit.step import SCENES, audit_step
 from dptune.audit.verdict import certificate, judged
 from dptune.errors import ConfigError
 from dptune.mechanisms import rldp
-from dptune.mechanisms.mechanism import Gradients, Knobs, Mechanism, Released
+from dptune.mechanisms.interfaces import Gradients, Knobs, Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
