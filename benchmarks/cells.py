@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from benchmarks.measure import Deadline, Effort, Results, Stopwatch
 from benchmarks.shapes import LORA, Setting
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits
-from dptune.training.loop import Plan, train
+from dptune.training.loop import train
 from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
+from dptune.training.run import StepReport
+from dptune.training.spec import Plan, RunSpec, header_of
 from dptune.training.together import shared_copy, train_together
 
 CELLS = 8
@@ -35,11 +37,12 @@ def cells_per_hour(setting: Setting, steps: int, warmup: int) -> tuple[float, fl
     with tempfile.TemporaryDirectory() as directory:
         for number in range(CELLS):
             watch = Stopwatch(setting.device, warmup, steps)
-            train(**_cell(setting, base, number, total, Path(directory) / f"alone{number}", watch)).close()
+            folder = Path(directory) / f"alone{number}"
+            train(_cell(setting, base, number, total), folder, OsEntropy(), _ticking(watch)).close()
             alone += watch.seconds
         watches = [Stopwatch(setting.device, warmup, steps) for _ in range(CELLS)]
         runs = [
-            open_run(**_cell(setting, base, number, total, Path(directory) / f"{number}", watch))
+            open_run(_cell(setting, base, number, total), Path(directory) / f"{number}", OsEntropy(), _ticking(watch))
             for number, watch in enumerate(watches)
         ]
         failed = [error for error in train_together(base, runs) if error]
@@ -51,8 +54,11 @@ def cells_per_hour(setting: Setting, steps: int, warmup: int) -> tuple[float, fl
     return 3600 * CELLS / (alone * steps), 3600 * CELLS / (watches[-1].seconds * steps)
 
 
-def _cell(setting: Setting, base: Any, number: int, steps: int, directory: Path, tick: Any) -> dict[str, Any]:
-    directory.mkdir()
+def _ticking(watch: Stopwatch) -> Callable[[StepReport], None]:
+    return lambda _: watch()
+
+
+def _cell(setting: Setting, base: Any, number: int, steps: int) -> RunSpec:
     model = attach_lora(shared_copy(base), LORA, init_seed=number)
     mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
     shape, records = setting.shape, setting.poisson_records
@@ -60,17 +66,8 @@ def _cell(setting: Setting, base: Any, number: int, steps: int, directory: Path,
     plan = Plan(
         shape.batch / count, float(shape.batch), steps, physical_batch_size=shape.physical, autocast=shape.autocast
     )
-    return {
-        "model": model,
-        "tokens": records,
-        "units": PrivacyUnits.of("encounter", np.arange(count), 1),
-        "mechanism": mechanism,
-        "plan": plan,
-        "header": RunHeader("static", mechanism.published_accountant, "certified", None, 1e-5, "encounter", count),
-        "directory": directory,
-        "entropy": OsEntropy(),
-        "on_step": lambda _: tick(),
-    }
+    units, entropy = PrivacyUnits.of("encounter", np.arange(count), 1), OsEntropy()
+    return RunSpec(model, records, units, mechanism, plan, header_of(mechanism, units, entropy, delta=1e-5))
 
 
 def measure_cells(setting: Setting, effort: Effort, results: Results, deadline: Deadline) -> None:

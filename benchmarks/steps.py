@@ -23,11 +23,11 @@ from benchmarks.shapes import Setting, trainable
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.loop import Plan, train
+from dptune.training.loop import train
 from dptune.training.losses import model_losses
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import Plan, RunSpec, header_of
 
 IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
 LEARNING_RATE = 5e-4
@@ -156,12 +156,11 @@ def _train(
         checkpoint_every=checkpoint_every,
         autocast=shape.autocast,
     )
-    header = RunHeader(mechanism.name, mechanism.published_accountant, "certified", None, 1e-5, "encounter", count)
+    entropy = OsEntropy()
+    header = header_of(mechanism, units, entropy, delta=1e-5)
+    spec = RunSpec(model, records, units, mechanism, plan, header, public=setting.records)
     with tempfile.TemporaryDirectory() as directory:
-        train(
-            model, records, units, mechanism, plan, header, Path(directory), OsEntropy(),
-            on_step=lambda _: tick(), public=setting.records,
-        ).close()  # fmt: skip
+        train(spec, Path(directory), entropy, lambda _: tick()).close()
 
 
 @dataclass

@@ -136,8 +136,8 @@ def grid(settings: Settings) -> list[Cell]:
 
 
 def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
-    """A digest of each input of a cell: those of ``ground_digests``, and a given hyper-policy's."""
-    return ground_digests(model) | policy_digest(options)
+    """A digest of each input of a cell: those of ``shared_digests``, and a given hyper-policy's."""
+    return shared_digests(model) | policy_digest(options)
 
 
 def policy_digest(options: Mapping[str, Any]) -> dict[str, str]:
@@ -151,7 +151,7 @@ def plugin_digest(mechanism: str, options: Mapping[str, Any]) -> dict[str, str]:
     return {"plugins": hashlib.sha256(repr(found).encode()).hexdigest()} if found else {}
 
 
-def ground_digests(model: Model) -> dict[str, str]:
+def shared_digests(model: Model) -> dict[str, str]:
     """A digest of each input that cells of one model share: data, base model (or its pinned commit), and code.
 
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.

@@ -34,14 +34,14 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.loop import StepReport, follow, train
+from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
-from dptune.training.run import Run
+from dptune.training.run import Run, StepReport
 from dptune.training.together import train_together
 from tasks.cells import Cell, is_finished
-from tasks.job import Ground, Job, ground_of, prepare
+from tasks.job import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.paths import CRAFTED
 from tasks.plots import draw_curves
 from tasks.results import History, child_run, named, publish, result_of
@@ -111,8 +111,7 @@ def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
     if ranks.told(None):
         _agree(cell, ranks)
         entropy = OsEntropy()
-        job = prepare(cell, ground_of(cell, torch.device(device)), entropy)
-        follow(job.model, job.train, job.units, job.mechanism, job.plan, entropy, ranks)
+        follow(prepare(cell, shared_inputs(cell, torch.device(device)), entropy).spec, entropy, ranks)
 
 
 def _agree(cell: Cell, ranks: Ranks) -> None:
@@ -131,10 +130,15 @@ def _joined(errors: dict[Path, Exception]) -> Exception:
 
 
 @dataclass
-class _Work:
-    """A cell under way."""
+class _TrainingCell:
+    """A cell while it trains, with what is logged of it.
 
-    job: Job
+    Attributes:
+        before: perplexities of the base.
+        started: by the monotonic clock.
+    """
+
+    prepared: PreparedCell
     canaries: CraftedCanaries | None
     child: ChildRun | None
     history: History
@@ -142,42 +146,47 @@ class _Work:
     before: dict[str, float]
     started: float
 
+    @property
+    def cell(self) -> Cell:
+        """The cell's settings."""
+        return self.prepared.cell
+
 
 def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train what is not finished; what ended the cells that failed, by their folders."""
-    ground = ground_of(cells[0], torch.device(device))
+    shared = shared_inputs(cells[0], torch.device(device))
     errors: dict[Path, Exception] = {}
-    befores: dict[str, dict[str, float]] = {}
-    works: list[_Work] = []
+    perplexity_before: dict[str, dict[str, float]] = {}
+    training: list[_TrainingCell] = []
     for cell in cells:
         try:
-            works.append(_begun(cell, ground, parent, flow_run, entropy, ranks, befores))
+            training.append(_begun(cell, shared, parent, flow_run, entropy, ranks, perplexity_before))
         except Exception as error:
             errors[cell.directory] = _failed(cell.label, error)
     try:
-        if len(works) == 1:
-            ended = _trained_alone(works[0], entropy, ranks)
+        if len(training) == 1:
+            ended = _trained_alone(training[0], entropy, ranks)
         else:
-            ended = _trained_together(works, ground, entropy)
+            ended = _trained_together(training, shared, entropy)
     except BaseException:  # the whole process is to end
-        for work in works:
-            _fail(work)
+        for one in training:
+            _fail(one)
         raise
     used = device if ranks.world == 1 else f"{ranks.world} ranks, this one on {device}"
-    for work, end in zip(works, ended, strict=True):
+    for one, end in zip(training, ended, strict=True):
         try:
-            with work.meter:
+            with one.meter:
                 if isinstance(end, Exception):
                     raise end
                 with end as ledger:
-                    _finish(work, ledger, used, len(cells))
+                    _finish(one, ledger, used, len(cells))
         except Exception as error:
-            errors[work.job.cell.directory] = _failed(work.job.cell.label, error)
-            _fail(work)
+            errors[one.cell.directory] = _failed(one.cell.label, error)
+            _fail(one)
         except BaseException:
-            _fail(work)
+            _fail(one)
             raise
     return errors
 
@@ -189,94 +198,85 @@ def _failed(label: str, error: Exception) -> Exception:
     return error
 
 
-def _fail(work: _Work) -> None:
-    if work.child:
-        work.child.end("FAILED")
+def _fail(one: _TrainingCell) -> None:
+    if one.child:
+        one.child.end("FAILED")
 
 
 def _begun(
     cell: Cell,
-    ground: Ground,
+    shared: SharedInputs,
     parent: str | None,
     flow_run: str,
     entropy: Entropy,
     ranks: Ranks,
-    befores: dict[str, dict[str, float]],
-) -> _Work:
-    """Make a cell ready; ``befores`` keeps, by telemetry, how the base does, which fresh adapters do not change."""
+    perplexity_before: dict[str, dict[str, float]],
+) -> _TrainingCell:
+    """Make a cell ready.
+
+    Args:
+        perplexity_before: of the base, by telemetry: fresh adapters do not change it, so it is computed once.
+    """
     started = time.monotonic()
-    job = prepare(cell, ground, entropy)
-    ranks.check(job.mechanism)
+    prepared = prepare(cell, shared, entropy)
+    ranks.check(prepared.spec.mechanism)
     canaries = _crafted(cell, cell.directory)
     if canaries:
-        job.units = job.units.with_slots(canaries.included)
-    if cell.telemetry not in befores:
-        befores[cell.telemetry] = _evaluate(job, final=True)
-    return _Work(
-        job=job,
+        units = prepared.spec.units.with_slots(canaries.included)
+        prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
+    steps = prepared.spec.plan.steps
+    if cell.telemetry not in perplexity_before:
+        perplexity_before[cell.telemetry] = _evaluate(prepared, final=True)
+    return _TrainingCell(
+        prepared=prepared,
         canaries=canaries,
-        child=child_run(job, parent, flow_run),
-        history=History(cell.directory, job.plan.steps),
-        meter=Meter(cell.label, total=job.plan.steps, unit="releases", keep=True),
-        before=befores[cell.telemetry],
+        child=child_run(prepared, parent, flow_run),
+        history=History(cell.directory, steps),
+        meter=Meter(cell.label, total=steps, unit="releases", keep=True),
+        before=perplexity_before[cell.telemetry],
         started=started,
     )
 
 
-def _arguments(work: _Work, entropy: Entropy) -> dict[str, Any]:
-    job = work.job
-    return {
-        "model": job.model,
-        "tokens": job.train,
-        "units": job.units,
-        "mechanism": job.mechanism,
-        "plan": job.plan,
-        "header": job.header,
-        "directory": job.cell.directory,
-        "entropy": entropy,
-        "on_step": _observer(work),
-        "public": job.validation,
-        "auditor": work.canaries,
-    }
-
-
-def _trained_alone(work: _Work, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
+def _trained_alone(one: _TrainingCell, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
     try:
-        return [train(**_arguments(work, entropy), ranks=ranks)]
+        return [train(one.prepared.spec, one.cell.directory, entropy, _observer(one), ranks)]
     except Exception as error:
         return [error]
 
 
-def _trained_together(works: Sequence[_Work], ground: Ground, entropy: Entropy) -> list[Ledger | Exception]:
+def _trained_together(
+    training: Sequence[_TrainingCell], shared: SharedInputs, entropy: Entropy
+) -> list[Ledger | Exception]:
     """For each cell its open ledger, or what ended it."""
     opened: list[Run | Exception] = []
-    for work in works:
+    for one in training:
         try:
-            opened.append(open_run(**_arguments(work, entropy)))
+            opened.append(open_run(one.prepared.spec, one.cell.directory, entropy, _observer(one)))
         except Exception as error:
             opened.append(error)
     runs = [run for run in opened if isinstance(run, Run)]
-    errors = iter(train_together(ground.base, runs) if runs else [])
+    errors = iter(train_together(shared.base, runs) if runs else [])
     return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
 
 
-def _finish(work: _Work, ledger: Ledger, device: str, together: int) -> None:
+def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> None:
     """Everything that a finished cell leaves behind, the ledger's last line last."""
-    job, directory = work.job, work.job.cell.directory
-    after = _evaluate(job, final=True)
-    check_converged(job.cell.label, after)
-    _save_adapter(job.model, directory)
+    prepared, directory = one.prepared, one.cell.directory
+    after = _evaluate(prepared, final=True)
+    check_converged(one.cell.label, after)
+    _save_adapter(prepared.spec.model, directory)
     contents = _contents(ledger)
-    _save_policy(job, contents, directory)
-    _write_crafted(work.canaries, directory)
-    seconds = time.monotonic() - work.started
-    result = result_of(job, contents, work.before, after, work.history, seconds, device)
+    _save_policy(prepared, contents, directory)
+    _write_crafted(one.canaries, directory)
+    seconds = time.monotonic() - one.started
+    result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     result["together"] = together
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
     write_json(directory / "result.json", result)
-    if work.child:
-        work.child.flush()
+    if one.child:
+        one.child.flush()
     ledger.finish()
 
 
@@ -350,23 +350,23 @@ def _contents(ledger: Ledger) -> LedgerContents:
     return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
 
 
-def _observer(work: _Work) -> Callable[[StepReport], None]:
+def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
     """Called after each step: logs it, and at times evaluates."""
-    job, child, history, canaries = work.job, work.child, work.history, work.canaries
-    every, total = job.cell.training.evaluate_every, job.plan.steps
+    cell, spec, child, history = one.cell, one.prepared.spec, one.child, one.history
+    every, total = cell.training.evaluate_every, spec.plan.steps
 
     def observe(report: StepReport) -> None:
-        work.meter.update(report.releases)
+        one.meter.update(report.releases)
         metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
-        if job.cell.telemetry == "research":
+        if cell.telemetry == "research":
             metrics |= report.private
         looks = report.releases % every == 0 or report.releases == total
         if history.add_knobs(report.releases, report.knobs) or looks:
             metrics |= report.knobs
         if looks:
-            point = _evaluate(job, final=False) | named(job.header.price(report.composition))
+            point = _evaluate(one.prepared, final=False) | named(spec.header.price(report.composition))
             metrics |= point
-            _write_crafted(canaries, job.cell.directory)
+            _write_crafted(one.canaries, cell.directory)
             history.add_point({"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
@@ -374,14 +374,16 @@ def _observer(work: _Work) -> Callable[[StepReport], None]:
     return observe
 
 
-def _evaluate(job: Job, *, final: bool) -> dict[str, float]:
+def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     """Perplexities that telemetry allows: public always, held-out records only under research telemetry."""
-    rows, dtype = 2 * job.plan.physical_batch_size, job.plan.autocast_dtype
-    most = None if final else job.cell.training.evaluate_records
+    cell, spec = prepared.cell, prepared.spec
+    assert spec.public is not None  # every prepared cell has validation records
+    rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
+    most = None if final else cell.training.evaluate_records
     name = "eval_perplexity" if final else "eval_sample_perplexity"
-    figures = {"public_perplexity": perplexity(job.model, _first(job.validation, most), rows, autocast=dtype)}
-    if job.cell.telemetry == "research":
-        figures[name] = perplexity(job.model, _first(job.evaluation, most), rows, autocast=dtype)
+    figures = {"public_perplexity": perplexity(spec.model, _first(spec.public, most), rows, autocast=dtype)}
+    if cell.telemetry == "research":
+        figures[name] = perplexity(spec.model, _first(prepared.evaluation, most), rows, autocast=dtype)
     return figures
 
 
@@ -402,13 +404,13 @@ def adapter_digest(directory: Path) -> str:
     return sha256(directory / "adapter" / "adapter_model.safetensors")
 
 
-def _save_policy(job: Job, contents: LedgerContents, directory: Path) -> None:
+def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
     """A learned hyper-policy, which another run can start from (``init_from``)."""
-    controller = job.mechanism.controller
+    controller = prepared.spec.mechanism.controller
     if isinstance(controller, LearnedControl):
         header = contents.header
         policy = controller.saved_policy(
-            job.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
+            prepared.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
         )
         if policy is not None:
             policy.write(directory / "controller")

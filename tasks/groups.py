@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tasks.cells import Cell, federation, is_finished
 
-_GROUND = {"model_name", "model", "lora", "training", "unit"}
+_SHARED = {"model_name", "model", "lora", "training", "unit"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
     shared: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell not in alone:
-            shared.setdefault(_ground(cell), []).append(cell)
+            shared.setdefault(_inputs(cell), []).append(cell)
     groups = [Group((cell,)) for cell in alone]
     for together in shared.values():
         size = min(most, math.ceil(len(together) / (places or 1)))
@@ -56,6 +56,6 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
     return groups
 
 
-def _ground(cell: Cell) -> str:
+def _inputs(cell: Cell) -> str:
     inputs = {name: digest for name, digest in cell.inputs.items() if name not in ("plugins", "policy")}
-    return json.dumps([cell.model_dump(mode="json", include=_GROUND), inputs], sort_keys=True)
+    return json.dumps([cell.model_dump(mode="json", include=_SHARED), inputs], sort_keys=True)

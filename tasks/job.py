@@ -15,19 +15,17 @@ import torch
 
 from dptune.corpus.records import read_about, read_batches
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.loop import Plan
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import Plan, RunSpec, header_of
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, federation, ground_digests, plugin_digest, policy_digest
+from tasks.cells import Cell, federation, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
@@ -35,12 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Ground:
+class SharedInputs:
     """What cells of one model and one schedule of training share: the frozen base on its device, and the records.
 
     Attributes:
         cell: one of them.
-        digests: of what lies under it, as it was read.
+        digests: of the model's and the data's files, as they were read.
     """
 
     cell: Cell
@@ -52,16 +50,16 @@ class Ground:
     about: dict[str, Any]
 
 
-def ground_of(cell: Cell, device: torch.device) -> Ground:
-    """Load what the cell's run stands on, as do all cells with its model, LoRA settings, schedule and data.
+def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
+    """Load the model and records of a cell, and of all cells with its model, LoRA settings, schedule and data.
 
     Raises: ConfigError if the data or model are no longer those the cell was made for, or change while they are read.
     """
-    digests = ground_digests(cell.model)
+    digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer = load_tokenizer(base)
-    ground = Ground(
+    shared = SharedInputs(
         cell=cell,
         digests=digests,
         base=load_base(base, device),
@@ -70,11 +68,11 @@ def ground_of(cell: Cell, device: torch.device) -> Ground:
         validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
         about=read_about(TRAIN),
     )
-    if ground_digests(cell.model) != digests:
+    if shared_digests(cell.model) != digests:
         for records in (TRAIN, EVAL, PUBLIC_VALIDATION):
             _token_file(cell, records).unlink(missing_ok=True)  # it may hold the new records under the old name
         raise ConfigError("cell.inputs", "data or model changed while they were read", fix="run the flow again")
-    return ground
+    return shared
 
 
 def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
@@ -84,40 +82,41 @@ def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
         )
 
 
-@dataclass
-class Job:
-    """A cell made ready to run."""
+@dataclass(frozen=True)
+class PreparedCell:
+    """A cell made ready to run.
+
+    Attributes:
+        spec: what the cell's settings ask for; its ``public`` are the public validation records.
+        evaluation: held-out private records.
+        about: what the data is.
+        pairs: names of the modules that train.
+    """
 
     cell: Cell
-    model: Any
-    mechanism: Mechanism
-    plan: Plan
-    header: RunHeader
-    units: PrivacyUnits
-    train: Tokens
+    spec: RunSpec
     evaluation: Tokens
-    validation: Tokens
     about: dict[str, Any]
     pairs: tuple[str, ...]
 
 
-def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
+def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     """Attach the cell's adapters, and calibrate the noise to its budget.
 
-    Raises: ConfigError if the ground is another cell's, or a hyper-policy is no longer the one the cell was made for,
-    or the run would leak what private telemetry promises to keep.
+    Raises: ConfigError if the shared inputs are another cell's, if a hyper-policy is no longer the one that the cell
+    was made for, or if the run would leak what private telemetry promises to keep.
     """
-    _check_inputs(cell, ground.digests)
+    _check_inputs(cell, shared.digests)
     for name in ("model", "lora", "training"):
-        if getattr(cell, name) != getattr(ground.cell, name):
-            problem = f"is not that of {ground.cell.label}, beside which {cell.label} is to run"
+        if getattr(cell, name) != getattr(shared.cell, name):
+            problem = f"is not that of {shared.cell.label}, beside which {cell.label} is to run"
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
     if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
-    model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)
-    units, expected_batch_size = units_of(cell, ground.train)
+    model = attach_lora(shared_copy(shared.base), Lora(**cell.lora.model_dump()), cell.seed)
+    units, expected_batch_size = units_of(cell, shared.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
     pairs = tuple(pair.name for pair in adapters)
@@ -126,20 +125,16 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
     options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
     ready = _calibrated(cell, options, schedule)
     mechanism = ready.mechanism
-    header = RunHeader(
-        mechanism=cell.mechanism,
-        published_accountant=mechanism.published_accountant,
-        accounting=cell.accounting,
-        epsilon=cell.epsilon,
+    header = header_of(
+        mechanism,
+        units,
+        entropy,
         delta=cell.delta,
-        unit=units.kind,
-        units=len(units),
-        data=str(ground.about["label"]),
+        epsilon=cell.epsilon,
+        accounting=cell.accounting,
+        data=str(shared.about["label"]),
         telemetry=cell.telemetry,
-        leaks=entropy.leaks,
         renyi_filter=ready.renyi_filter,
-        inherited=tuple(mechanism.controller.inherited.items()),
-        plugins=mechanism.plugins,
     )
     leaks = header.leaks_of(planned(mechanism, schedule))
     if cell.telemetry == "private" and leaks:
@@ -148,19 +143,8 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
             f"private cannot hold for {cell.label}: {'; '.join(leaks)}",
             fix="leave that mechanism out, or use research",
         )
-    return Job(
-        cell=cell,
-        model=model,
-        mechanism=mechanism,
-        plan=plan,
-        header=header,
-        units=units,
-        train=ground.train.tokens,
-        evaluation=ground.evaluation,
-        validation=ground.validation,
-        about=dict(ground.about),
-        pairs=pairs,
-    )
+    spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
+    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs)
 
 
 def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:

@@ -12,7 +12,7 @@ from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import LedgerContents, read_ledger
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.cells import PUBLISHED
-from tasks.job import Job
+from tasks.job import PreparedCell
 from tasks.paths import TRAIN
 from tasks.tracking import LATER, ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
 
@@ -105,7 +105,7 @@ def named(prices: Epsilons) -> dict[str, float]:
 
 
 def result_of(
-    job: Job,
+    prepared: PreparedCell,
     contents: LedgerContents,
     before: dict[str, float],
     after: dict[str, float],
@@ -114,7 +114,8 @@ def result_of(
     device: str,
 ) -> dict[str, Any]:
     """Everything that a report needs to know of a finished cell, plain JSON types."""
-    cell, prices, aside = job.cell, contents.epsilons, set_aside_of(job.cell.directory)
+    cell, spec, prices = prepared.cell, prepared.spec, contents.epsilons
+    aside = set_aside_of(cell.directory)
     epsilon = prices.certified + sum(one.epsilon for one in aside)
     together = (epsilon, cell.delta + sum(one.delta for one in aside)) if aside else None
     return {
@@ -123,26 +124,26 @@ def result_of(
         "mechanism": cell.mechanism,
         "budget_epsilon": cell.epsilon,
         "seed": cell.seed,
-        "agent": isinstance(job.mechanism.controller, LearnedControl),
-        "unit": job.units.kind,
-        "units": len(job.units),
+        "agent": isinstance(spec.mechanism.controller, LearnedControl),
+        "unit": spec.units.kind,
+        "units": len(spec.units),
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(job.header.inherited), together),
+        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(spec.header.inherited), together),
         "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
-        "data": job.about["label"],
-        "synthetic": bool(job.about["synthetic"]),
-        "noise_multiplier": job.mechanism.noise.noise_multiplier,
-        "sample_rate": job.plan.sample_rate,
+        "data": prepared.about["label"],
+        "synthetic": bool(prepared.about["synthetic"]),
+        "noise_multiplier": spec.mechanism.noise.noise_multiplier,
+        "sample_rate": spec.plan.sample_rate,
         "releases": contents.releases,
-        "planned_releases": job.plan.steps,
+        "planned_releases": spec.plan.steps,
         **jsonable(named(prices)),
         "leaks": list(prices.leaks),
         "before": jsonable(before),
         "after": jsonable(after),
         "history": history.points(),
-        "pairs": list(job.pairs),
+        "pairs": list(prepared.pairs),
         "crafted": cell.crafted,
         "knobs": history.knobs(),
         "seconds": round(seconds, 1) if timed(cell.telemetry) else None,
@@ -150,11 +151,11 @@ def result_of(
     }
 
 
-def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
+def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> ChildRun | None:
     """The cell's run in MLflow, started or continued; None without a parent."""
     if parent is None:
         return None
-    cell = job.cell
+    cell, spec = prepared.cell, prepared.spec
     params = {
         "model": cell.model.source,
         "mechanism": cell.mechanism,
@@ -163,20 +164,20 @@ def child_run(job: Job, parent: str | None, flow_run: str) -> ChildRun | None:
         "delta": cell.delta,
         "accounting": cell.accounting,
         "seed": cell.seed,
-        "unit": job.units.kind,
-        "units": len(job.units),
-        "noise_multiplier": job.mechanism.noise.noise_multiplier,
-        "sample_rate": job.plan.sample_rate,
-        "steps": job.plan.steps,
-        "pairs": job.mechanism.pairs,
+        "unit": spec.units.kind,
+        "units": len(spec.units),
+        "noise_multiplier": spec.mechanism.noise.noise_multiplier,
+        "sample_rate": spec.plan.sample_rate,
+        "steps": spec.plan.steps,
+        "pairs": spec.mechanism.pairs,
         "crafted": cell.crafted,
         **{f"lora.{key}": value for key, value in cell.lora.model_dump().items()},
         **{f"training.{key}": value for key, value in cell.training.model_dump().items()},
     }
     tags = {
         "telemetry": cell.telemetry,
-        "data": job.about["label"],
-        "data_kind": "SYNTHETIC" if job.about["synthetic"] else "real",
+        "data": prepared.about["label"],
+        "data_kind": "SYNTHETIC" if prepared.about["synthetic"] else "real",
         "git_commit": git_commit(),
         "dvc_hash": dvc_hash(TRAIN.parent),
         **flow_tag(cell.telemetry, flow_run),

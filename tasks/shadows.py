@@ -16,11 +16,11 @@ from dptune.audit.lira import balanced_coins, lira_scores
 from dptune.corpus.records import read_records
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
-from dptune.privacy.ledger import RunHeader
 from dptune.progress import progress
 from dptune.training.data import PrivacyUnits, tokenize
 from dptune.training.loop import train
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base
+from dptune.training.spec import RunSpec, header_of
 from tasks.job import plan_of
 from tasks.paths import SPLITS
 from tasks.target import Target
@@ -60,17 +60,8 @@ def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_
     units = PrivacyUnits.of("encounter", np.arange(len(texts)), 1)
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
-    header = RunHeader(
-        mechanism="nonprivate",
-        published_accountant=mechanism.published_accountant,
-        accounting="certified",
-        epsilon=None,
-        delta=cell.delta,
-        unit=units.kind,
-        units=len(units),
-        leaks=entropy.leaks,
-    )
+    header = header_of(mechanism, units, entropy, delta=cell.delta)
     with tempfile.TemporaryDirectory() as directory:
-        once = replace(plan, checkpoint_every=plan.steps)
-        train(model, tokens, units, mechanism, once, header, Path(directory), entropy).close()
+        spec = RunSpec(model, tokens, units, mechanism, replace(plan, checkpoint_every=plan.steps), header)
+        train(spec, Path(directory), entropy).close()
     return model.eval()

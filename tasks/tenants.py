@@ -229,8 +229,8 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     from dptune.corpus.sources import acquire_synthetic
     from dptune.policy.tenant_runs import Setting, tenants_of
     from dptune.training.data import tokenize
-    from dptune.training.loop import Plan
     from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
+    from dptune.training.spec import Plan
     from tasks.settings import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants

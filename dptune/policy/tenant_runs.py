@@ -18,12 +18,13 @@ from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens, hashed
 from dptune.training.evaluation import perplexity
-from dptune.training.loop import Plan, StepReport, train
+from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
+from dptune.training.run import StepReport
+from dptune.training.spec import Plan, RunSpec, header_of
 
 _HELD_OUT = 4  # one in so many of a tenant's patients, on average
 
@@ -131,25 +132,13 @@ def fine_tune(
     """
     count = len(tenant.train.rows)
     units = PrivacyUnits.of("encounter", np.arange(count), 1)
-    header = RunHeader(
-        mechanism=mechanism.name,
-        published_accountant=mechanism.published_accountant,
-        accounting="certified",
-        epsilon=epsilon,
-        delta=setting.delta,
-        unit=units.kind,
-        units=count,
-        data=setting.data,
-        leaks=entropy.leaks,
-        inherited=tuple(mechanism.controller.inherited.items()),
-    )
+    header = header_of(mechanism, units, entropy, delta=setting.delta, epsilon=epsilon, data=setting.data)
     model = attach_lora(copy.deepcopy(setting.base), setting.lora, seed)
     plan = replace(setting.plan, expected_batch_size=setting.plan.sample_rate * count)
+    spec = RunSpec(model, tenant.train, units, mechanism, plan, header, public=setting.public)
     with (
         TemporaryDirectory(prefix="dptune-") as folder,
-        train(
-            model, tenant.train, units, mechanism, plan, header, Path(folder), entropy, follow(model), setting.public
-        ) as ledger,
+        train(spec, Path(folder), entropy, follow(model)) as ledger,
     ):
         return model, ledger.header.price(ledger.composition)
 

@@ -42,7 +42,8 @@ from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.privacy.release import Composition
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
-from dptune.training.loop import Plan, StepReport
+from dptune.training.run import StepReport
+from dptune.training.spec import Plan
 
 STATE, CONTROLLER = "state.safetensors", "controller"
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.

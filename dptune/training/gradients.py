@@ -12,7 +12,7 @@ from dptune.privacy.entropy import uniform
 from dptune.training.data import micro_batches
 from dptune.training.federated import local_update
 from dptune.training.per_sample import PairGradients, per_sample_gradients
-from dptune.training.run import Share
+from dptune.training.run import RankRun
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class BatchGradients:
         batch: for each drawn unit the records it brings.
     """
 
-    run: Share
+    run: RankRun
     batch: list[NDArray[np.int64]] = field(repr=False)
 
     def of_losses(self) -> Iterator[PairGradients]:
         """Per-sample gradients, micro-batch by micro-batch; all of one shape."""
-        run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.plan
+        run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.spec.plan
         for part in micro_batches(self.batch, plan.physical_batch_size):
-            ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
+            ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
             owners = part.owners_of(len(ids), device)
             yield per_sample_gradients(
-                run.model, run.pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
+                run.spec.model, run.pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
             )
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
@@ -45,12 +45,12 @@ class BatchGradients:
             # Another order every round, or a client's last records would never be used.
             records = members[np.argsort(uniform(run.entropy, len(members)))]
             yield local_update(
-                run.model,
+                run.spec.model,
                 run.pairs,
-                run.tokens,
+                run.spec.tokens,
                 records,
-                rows=run.plan.physical_batch_size,
+                rows=run.spec.plan.physical_batch_size,
                 steps=steps,
                 learning_rate=learning_rate,
-                autocast=run.plan.autocast_dtype,
+                autocast=run.spec.plan.autocast_dtype,
             )

@@ -4,52 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptune.mechanisms.interfaces import Gradients
-from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.privacy.ledger import Ledger
 from dptune.training.gradients import BatchGradients
 from dptune.training.model import train_adapters
-from dptune.training.opening import open_run, open_share
+from dptune.training.opening import open_rank, open_run
 from dptune.training.ranks import Ranks
-from dptune.training.run import Auditor, Plan, Share, StepReport, contribute, seed_dropout
-
-__all__ = ["Plan", "StepReport", "follow", "train"]
+from dptune.training.run import RankRun, StepReport, contribute, seed_dropout
+from dptune.training.spec import RunSpec
 
 
 def train(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
+    spec: RunSpec,
     directory: Path,
     entropy: Entropy,
     on_step: Callable[[StepReport], None] = lambda report: None,
-    public: Tokens | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
-    auditor: Auditor | None = None,
 ) -> Ledger:
-    """Fine-tune the model's adapters, resuming what ``directory`` holds of the run.
+    """Fine-tune the adapters of ``spec.model``, resuming what ``directory`` holds of the run.
 
     Guarantee: the final weights are a function of releases that the returned ledger lists, charged before they
-    were made, so its certified epsilon is theirs (add/remove one of ``units``). Private: ``tokens``, ``units``'
-    members, and every gradient. Public: everything else.
+    were made, so its certified epsilon is theirs (add/remove one of ``spec.units``). Private: ``spec.tokens``, the
+    units' members, and every gradient. Public: everything else.
 
     Args:
-        model: PEFT model on its device, as the checkpoint's run started it (same initialisation).
+        spec: with the adapters as the run started them, also where it is resumed (same initialisation).
         directory: receives ledger.jsonl and checkpoint.safetensors.
+        entropy: of coins and noise.
         on_step: called after each step.
-        public: public records, for controllers that follow the loss on them.
-        ranks: of which this is rank 0; the others call ``follow`` with the same arguments.
-        auditor: whose gradients fill the slots of ``units.with_slots``; to the others these slots are empty.
+        ranks: of which this is rank 0; the others call ``follow`` with the same ``spec``, for whom an auditor's slots
+            are empty.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
 
@@ -58,11 +47,11 @@ def train(
     Raises: ConfigError, LedgerError, CheckpointError, BudgetError, LostRankError; RuntimeError if adapters did not
         move.
     """
-    run = open_run(model, tokens, units, mechanism, plan, header, directory, entropy, on_step, public, ranks, auditor)
+    run = open_run(spec, directory, entropy, on_step, ranks)
     seed_dropout(entropy, run.step)
     try:
         while (step := run.begin()) is not None:
-            train_adapters(model)
+            train_adapters(spec.model)
             run.complete(step, gradients_of(run, step.batch))
         run.end()
     except BaseException:
@@ -71,30 +60,22 @@ def train(
     return run.ledger
 
 
-def follow(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    entropy: Entropy,
-    ranks: Ranks,
-) -> None:
-    """What the other ranks do while rank 0 is in ``train``, where the arguments are described.
+def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
+    """What the other ranks do while rank 0 is in ``train``, whose ``spec`` they share.
 
     Guarantee: no coin is tossed for a step before rank 0's ledger holds it, and nothing is kept or written.
 
     Raises: ConfigError; LostRankError if rank 0 fails.
     """
-    share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
+    rank = open_rank(spec, entropy, ranks)
     seed_dropout(entropy, ranks.rank)
-    train_adapters(model)
-    while (order := ranks.told(None, share.weights[0].device)) is not None:
-        ranks.copy(share.weights)
-        batch = share.units.draw(plan.sample_rate, entropy)
-        contribute(share, order, gradients_of(share, batch))
+    train_adapters(spec.model)
+    while (order := ranks.told(None, rank.weights[0].device)) is not None:
+        ranks.copy(rank.weights)
+        batch = rank.own_units.draw(spec.plan.sample_rate, entropy)
+        contribute(rank, order, gradients_of(rank, batch))
 
 
-def gradients_of(run: Share, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:
+def gradients_of(run: RankRun, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:
     """What the run's clipper clips of a batch, micro-batch by micro-batch. Private."""
-    return run.mechanism.clipper.gradients(BatchGradients(run, batch))
+    return run.spec.mechanism.clipper.gradients(BatchGradients(run, batch))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,52 +17,41 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
 from dptune.privacy.set_aside import RELEASED, fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
-from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
-from dptune.training.run import Auditor, Plan, Run, Share, StepReport
+from dptune.training.run import RankRun, Run, StepReport
+from dptune.training.spec import Plan, RunSpec
 
 
 def open_run(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
+    spec: RunSpec,
     directory: Path,
     entropy: Entropy,
     on_step: Callable[[StepReport], None] = lambda report: None,
-    public: Tokens | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
-    auditor: Auditor | None = None,
 ) -> Run:
     """Start a run, or take it up where its folder left it; see ``train``. A checkpoint is written in any case."""
-    _check(model, tokens, units, mechanism, plan, header, entropy)
-    if auditor is None and units.planted.any():
-        raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
-    share = open_share(model, tokens, units, mechanism, plan, entropy, ranks)
-    optimizer, initial = _optimizer(share.weights, plan), trainable_state(model)
-    if auditor is not None:
-        auditor.start(mechanism, [pair.size for pair in share.pairs], units.planted)
-    mechanism.start(_facts(share.pairs, plan, header))
-    ledger, progress = _open(model, optimizer, mechanism, plan, header, directory)
+    _check(spec, entropy)
+    rank = open_rank(spec, entropy, ranks)
+    optimizer, initial = _optimizer(rank.weights, spec.plan), trainable_state(spec.model)
+    if spec.auditor is not None:
+        spec.auditor.start(spec.mechanism, [pair.size for pair in rank.pairs], spec.units.planted)
+    spec.mechanism.start(_facts(rank.pairs, spec))
+    ledger, progress = _open(spec, optimizer, directory)
     run = Run(
-        **vars(share),
+        **vars(rank),
         ledger=ledger,
         optimizer=optimizer,
-        public=public,
         directory=directory,
         on_step=on_step,
         initial=initial,
         step=progress.step,
-        auditor=auditor,
     )
     try:
-        if auditor is not None:
-            auditor.opened(ledger.releases)
+        if spec.auditor is not None:
+            spec.auditor.opened(ledger.releases)
         # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
         run.save()
     except BaseException:
@@ -72,16 +60,9 @@ def open_run(
     return run
 
 
-def open_share(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    entropy: Entropy,
-    ranks: Ranks,
-) -> Share:
+def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     """This rank's part of a run, after it and the others agreed on what is run; see ``train``."""
+    model, tokens, units, mechanism = spec.model, spec.tokens, spec.units, spec.mechanism
     ranks.check(mechanism)
     if mechanism.clipper.freeze_down:
         freeze_down(model)
@@ -103,12 +84,11 @@ def open_share(
                 tokens.truncated,
             ),
             "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins),
-            "plan": plan,
+            "plan": spec.plan,
             "entropy": entropy.leaks,
         }
     )
-    own = units.part(ranks.rank, ranks.world)
-    return Share(model, pairs, tokens, own, mechanism, plan, entropy, ranks, fingerprint)
+    return RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy, ranks, fingerprint)
 
 
 def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
@@ -123,48 +103,50 @@ def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
 
 
-def _facts(pairs: list[PairModules], plan: Plan, header: RunHeader) -> RunFacts:
+def _facts(pairs: list[PairModules], spec: RunSpec) -> RunFacts:
     return RunFacts(
         pair_sizes=tuple(pair.size for pair in pairs),
         device=pairs[0].up.weight.device,
-        expected_batch_size=plan.expected_batch_size,
-        sample_rate=plan.sample_rate,
-        steps=plan.steps,
-        epsilon=header.epsilon,
-        delta=header.delta,
+        expected_batch_size=spec.plan.expected_batch_size,
+        sample_rate=spec.plan.sample_rate,
+        steps=spec.plan.steps,
+        epsilon=spec.header.epsilon,
+        delta=spec.header.delta,
     )
 
 
-def _check(
-    model: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
-    entropy: Entropy,
-) -> None:
+def _check(spec: RunSpec, entropy: Entropy) -> None:
     """Everything that must not come to light after a charge."""
-    _check_header(units, mechanism, header, entropy)
-    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
-        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
-    if (mechanism.clipper.federation is not None) != (units.kind == "client"):
-        raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
-    if units.kind != "client" and units.most > plan.physical_batch_size:
-        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
-        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and 0 < positions < tokens.width:  # XLNet says -1
-        raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
+    _check_header(spec, entropy)
+    _check_units(spec)
+    if spec.auditor is None and spec.units.planted.any():
+        raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
+    positions = getattr(spec.model.config, "max_position_embeddings", None)
+    if positions is not None and 0 < positions < spec.tokens.width:  # XLNet says -1
+        problem = f"{spec.tokens.width} exceeds the model's {positions}"
+        raise ConfigError("training.max_length", problem, fix="lower it")
+    on_cpu = next(spec.model.parameters()).device.type == "cpu"
+    if on_cpu and spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):
         raise ConfigError(
             "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
         )
 
 
-def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, entropy: Entropy) -> None:
+def _check_units(spec: RunSpec) -> None:
+    units, plan, mechanism = spec.units, spec.plan, spec.mechanism
+    federation = mechanism.clipper.federation
+    if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
+        raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
+    if (federation is not None) != (units.kind == "client"):
+        raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
+    if federation is None and units.most > plan.physical_batch_size:
+        problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
+        raise ConfigError("training.physical_batch_size", problem, fix="raise it")
+
+
+def _check_header(spec: RunSpec, entropy: Entropy) -> None:
     """The header must describe this very run; ``verify`` believes it."""
+    units, mechanism, header = spec.units, spec.mechanism, spec.header
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
@@ -186,17 +168,11 @@ def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
     return torch.optim.AdamW(weights, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
 
 
-def _open(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    mechanism: Mechanism,
-    plan: Plan,
-    header: RunHeader,
-    directory: Path,
-) -> tuple[Ledger, Progress]:
+def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> tuple[Ledger, Progress]:
     """Start the run, or take it up where its ledger and checkpoint left it."""
     path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
-    releases = planned(mechanism, Schedule(plan.sample_rate, plan.steps, header.delta))
+    header, mechanism = spec.header, spec.mechanism
+    releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, header.delta))
     left = [name for name in RELEASED if (directory / name).exists()]
     if path.exists() and not left:
         Ledger.discard_unborn(path)
@@ -211,7 +187,7 @@ def _open(
     if not checkpoint.exists():
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
-        progress = load_checkpoint(checkpoint, model, optimizer, ledger)
+        progress = load_checkpoint(checkpoint, spec.model, optimizer, ledger)
         _restore(mechanism, progress, checkpoint)
     except BaseException:
         ledger.close()

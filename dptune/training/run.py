@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,47 +34,14 @@ from dptune.privacy.ledger import BudgetError, Ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.data import PrivacyUnits, Tokens, parted
+from dptune.training.data import PrivacyUnits, parted
 from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
+from dptune.training.spec import Plan, RunSpec
 
 _PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The public schedule of a run.
-
-    Attributes:
-        sample_rate: q, of each unit at each step.
-        expected_batch_size: q times units; divides every sum, never the realised size.
-        steps: releases to make; charges of a killed process count among them.
-        learning_rate: AdamW's, after warm-up.
-        warmup_steps: linear warm-up.
-        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
-        checkpoint_every: steps between checkpoints.
-        autocast: "bfloat16" runs the forward pass in it; None is float32.
-    """
-
-    sample_rate: float
-    expected_batch_size: float
-    steps: int
-    learning_rate: float = 5e-4
-    warmup_steps: int = 100
-    physical_batch_size: int = 16
-    checkpoint_every: int = 50
-    autocast: str | None = None
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then constant."""
-        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
-
-    @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        """The torch dtype of ``autocast``."""
-        return getattr(torch, self.autocast) if self.autocast else None
 
 
 @dataclass
@@ -119,43 +85,19 @@ class Step:
     planted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
 
 
-class Auditor(Protocol):
-    """Somebody who has gradients of their own in slots of a run's units, and sees all that it releases."""
-
-    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
-        """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
-        ...
-
-    def opened(self, releases: int) -> None:
-        """Called once, while this process alone holds the run's ledger, which has so many releases. Raises DptuneError
-        if they were made with other coins.
-        """
-        ...
-
-    def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
-        """What the slots that were drawn bring to a batch; the mechanism clips them as it does all others."""
-        ...
-
-    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
-        """See one release; ``divisor`` is the expected batch size."""
-        ...
-
-
 @dataclass
-class Share:
-    """What a process needs to make its part of a step; ``open_share`` makes it.
+class RankRun:
+    """A run as one of its processes (ranks) sees it; ``open_rank`` makes it.
 
     Attributes:
-        units: those that this process draws.
+        pairs: the modules that train.
+        own_units: those whose coins this rank tosses.
         fingerprint: of the frozen weights.
     """
 
-    model: Any
+    spec: RunSpec
     pairs: list[PairModules]
-    tokens: Tokens
-    units: PrivacyUnits
-    mechanism: Mechanism
-    plan: Plan
+    own_units: PrivacyUnits
     entropy: Entropy
     ranks: Ranks
     fingerprint: str
@@ -167,34 +109,33 @@ class Share:
 
 
 @dataclass
-class Run(Share):
-    """A run that is open: its ledger is locked. ``open_run`` makes it; its arguments are described at ``train``."""
+class Run(RankRun):
+    """An open run, whose ledger this process has locked: rank 0's. ``open_run`` makes it."""
 
     ledger: Ledger
     optimizer: torch.optim.Optimizer
-    public: Tokens | None
     directory: Path
     on_step: Callable[[StepReport], None]
     initial: dict[str, torch.Tensor] = field(repr=False)
     step: int
-    auditor: Auditor | None = None
 
     def begin(self) -> Step | None:
         """Choose the knobs, charge the release, draw the batch; None when the run is over, its weights then saved.
 
         Raises: BudgetError, LedgerError.
         """
-        if self.ledger.releases >= self.plan.steps:
+        mechanism, plan = self.spec.mechanism, self.spec.plan
+        if self.ledger.releases >= plan.steps:
             return None
-        knobs = _affordable(self.mechanism, self.ledger, self.plan)
-        if knobs is None and self.step and self.mechanism.controller.adaptive:
+        knobs = _affordable(mechanism, self.ledger, plan)
+        if knobs is None and self.step and mechanism.controller.adaptive:
             self.save()
             return None
-        knobs = knobs or self.mechanism.knobs()
-        self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate))
-        self.ranks.told(Order(knobs, self.mechanism.statistics(knobs)))
+        knobs = knobs or mechanism.knobs()
+        self.ledger.charge(mechanism.release(knobs, plan.sample_rate))
+        self.ranks.told(Order(knobs, mechanism.statistics(knobs)))
         self.ranks.copy(self.weights)
-        return Step(knobs, *parted(self.units.draw(self.plan.sample_rate, self.entropy)))
+        return Step(knobs, *parted(self.own_units.draw(plan.sample_rate, self.entropy)))
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
@@ -205,7 +146,7 @@ class Run(Share):
         report = _complete(self, step, gradients)
         self.step += 1
         self.on_step(report)
-        if self.step % self.plan.checkpoint_every == 0 or self.ledger.releases == self.plan.steps:
+        if self.step % self.spec.plan.checkpoint_every == 0 or self.ledger.releases == self.spec.plan.steps:
             self.save()
 
     def end(self) -> None:
@@ -220,25 +161,25 @@ class Run(Share):
                 f"Fix: {fresh_start(self.directory)}. Checkpoint more often then (training.checkpoint_every)."
             )
         # B starts at zero, so without noise A has no gradient at the first step.
-        if self.mechanism.private or self.step > 1:
-            assert_trained(self.model, self.initial, self.fingerprint)
+        if self.spec.mechanism.private or self.step > 1:
+            assert_trained(self.spec.model, self.initial, self.fingerprint)
 
     def save(self) -> None:
         """Write the checkpoint.
 
         Raises: DivergedError, OSError.
         """
-        controller = self.mechanism.controller.state_dict()
+        controller = self.spec.mechanism.controller.state_dict()
         progress = Progress(self.ledger.header.run_id, self.step, self.ledger.releases, self.ledger.chain, controller)
-        save_checkpoint(self.directory / "checkpoint.safetensors", self.model, self.optimizer, progress)
+        save_checkpoint(self.directory / "checkpoint.safetensors", self.spec.model, self.optimizer, progress)
 
 
-def contribute(share: Share, order: Order, gradients: Iterable[Gradients]) -> None:
+def contribute(rank: RankRun, order: Order, gradients: Iterable[Gradients]) -> None:
     """What a rank other than 0 does for a step: the clipped sums of its batch, to rank 0."""
-    raw, zeros = RawStatistics(), _zeros(share.pairs)
-    clipper, watched = share.mechanism.clipper, raw.watching(gradients)
-    share.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
-    share.ranks.total([raw.sums(order.knobs, zeros[0])])
+    raw, zeros = RawStatistics(), _zeros(rank.pairs)
+    clipper, watched = rank.spec.mechanism.clipper, raw.watching(gradients)
+    rank.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
+    rank.ranks.total([raw.sums(order.knobs, zeros[0])])
 
 
 def seed_dropout(entropy: Entropy, step: int) -> None:
@@ -268,14 +209,15 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | Non
 
 
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:
-    mechanism, plan, ledger, knobs = run.mechanism, run.plan, run.ledger, step.knobs
+    spec, ledger, knobs = run.spec, run.ledger, step.knobs
+    mechanism, plan = spec.mechanism, spec.plan
     raw = RawStatistics()
     zeros = _zeros(run.pairs)
-    planted = run.auditor.gradients(mechanism, step.planted, zeros) if run.auditor else []
+    planted = run.spec.auditor.gradients(mechanism, step.planted, zeros) if run.spec.auditor else []
     batches = chain(raw.watching(gradients), planted)
     released = mechanism.privatise(batches, zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total)
-    if run.auditor:
-        run.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
+    if run.spec.auditor:
+        run.spec.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
     learning_rate = plan.learning_rate_at(run.step)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
     moved = {
@@ -294,10 +236,10 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
 
 def _observation(run: Run, released: Released) -> Observation:
     renyi_filter, ledger = run.ledger.header.renyi_filter, run.ledger
-    if renyi_filter is not None and ledger.spent is not None and run.mechanism.controller.adaptive:
+    if renyi_filter is not None and ledger.spent is not None and run.spec.mechanism.controller.adaptive:
         spent = ledger.spent / renyi_filter.budget
     else:
-        spent = ledger.releases / run.plan.steps
+        spent = ledger.releases / run.spec.plan.steps
     return Observation(
         releases=ledger.releases,
         released=released,
@@ -308,10 +250,10 @@ def _observation(run: Run, released: Released) -> Observation:
 
 
 def _public_loss(run: Run) -> float:
-    if run.public is None:
+    if run.spec.public is None:
         raise ConfigError("controller", "follows the loss on public records, and none were given", fix="give them")
-    sample = replace(run.public, rows=run.public.rows[:_PUBLIC_RECORDS])
-    return mean_loss(run.model, sample, _PUBLIC_RECORDS, autocast=run.plan.autocast_dtype)
+    sample = replace(run.spec.public, rows=run.spec.public.rows[:_PUBLIC_RECORDS])
+    return mean_loss(run.spec.model, sample, _PUBLIC_RECORDS, autocast=run.spec.plan.autocast_dtype)
 
 
 @torch.no_grad()

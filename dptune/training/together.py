@@ -72,8 +72,8 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             active = [number for number in active if steps[number] is not None]
             shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
             for number in active:
-                train_adapters(runs[number].model)
-                clipped = runs[number].mechanism.clipper.gradients(_Own(shared, number))
+                train_adapters(runs[number].spec.model)
+                clipped = runs[number].spec.mechanism.clipper.gradients(_Own(shared, number))
                 attempt(number, runs[number].complete, steps[number], clipped)
             active = [number for number in active if number not in errors]
     except BaseException:
@@ -88,12 +88,12 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
         raise ConfigError("runs", "there are none", fix="give at least one")
     first, frozen = runs[0], {parameter.data_ptr() for parameter in base.parameters()}
     for number, run in enumerate(runs):
-        if run.mechanism.clipper.federation is not None:
-            raise ConfigError("runs", f"run {number} ({run.mechanism.name}) trains locally", fix="train it alone")
-        theirs = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
+        if run.spec.mechanism.clipper.federation is not None:
+            raise ConfigError("runs", f"run {number} ({run.spec.mechanism.name}) trains locally", fix="train it alone")
+        theirs = {p.data_ptr() for p in run.spec.model.parameters() if not p.requires_grad}
         if not frozen <= theirs:
             raise ConfigError("runs", f"run {number} has another base", fix="attach its adapters to a shared_copy")
-        if run.tokens is not first.tokens:
+        if run.spec.tokens is not first.spec.tokens:
             raise ConfigError("runs", f"run {number} has other records than run 0", fix="give all the same Tokens")
         _check_alike(number, run, first)
     head = base.get_output_embeddings()
@@ -108,7 +108,7 @@ def _check_alike(number: int, run: Run, first: Run) -> None:
         # One seed of dropout masks for all: an honest run's must not be a known one.
         raise ConfigError("entropy", f"run {number} has another than run 0", fix="give all the same kind")
     for name in ("physical_batch_size", "autocast"):
-        if getattr(run.plan, name) != getattr(first.plan, name):
+        if getattr(run.spec.plan, name) != getattr(first.spec.plan, name):
             raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
 
 
@@ -168,7 +168,7 @@ class _Pass:
         owners = [number for number, step in steps.items() for _ in step.batch]
         self._parts: deque[tuple[MicroBatch, list[int]]] = deque()
         taken = 0
-        for part in micro_batches(units, runs[0].plan.physical_batch_size):
+        for part in micro_batches(units, runs[0].spec.plan.physical_batch_size):
             self._parts.append((part, owners[taken : taken + part.units]))
             taken += part.units
         self._missing = {number: len(step.batch) for number, step in steps.items()}
@@ -201,8 +201,8 @@ class _Pass:
     def _computed(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The (rows, parameters) table of a micro-batch and its (rows,) losses."""
         run = self._runs[0]
-        plan, device = run.plan, self._stacks[0].up.device
-        ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
+        plan, device = run.spec.plan, self._stacks[0].up.device
+        ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
         # Rows that only fill the batch take any run's adapters.
         run_of_row = np.full(len(ids), run_of_unit[-1])
         run_of_row[: len(part.records)] = np.asarray(run_of_unit)[part.owners]

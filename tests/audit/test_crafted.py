@@ -22,6 +22,7 @@ from dptune.privacy.entropy import Entropy, FixedSeed
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import RunSpec
 
 DRAW = PrivacyUnits.draw
 RECORDS, STEPS, RATE, DELTA, COUNT = 24, 20, 0.25, 1e-5, 256
@@ -38,7 +39,8 @@ def run(mechanism: Mechanism, canaries: CraftedCanaries, directory: Path, **sett
     header = tiny.make_header(
         entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant
     )
-    train(model, tokens, units, mechanism, plan, header, directory, entropy, public=tokens, auditor=canaries).close()
+    spec = RunSpec(model, tokens, units, mechanism, plan, header, public=tokens, auditor=canaries)
+    train(spec, directory, entropy).close()
     return one_run(canaries.scores, canaries.included, DELTA, 0.95)
 
 
@@ -148,9 +150,9 @@ def test_slots_without_an_auditor_are_refused(tmp_path: Path) -> None:
     tokens, entropy = tiny.records(RECORDS), FixedSeed(5)
     units = tiny.encounters(tokens).with_slots(np.ones(8, dtype=bool))
     mechanism = build("static", {"pairs": pairs(), "noise_multiplier": 1.0})
-    arguments = tiny.make_plan(len(units), sample_rate=RATE), tiny.make_header(entropy, units), tmp_path / "run"
+    plan, header = tiny.make_plan(len(units), sample_rate=RATE), tiny.make_header(entropy, units)
     with pytest.raises(ConfigError, match=r"auditor: is missing"):
-        train(tiny.adapted(), tokens, units, mechanism, *arguments, entropy)
+        train(RunSpec(tiny.adapted(), tokens, units, mechanism, plan, header), tmp_path / "run", entropy)
     assert not (tmp_path / "run").exists()
 
 

@@ -38,9 +38,9 @@ from dptune.policy.tenants import CONTROLLER, Experience, MetaTraining, experien
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
 from dptune.training.data import PrivacyUnits
-from dptune.training.loop import Plan
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
+from dptune.training.spec import Plan
 from tasks import tenants as tenants_task
 from tasks.tenants import Tenants, run_tenants, settings_from, summary_of
 

@@ -15,8 +15,8 @@ from dptune.policy.method import Dppg
 from dptune.policy.tenant_runs import Setting, Tenant
 from dptune.policy.tenants import MetaTraining, meta_train
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.loop import Plan
 from dptune.training.model import Lora
+from dptune.training.spec import Plan
 
 TENANTS, UPDATES, NOISE = 2, 60, 1.5
 

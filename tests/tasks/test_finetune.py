@@ -315,12 +315,12 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
         measured.append(len(tokens.rows))
         return float(real_perplexity(model, tokens, *args, **kwargs))
 
-    def train(*args: Any, on_step: Callable[..., None], **kwargs: Any) -> Any:
+    def train(spec: Any, directory: Any, entropy: Any, on_step: Callable[..., None], ranks: Any) -> Any:
         def observe(report: running.StepReport) -> None:
             raw.extend(value for value in report.private.values() if not value.is_integer())
             on_step(report)
 
-        return real_train(*args, on_step=observe, **kwargs)
+        return real_train(spec, directory, entropy, observe, ranks)
 
     monkeypatch.setattr(finetune, "perplexity", spy)
     monkeypatch.setattr(finetune, "train", train)

@@ -49,7 +49,7 @@ def test_groups_hold_every_cell_once_and_fill_the_places(pipeline: Path) -> None
         assert sorted(cell.label for cell in found) == sorted(cell.label for cell in six)
 
 
-def test_cells_of_another_ground_and_local_training_do_not_share(pipeline: Path) -> None:
+def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path) -> None:
     first, second, *_ = several()
     others = [
         second.model_copy(update={"model": Model(source="elsewhere")}),
@@ -90,7 +90,7 @@ def test_each_cell_of_a_group_is_a_whole_run(pipeline: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "training", "data", "code"])
-def test_a_cell_of_another_ground_is_refused_and_the_first_ends(pipeline: Path, name: str) -> None:
+def test_a_cell_with_other_inputs_is_refused_and_the_first_ends(pipeline: Path, name: str) -> None:
     """Its result would be filed under a model, length or data that it never saw."""
     first, second, *_ = several()
     changes = {
@@ -137,10 +137,10 @@ def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypat
             raise ConfigError("mechanisms.nonprivate", "is broken", fix="mend it")
         return real_prepare(cell, *rest)
 
-    def result_of(job: Any, *rest: Any) -> Any:
-        if job.cell == group[2]:
+    def result_of(prepared: Any, *rest: Any) -> Any:
+        if prepared.cell == group[2]:
             raise MemoryError
-        return real_result(job, *rest)
+        return real_result(prepared, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(finetune, "prepare", prepare)

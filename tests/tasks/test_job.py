@@ -21,7 +21,7 @@ from dptune.training.data import tokenize
 from dptune.training.model import BaseModel, load_tokenizer
 from dptune.training.token_file import MappedRows
 from tasks import job
-from tasks.job import Job, ground_of, prepare
+from tasks.job import PreparedCell, prepare, shared_inputs
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 
@@ -39,20 +39,22 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def prepared(cell: Any) -> Job:
-    return prepare(cell, ground_of(cell, torch.device("cpu")), OsEntropy())
+def prepared(cell: Any) -> PreparedCell:
+    return prepare(cell, shared_inputs(cell, torch.device("cpu")), OsEntropy())
 
 
-def test_the_records_of_a_job_are_those_of_its_files(pipeline: Path) -> None:
+def test_the_records_of_a_cell_are_those_of_its_files(pipeline: Path) -> None:
     cell = static()
     found = prepared(cell)
     tokenizer = load_tokenizer(BaseModel(cell.model.source))
-    for tokens, path in ((found.train, TRAIN), (found.evaluation, EVAL), (found.validation, PUBLIC_VALIDATION)):
+    files = ((found.spec.tokens, TRAIN), (found.evaluation, EVAL), (found.spec.public, PUBLIC_VALIDATION))
+    for tokens, path in files:
         expected = tokenize(read_records(path).text.to_pylist(), tokenizer, cell.training.max_length)
+        assert tokens is not None
         assert isinstance(tokens.rows, MappedRows)
         assert [row.tolist() for row in tokens.rows] == [row.tolist() for row in expected.rows]
         assert tokens.truncated == expected.truncated
-    assert len(found.units) == len(found.train.rows) == UNITS
+    assert len(found.spec.units) == len(found.spec.tokens.rows) == UNITS
     assert found.about == read_records(TRAIN).about
 
 
@@ -61,7 +63,7 @@ def test_who_the_coin_left_out_counts_and_is_in_no_batch(pipeline: Path, unit: s
     found = prepared(static({"data": {"unit": unit}}))
     absent = np.array([text == "" for text in read_records(TRAIN).text.to_pylist()])
     assert absent.any()
-    drawn = np.concatenate(found.units.draw(1.0, OsEntropy()))
+    drawn = np.concatenate(found.spec.units.draw(1.0, OsEntropy()))
     assert not absent[drawn].any()
     if unit == "encounter":
         assert sorted(drawn) == np.flatnonzero(~absent).tolist()
@@ -98,7 +100,7 @@ def test_a_name_tests_no_guess_of_the_records(pipeline: Path) -> None:
 def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only batches are turned into texts, and no whole file of records is read."""
     monkeypatch.setattr("dptune.corpus.records.pq.read_table", lambda *_: pytest.fail("a whole file was read"))
-    assert len(prepared(static()).train.rows) == UNITS
+    assert len(prepared(static()).spec.tokens.rows) == UNITS
 
 
 def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> None:
@@ -109,5 +111,5 @@ def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> N
     with pytest.raises(DataError, match=r"train-.*\.arrow: is torn.*Fix: remove it"):
         prepared(cell)
     path.unlink()
-    assert len(prepared(cell).train.rows) == UNITS
+    assert len(prepared(cell).spec.tokens.rows) == UNITS
     assert pa.ipc.open_file(str(path)).num_record_batches == 1

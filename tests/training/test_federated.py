@@ -20,6 +20,7 @@ from dptune.training.federated import local_update
 from dptune.training.loop import train
 from dptune.training.losses import sequence_losses
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import RunSpec
 
 
 def update(model: Any, chosen: list[int], **options: Any) -> Any:
@@ -111,7 +112,7 @@ def run(directory: Path, units: PrivacyUnits, mechanism_name: str) -> None:
     mechanism = build(mechanism_name, options)
     plan = make_plan(sample_rate=0.5, steps=3, expected_batch_size=0.5 * len(units))
     header = make_header(entropy, units, mechanism=mechanism.name)
-    close(train(model, tokens, units, mechanism, plan, header, directory, entropy))
+    close(train(RunSpec(model, tokens, units, mechanism, plan, header), directory, entropy))
 
 
 def test_a_federated_run_protects_clients_and_says_so(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger import BudgetError, Ledger, RunHeader, read_ledger
 from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits
-from dptune.training.loop import StepReport, train
+from dptune.training.loop import train
+from dptune.training.run import StepReport
+from dptune.training.spec import RunSpec
 
 torch.set_num_threads(1)
 
@@ -93,19 +95,10 @@ def run(directory: Path, plan: Calibrated, **options: Any) -> tuple[Ledger, list
             raise Killed
 
     schedule = make_plan(sample_rate=RATE, steps=STEPS, checkpoint_every=options.pop("checkpoint_every", 2))
-    ledger = train(
-        model,
-        tokens,
-        encounters(tokens),
-        plan.mechanism,
-        schedule,
-        options.pop("header", None) or header(plan),
-        directory,
-        OsEntropy(),
-        on_step=on_step,
-        public=records(4, seed=9),
-    )
-    return close(ledger), reports
+    first_line = options.pop("header", None) or header(plan)
+    public = records(4, seed=9)
+    spec = RunSpec(model, tokens, encounters(tokens), plan.mechanism, schedule, first_line, public=public)
+    return close(train(spec, directory, OsEntropy(), on_step)), reports
 
 
 def noises(directory: Path) -> list[float]:

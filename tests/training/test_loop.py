@@ -32,9 +32,11 @@ from dptune.privacy.ledger import read_ledger
 from dptune.training import loop, opening, per_sample
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
-from dptune.training.loop import Plan, StepReport, train
+from dptune.training.loop import train
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
+from dptune.training.run import StepReport
+from dptune.training.spec import Plan, RunSpec
 
 
 def static(model: Any, noise: float = 1.0, radius: float = 1.0) -> Any:
@@ -57,7 +59,7 @@ def trained(directory: Path, plan: Plan | None = None, entropy: Entropy | None =
     units = options.pop("units", None) or encounters(tokens)
     mechanism = options.pop("mechanism", static)(model)
     header, plan = make_header(entropy, units, mechanism=mechanism.name), plan or make_plan()
-    close(train(model, tokens, units, mechanism, plan, header, directory, entropy, **options))
+    close(train(RunSpec(model, tokens, units, mechanism, plan, header), directory, entropy, **options))
     return model
 
 
@@ -234,8 +236,8 @@ def test_an_observer_cannot_rewrite_the_ledger(tmp_path: Path) -> None:
         report.composition.clear()
 
     model, tokens = adapted(), records()
-    args = (model, tokens, encounters(tokens), static(model), make_plan(), make_header(), tmp_path, OsEntropy())
-    ledger = close(train(*args, on_step=meddle))
+    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header())
+    ledger = close(train(spec, tmp_path, OsEntropy(), meddle))
     assert ledger.composition == read_ledger(tmp_path / "ledger.jsonl").composition
     assert ledger.composition.total() == 4
 
@@ -267,7 +269,7 @@ def test_a_header_that_does_not_describe_the_run_is_refused(tmp_path: Path, chan
     model, tokens, entropy = adapted(), records(), FixedSeed(1)
     header = make_header(entropy, **changes)
     with pytest.raises(DptuneError):
-        close(train(model, tokens, encounters(tokens), static(model), make_plan(), header, tmp_path, entropy))
+        close(train(RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), header), tmp_path, entropy))
     assert release_lines(tmp_path) == 0
 
 
@@ -288,16 +290,16 @@ def test_units_that_cannot_fit_a_micro_batch_are_refused_before_anything_is_char
 
 def test_certified_runs_with_guessable_dropout_masks_are_refused(tmp_path: Path) -> None:
     model, tokens = adapted(dropout=0.1), records()
-    args = (model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=50.0))
+    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=50.0))
     with pytest.raises(DptuneError, match="dropout"):
-        train(*args, tmp_path, OsEntropy())
+        train(spec, tmp_path, OsEntropy())
 
 
 def test_a_run_over_its_budget_never_starts(tmp_path: Path) -> None:
     model, tokens = adapted(), records()
-    args = (model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=0.1))
+    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=0.1))
     with pytest.raises(DptuneError, match="budget"):
-        train(*args, tmp_path, OsEntropy())
+        train(spec, tmp_path, OsEntropy())
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
@@ -342,7 +344,8 @@ def calls_after_the_gradients(layers: int, directory: Path) -> int:
     """Operations of a whole half step: clip, sum, noise, AdamW."""
     model, tokens = adapted(layers=layers, randomised=True), records()
     units, entropy = encounters(tokens), OsEntropy()
-    run = open_run(model, tokens, units, static(model), make_plan(steps=2), make_header(), directory, entropy)
+    spec = RunSpec(model, tokens, units, static(model), make_plan(steps=2), make_header())
+    run = open_run(spec, directory, entropy)
     for _ in range(2):  # AdamW makes its moments at the first step
         step = run.begin()
         assert step is not None

@@ -20,6 +20,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.loop import train
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import RunSpec
 
 
 @dataclass
@@ -42,12 +43,8 @@ def listened(directory: Path, public: Tokens | None) -> Listening:
     controller = Listening(model, public)
     mechanism = Mechanism("static", Flat(), Gaussian(1.0), controller, "gdp_clt", len(lora_pairs(model)))
     header = make_header(plugins=mechanism.plugins)
-    close(
-        train(
-            model, tokens, encounters(tokens), mechanism, make_plan(), header, directory, OsEntropy(),
-            public=public,
-        )
-    )  # fmt: skip
+    spec = RunSpec(model, tokens, encounters(tokens), mechanism, make_plan(), header, public=public)
+    close(train(spec, directory, OsEntropy()))
     return controller
 
 

@@ -25,9 +25,10 @@ from dptune.privacy.ledger import read_ledger
 from dptune.training import ranks as ranks_module
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
-from dptune.training.loop import Plan, follow, train
+from dptune.training.loop import follow, train
 from dptune.training.per_sample import lora_pairs
 from dptune.training.ranks import Ranks, joined, own_device
+from dptune.training.spec import Plan, RunSpec
 
 NOISE = 0.5
 RLDP = {"interval": 2, "warmup": 2, "design": "AB", "batch_size": 2}
@@ -116,23 +117,18 @@ def run(case: Case, ranks: Ranks, reports: list[Any]) -> dict[str, Any]:
     model, tokens, units = adapted(), records(), case.units()
     mechanism, canaries = case.mechanism(model), None
     entropy = Noting(case, case.dies[1] if case.dies and case.dies[0] == ranks.rank else None)
+    header = make_header(
+        case.entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant,
+        epsilon=case.epsilon,
+    )  # fmt: skip
+    spec = RunSpec(model, tokens, units, mechanism, case.plan, header, public=records(4, seed=9))
     if ranks.rank:
-        follow(model, tokens, units, mechanism, case.plan, entropy, ranks)
+        follow(spec, entropy, ranks)
     else:
-        header = make_header(
-            case.entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant,
-            epsilon=case.epsilon,
-        )  # fmt: skip
         if case.canaries:
             canaries = CraftedCanaries(np.arange(case.canaries) % 2 == 0, np.zeros(case.canaries))
-            units = units.with_slots(canaries.included)
-        public = records(4, seed=9)
-        close(
-            train(
-                model, tokens, units, mechanism, case.plan, header, case.directory, entropy,
-                on_step=reports.append, public=public, ranks=ranks, auditor=canaries,
-            )
-        )  # fmt: skip
+            spec = replace(spec, units=units.with_slots(canaries.included), auditor=canaries)
+        close(train(spec, case.directory, entropy, reports.append, ranks))
     scores = canaries.scores if canaries else None
     return {"weights": weights(model), "starts": ranks.seen, "drawn": entropy.drawn, "scores": scores}
 

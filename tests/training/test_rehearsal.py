@@ -33,6 +33,7 @@ from dptune.training.model import Lora, attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
 from dptune.training.rehearsal import check_width, rehearse
+from dptune.training.spec import RunSpec
 from dptune.training.together import shared_copy, train_together
 
 _LINEAR = (torch.nn.Linear, Conv1D)
@@ -66,7 +67,7 @@ def run(model: Any, folder: Path, mechanism: Any = None, tokens: Any = None) -> 
     units = encounters(tokens)
     names = {"mechanism": chosen.name, "published_accountant": chosen.published_accountant}
     header = make_header(entropy, units, **names)
-    train(model, tokens, units, chosen, make_plan(steps=2), header, folder, entropy).close()
+    train(RunSpec(model, tokens, units, chosen, make_plan(steps=2), header), folder, entropy).close()
 
 
 @pytest.mark.parametrize("family", families(*(name for name in CAUSAL if name not in _NOT_ALL)))
@@ -114,7 +115,7 @@ def test_rows_times_tokens_side_by_side_are_as_they_are_alone(tmp_path: Path) ->
             entropy, units = FixedSeed(seed), encounters(tokens)
             header = make_header(entropy, units, accounting="noise_only")
             plan, folder = make_plan(physical_batch_size=3), tmp_path / f"{together}{seed}"
-            opened.append(open_run(model, tokens, units, mechanism, plan, header, folder, entropy))
+            opened.append(open_run(RunSpec(model, tokens, units, mechanism, plan, header), folder, entropy))
             if not together:
                 assert train_together(base, [opened.pop()]) == [None]
             found.append(weights(model) if not together else model)

@@ -18,8 +18,10 @@ from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
 from dptune.training import opening
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError, load_checkpoint
-from dptune.training.loop import StepReport, train
+from dptune.training.loop import train
 from dptune.training.per_sample import lora_pairs
+from dptune.training.run import StepReport
+from dptune.training.spec import RunSpec
 
 STEPS = 7
 
@@ -35,7 +37,8 @@ def run(directory: Path, *, noise: float = 1.0, entropy: Any = None, header: Any
     mechanism = build("static", {"noise_multiplier": noise, "pairs": len(lora_pairs(model))})
     plan = options.pop("plan", None) or make_plan(steps=STEPS, checkpoint_every=2)
     header = header or make_header(entropy)
-    ledger = train(model, tokens, encounters(tokens), mechanism, plan, header, directory, entropy, **options)
+    spec = RunSpec(model, tokens, encounters(tokens), mechanism, plan, header)
+    ledger = train(spec, directory, entropy, **options)
     return model, close(ledger)
 
 

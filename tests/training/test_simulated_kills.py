@@ -20,6 +20,7 @@ from dptune.privacy.ledger import BudgetError, Ledger, read_ledger
 from dptune.training import loop, opening
 from dptune.training import run as running
 from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import RunSpec
 
 STEPS, EVERY = 12, 3
 KILLS = 1000
@@ -84,10 +85,8 @@ class Killer:
         plan, header = make_plan(steps=STEPS, checkpoint_every=EVERY), make_header()
         units = encounters(self.tokens)
         steps = [self.saved[0]]
-        loop.train(
-            self.model, self.tokens, units, mechanism, plan, header, self.folder, OsEntropy(),
-            on_step=lambda report: steps.append(report.step),
-        )  # fmt: skip
+        spec = RunSpec(self.model, self.tokens, units, mechanism, plan, header)
+        loop.train(spec, self.folder, OsEntropy(), lambda report: steps.append(report.step))
         return steps[-1]
 
     def killed(self, disk: Disk, operation: int, *, power_cut: bool) -> bool:

@@ -19,11 +19,12 @@ from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
 from dptune.training import together
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.loop import Plan, StepReport, train
+from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
-from dptune.training.run import Run
+from dptune.training.run import Run, StepReport
+from dptune.training.spec import Plan, RunSpec
 from dptune.training.together import shared_copy, train_together
 
 STEPS = 5
@@ -48,7 +49,7 @@ class Cell:
         self.entropy = FixedSeed(seed)
         self.model: Any = None
 
-    def arguments(self, base: Any, tokens: Tokens, directory: Path, **options: Any) -> tuple[Any, ...]:
+    def spec(self, base: Any, tokens: Tokens) -> RunSpec:
         self.model = attach_lora(shared_copy(base), Lora(rank=4, alpha=8, dropout=0.0), init_seed=self.seed)
         noise = {} if self.name == "nonprivate" else {"noise_multiplier": 0.7}
         sizes = {"pairs": len(lora_pairs(self.model))}
@@ -64,7 +65,7 @@ class Cell:
             accounting="noise_only",
             **self.header,
         )
-        return (self.model, tokens, self.units, mechanism, self.plan, header, directory, self.entropy)
+        return RunSpec(self.model, tokens, self.units, mechanism, self.plan, header, public=records(4, seed=9))
 
 
 def cells(tokens: Tokens, names: list[str], **plan: Any) -> list[Cell]:
@@ -73,14 +74,14 @@ def cells(tokens: Tokens, names: list[str], **plan: Any) -> list[Cell]:
 
 
 def alone(cell: Cell, base: Any, tokens: Tokens, directory: Path) -> dict[str, torch.Tensor]:
-    train(*cell.arguments(base, tokens, directory), public=records(4, seed=9)).close()
+    train(cell.spec(base, tokens), directory, cell.entropy).close()
     return weights(cell.model)
 
 
 def opened(
     cell: Cell, base: Any, tokens: Tokens, directory: Path, on_step: Callable[[StepReport], None] = lambda report: None
 ) -> Run:
-    return open_run(*cell.arguments(base, tokens, directory), on_step=on_step, public=records(4, seed=9))
+    return open_run(cell.spec(base, tokens), directory, cell.entropy, on_step)
 
 
 def side_by_side(base: Any, runs: list[Run]) -> list[Exception | None]:
@@ -128,7 +129,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     group = cells(tokens, ["static", "static"], autocast="bfloat16", learning_rate=1e-3)
     expected = [alone(cell, base, tokens, tmp_path / f"alone{cell.seed}") for cell in group]
     runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
-    start = [weights(run.model) for run in runs]
+    start = [weights(run.spec.model) for run in runs]
     side_by_side(base, runs)
     for cell, before, after in zip(group, start, expected, strict=True):
         for name, value in weights(cell.model).items():
@@ -245,11 +246,11 @@ def test_an_error_in_the_shared_pass_never_leaves_a_run_with_half_its_batch(
         return real(*arguments)
 
     monkeypatch.setattr(together, "model_losses", failing)
-    before = [weights(run.model) for run in runs]
+    before = [weights(run.spec.model) for run in runs]
     errors = side_by_side(base, runs)
     assert [type(error) for error in errors] == [MemoryError, RuntimeError]
     for run, start in zip(runs, before, strict=True):
-        assert all(torch.equal(value, start[name]) for name, value in weights(run.model).items())
+        assert all(torch.equal(value, start[name]) for name, value in weights(run.spec.model).items())
 
 
 def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
@@ -262,7 +263,7 @@ def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
         runs = [fake_run(cell, base, tokens) for cell in group]
         stacks, layout = together._stacked(runs), together.Layout.of(runs[0].pairs)
         batches = [[np.array([0]), *(np.array([one]) for one in others[0])], [np.array([one]) for one in others[1]]]
-        steps = {n: together.Step(runs[n].mechanism.knobs(), batch) for n, batch in enumerate(batches)}
+        steps = {n: together.Step(runs[n].spec.mechanism.knobs(), batch) for n, batch in enumerate(batches)}
         shared = together._Pass(base, runs, stacks, layout, steps)
         (first, *_) = shared.gradients(0)
         found.append(first.matrix()[0])
@@ -271,11 +272,11 @@ def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
 
 
 def fake_run(cell: Cell, base: Any, tokens: Tokens) -> Any:
-    model, _, _, mechanism, plan, *_ = cell.arguments(base, tokens, Path("nowhere"))
+    spec = cell.spec(base, tokens)
     with torch.no_grad():
-        for pair in lora_pairs(model):
+        for pair in lora_pairs(spec.model):
             pair.up.weight.normal_(std=0.2, generator=torch.Generator().manual_seed(3))
-    return SimpleNamespace(model=model, pairs=lora_pairs(model), tokens=tokens, mechanism=mechanism, plan=plan)
+    return SimpleNamespace(spec=spec, pairs=lora_pairs(spec.model))
 
 
 def test_runs_that_cannot_share_a_pass_are_refused_and_closed(tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_runs_that_cannot_share_a_pass_are_refused_and_closed(tmp_path: Path) ->
             train_together(base, runs)
         for run in runs:
             with pytest.raises(LedgerError, match="closed"):
-                run.ledger.charge(run.mechanism.release(run.mechanism.knobs(), run.plan.sample_rate))
+                run.ledger.charge(run.spec.mechanism.release(run.spec.mechanism.knobs(), run.spec.plan.sample_rate))
 
     first = opened(group[0], base, tokens, tmp_path / "a")
     refused("physical_batch_size", first, opened(other, base, tokens, tmp_path / "b"))
@@ -316,7 +317,7 @@ def test_runs_of_other_adapters_entropy_or_kind_are_refused_too(tmp_path: Path) 
     refused("other adapters", pairs=second.pairs[:1])
     refused("entropy", entropy=OsEntropy())
     local = build("dp_lora_fed", {"noise_multiplier": 1.0, "pairs": len(second.pairs)})
-    refused("trains locally", mechanism=local)
+    refused("trains locally", spec=replace(second.spec, mechanism=local))
     with pytest.raises(ConfigError, match="output layer"):
         together._check(base, [replace(first, pairs=[replace(first.pairs[0], name="base_model.model.lm_head")])])
     for run in (first, second):

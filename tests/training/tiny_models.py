@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.loop import Plan
 from dptune.training.model import Lora, attach_lora
+from dptune.training.spec import Plan
 
 torch.set_num_threads(1)  # so small that a second thread only waits for the first
 

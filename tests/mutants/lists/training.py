@@ -92,8 +92,8 @@ MUTANTS = (
         "public_loss_of_private_records",
         "controllers that follow the loss on public records would follow that of private ones",
         RUN,
-        "sample = replace(run.public, rows=run.public.rows[:_PUBLIC_RECORDS])",
-        "sample = replace(run.tokens, rows=run.tokens.rows[:_PUBLIC_RECORDS])",
+        "sample = replace(run.spec.public, rows=run.spec.public.rows[:_PUBLIC_RECORDS])",
+        "sample = replace(run.spec.tokens, rows=run.spec.tokens.rows[:_PUBLIC_RECORDS])",
         ("tests/training/test_observed.py",),
     ),
     Mutant(

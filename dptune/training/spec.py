@@ -1,0 +1,127 @@
+"""All that a run needs before it starts: model, records, units, mechanism, schedule, and what its ledger will say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.mechanisms.interfaces import Gradients, Released
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.ledger import RunHeader
+from dptune.training.data import PrivacyUnits, Tokens
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The public schedule of a run.
+
+    Attributes:
+        sample_rate: q, of each unit at each step.
+        expected_batch_size: q times units; divides every sum, never the realised size.
+        steps: releases to make; charges of a killed process count among them.
+        learning_rate: AdamW's, after warm-up.
+        warmup_steps: linear warm-up.
+        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
+        checkpoint_every: steps between checkpoints.
+        autocast: "bfloat16" runs the forward pass in it; None is float32.
+    """
+
+    sample_rate: float
+    expected_batch_size: float
+    steps: int
+    learning_rate: float = 5e-4
+    warmup_steps: int = 100
+    physical_batch_size: int = 16
+    checkpoint_every: int = 50
+    autocast: str | None = None
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then constant."""
+        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The torch dtype of ``autocast``."""
+        return getattr(torch, self.autocast) if self.autocast else None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run, written down: ``train(spec, directory, entropy)`` makes it.
+
+    Private: ``tokens`` and the members of ``units``. Public: everything else, ``public`` included.
+
+    Attributes:
+        model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it.
+        tokens: the records.
+        units: which records belong to whom; the units that the guarantee is about.
+        mechanism: built for this model (``registry.of_model``). Its controller learns during the run, so that a
+            mechanism serves one run.
+        plan: the schedule, for this number of units.
+        header: the first line of the run's ledger. It must describe this very run, or ``train`` refuses.
+        public: public records, for controllers that follow the loss on them.
+        auditor: whose gradients fill the slots of ``units.with_slots``.
+    """
+
+    model: Any = field(repr=False)
+    tokens: Tokens
+    units: PrivacyUnits
+    mechanism: Mechanism
+    plan: Plan
+    header: RunHeader
+    public: Tokens | None = None
+    auditor: Auditor | None = None
+
+
+def header_of(
+    mechanism: Mechanism,
+    units: PrivacyUnits,
+    entropy: Entropy,
+    *,
+    delta: float,
+    epsilon: float | None = None,
+    accounting: str = "certified",
+    **more: Any,
+) -> RunHeader:
+    """The header of a run: what mechanism, units and entropy say of themselves, the budget, and ``more`` fields."""
+    return RunHeader(
+        mechanism=mechanism.name,
+        published_accountant=mechanism.published_accountant,
+        accounting=accounting,
+        epsilon=epsilon,
+        delta=delta,
+        unit=units.kind,
+        units=len(units),
+        leaks=entropy.leaks,
+        inherited=tuple(mechanism.controller.inherited.items()),
+        plugins=mechanism.plugins,
+        **more,
+    )
+
+
+class Auditor(Protocol):
+    """Somebody who has gradients of their own in slots of a run's units, and sees all that it releases."""
+
+    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
+        """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
+        ...
+
+    def opened(self, releases: int) -> None:
+        """Called once, while this process alone holds the run's ledger, which has so many releases. Raises DptuneError
+        if they were made with other coins.
+        """
+        ...
+
+    def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
+        """What the slots that were drawn bring to a batch; the mechanism clips them as it does all others."""
+        ...
+
+    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
+        """See one release; ``divisor`` is the expected batch size."""
+        ...
