@@ -81,7 +81,7 @@ class DrawAudit:
         rest = f", {one}" if self.sees_one_unit else f"; NO POWER on {one}"
         return (
             f"could have refuted, by {self.draws} draws of its own and not by those of the run: "
-            f"{self.rate_refutable:.3g} times the charged rate, batches of one size, a batch drawn twice{rest}"
+            f"{self.rate_refutable:.3g} times the charged rate, batches of one size, batches that repeat{rest}"
         )
 
     def to_dict(self) -> dict[str, float | int | str | None]:

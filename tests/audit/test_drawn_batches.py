@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import kstest
 
 from dptune.audit import draw as module
 from dptune.audit.draw import DrawAudit, audit_draw
@@ -56,6 +57,12 @@ def test_each_test_by_itself_has_uniform_p_values() -> None:
     for name in ("rate", "sizes", "spread"):
         assert abs(np.mean([one[name] for one in found]) - 0.5) < 5 * 0.041, name
     assert np.mean([one["unit"] for one in found]) > 0.5 - 5 * 0.041
+
+
+def test_p_values_of_the_smallest_counts_are_uniform_too() -> None:
+    """Kolmogorov and Smirnov's test on 5,000 of them; a false alarm with chance 1e-6."""
+    counts = np.random.default_rng(1).binomial(4, 0.3, 5000)
+    assert kstest(module._two_sided(counts, 4, 0.3, FixedSeed(2)), "uniform").pvalue > 1e-6
 
 
 def times(factor: float) -> Draw:

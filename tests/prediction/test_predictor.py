@@ -548,11 +548,13 @@ def test_names_that_are_trusted_are_answered(ensemble: Path) -> None:
     assert client.get("/budget", headers={"Host": "localhost"}).status_code == 400
 
 
-SECRET = "0123456789abcdef-secret"
+SECRET = "0123456789abcDEF-Secret"
 
 
 @pytest.mark.parametrize(
-    "sent", [None, "", "Bearer", "Bearer x", f"Bearer {SECRET}x", f"Basic {SECRET}", "Bearer \xe9"]
+    "sent",
+    [None, "", "Bearer", "Bearer x", f"Basic {SECRET}", "Bearer \xe9"]
+    + [f"Bearer {near}" for near in (f"{SECRET}x", SECRET[:-1], SECRET.lower(), SECRET.upper(), SECRET.swapcase())],
 )
 def test_without_the_token_nothing_is_told_or_spent(ensemble: Path, sent: str | None) -> None:
     client = _client(ensemble, token=SECRET)

@@ -148,8 +148,10 @@ def _mixing(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         lambda states: states + 0.1 * states.mean(0, keepdim=True),  # as batch normalisation does
         lambda states: states.roll(1, 0),
         lambda states: states.flip(0),
+        lambda states: torch.cat([states[:1], states[1:].flip(0)]),
+        lambda states: torch.cat([states[:-1], states[-1:] + states[:1]]),
     ],
-    ids=["mean", "rolled", "flipped"],
+    ids=["mean", "rolled", "flipped", "first_right", "last_wrong"],
 )
 def test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge(
     change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path

@@ -53,7 +53,7 @@ MUTANTS = (
         "every_norm_is_l1",
         "gradients that are bounded in l2 alone would be priced in l1",
         MECHANISM,
-        "norm=self.norm,",
+        "norm=self.clipper.norm,",
         'norm="l1",',
         ("tests/mechanisms/test_laplace_noise.py::test_a_budget_finds_the_noise",),
     ),
@@ -109,7 +109,7 @@ MUTANTS = (
         "l2_statistics_beside_l1_gradients",
         "no accountant here prices the two together",
         MECHANISM,
-        'if self.norm != "l2" and self.controller.releases_statistics:',
+        'if self.clipper.norm != "l2" and self.controller.releases_statistics:',
         "if False:",
         (
             "tests/mechanisms/test_laplace_noise.py::test_statistics_bounded_in_l2_are_no_company_for_gradients_clipped_in_l1",

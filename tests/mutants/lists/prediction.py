@@ -21,6 +21,14 @@ ENSEMBLE = "tests/prediction/test_ensemble.py"
 
 MUTANTS = (
     Mutant(
+        "token_in_any_case",
+        "a token that was told with other capitals would be let in, and far fewer guesses find it",
+        "dptune/prediction/service.py",
+        "compare_digest(given.credentials.encode(), str(token).encode())",
+        "compare_digest(given.credentials.casefold().encode(), str(token).casefold().encode())",
+        (f"{ANSWERS}::test_without_the_token_nothing_is_told_or_spent",),
+    ),
+    Mutant(
         "answer_before_its_charge",
         "a process that dies after the pass has answered for nothing",
         PREDICTOR,

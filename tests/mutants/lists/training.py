@@ -13,6 +13,14 @@ DRAW = "self.units.draw(self.plan.sample_rate, self.entropy)"
 
 MUTANTS = (
     Mutant(
+        "rehearsal_of_one_row",
+        "a layer that mixes all records but the first would be trained",
+        "dptune/training/rehearsal.py",
+        "for row, expected in enumerate(alone):",
+        "for row, expected in enumerate(alone[:1]):",
+        ("tests/training/test_rehearsal.py::test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge",),
+    ),
+    Mutant(
         "charge_after_draw",
         "a process that dies between the two has used coins that no ledger holds",
         RUN,

@@ -1,0 +1,71 @@
+"""Audits: what they compare, what they attack, and whose coins they read."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DRAW = "dptune/audit/draw.py"
+STEP = "dptune/audit/step.py"
+TASK = "tasks/audit.py"
+FINETUNE = "tasks/finetune.py"
+ERRORS = "tests/audit/test_draw.py::test_an_error_in_the_draw_is_found_in_nearly_every_audit"
+AUDITED = "tests/tasks/test_audit.py"
+
+MUTANTS = (
+    Mutant(
+        "sizes_may_be_too_even",
+        "batches of one size would pass for Poisson samples",
+        DRAW,
+        "return min(1.0, 2 * float(min(law.cdf(statistic), law.sf(statistic))))",
+        "return float(law.sf(statistic))",
+        (f"{ERRORS}[fixed]",),
+    ),
+    Mutant(
+        "a_unit_may_be_missing",
+        "a record that no batch ever holds would not be missed",
+        DRAW,
+        "counts = np.bincount(entries, minlength=len(units))[_present(units, owners)]",
+        "counts = np.bincount(entries, minlength=len(units))\n    counts = counts[counts > 0]",
+        (f"{ERRORS}[without_one]",),
+    ),
+    Mutant(
+        "ties_without_coins",
+        "p-values would not be uniform, and sound draws accused",
+        DRAW,
+        "coins, law = uniform(entropy, len(counts)), binom(trials, rate)",
+        "coins, law = np.zeros(len(counts)), binom(trials, rate)",
+        ("tests/audit/test_draw.py::test_p_values_of_the_smallest_counts_are_uniform_too",),
+    ),
+    Mutant(
+        "draw_compared_with_itself",
+        "a run that draws at another rate than its ledger holds would be found right",
+        TASK,
+        "        min(release.sample_rate for release in target.contents.composition),\n",
+        "        plan_of(cell.training, len(units), expected_batch_size).sample_rate,\n",
+        (f"{AUDITED}::test_a_plan_with_another_rate_than_the_ledgers_is_found_out",),
+    ),
+    Mutant(
+        "bench_with_moving_noise",
+        "the step of a controller that acts at once would be another than the ledger's",
+        STEP,
+        "return replace(mechanism.knobs(), noise_multiplier=self.noise_multiplier)",
+        "return mechanism.knobs()",
+        ("tests/audit/test_step.py::test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next",),
+    ),
+    Mutant(
+        "coins_before_the_lock",
+        "two processes would plant by the coins of one and be audited by those of the other",
+        FINETUNE,
+        "    return _KeptCanaries(one.included, one.scores, one.moves, directory)",
+        "    _write_crafted(one, directory)\n    return _KeptCanaries(one.included, one.scores, one.moves, directory)",
+        (f"{AUDITED}::test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge",),
+    ),
+    Mutant(
+        "coins_of_another_process",
+        "the audit would compare a run with coins that it was not made with",
+        FINETUNE,
+        "kept = read_crafted(self.run) if releases else self",
+        "kept = self",
+        (f"{AUDITED}::test_a_run_goes_on_with_its_own_coins_or_not_at_all",),
+    ),
+)
