@@ -26,6 +26,11 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         except DptuneError as error:
             Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(2) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            problem = f"{where}{error.strerror or error}. Fix: free space, or make it readable and writable."
+            Console(stderr=True).print(f"[red]error:[/red] {escape(problem)}", soft_wrap=True)
+            raise typer.Exit(2) from None
 
     return run
 

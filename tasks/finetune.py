@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
@@ -34,7 +33,7 @@ from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import StepReport, follow, train
-from dptune.training.model import DIVERGED, save_adapter
+from dptune.training.model import DIVERGED, check_device, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from dptune.training.run import Run
@@ -110,7 +109,7 @@ def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
     if ranks.told(None):
         _agree(cell, ranks)
         entropy = OsEntropy()
-        job = prepare(cell, ground_of(cell, torch.device(device)), entropy)
+        job = prepare(cell, ground_of(cell, check_device(device)), entropy)
         follow(job.model, job.train, job.units, job.mechanism, job.plan, entropy, ranks)
 
 
@@ -146,7 +145,7 @@ def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train what is not finished; what ended the cells that failed, by their folders."""
-    ground = ground_of(cells[0], torch.device(device))
+    ground = ground_of(cells[0], check_device(device))
     errors: dict[Path, Exception] = {}
     befores: dict[str, dict[str, float]] = {}
     works: list[_Work] = []

@@ -23,7 +23,7 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import Plan
-from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer
+from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, lora_targets
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
@@ -60,11 +60,12 @@ def ground_of(cell: Cell, device: torch.device) -> Ground:
     digests = ground_digests(cell.model)
     _check_inputs(cell, digests)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
-    tokenizer = load_tokenizer(base)
+    tokenizer, model = load_tokenizer(base), load_base(base, device)
+    lora_targets(model, Lora(**cell.lora.model_dump()))  # raises before hours of tokenising
     ground = Ground(
         cell=cell,
         digests=digests,
-        base=load_base(base, device),
+        base=model,
         train=_corpus(cell, TRAIN, tokenizer),
         evaluation=_corpus(cell, EVAL, tokenizer).tokens,
         validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,

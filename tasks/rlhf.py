@@ -249,15 +249,14 @@ def _tell(cell: Cell, point: Figures) -> None:
 
 
 def _learner(cell: Cell, device: str) -> Learner:
-    import torch
 
     from dptune.policy.lexicon import CLINICAL
     from dptune.policy.rlhf import Bandit, LanguagePolicy, Learner
-    from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
+    from dptune.training.model import BaseModel, Lora, check_device, load_base, load_tokenizer
 
     base, settings = BaseModel(str(PUBLIC_MODEL)), cell.settings
     lora = Lora(settings.rank, settings.alpha, 0.0)
-    policy = LanguagePolicy(load_base(base, torch.device(device)), load_tokenizer(base), lora, cell.seed)
+    policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), lora, cell.seed)
     shared = {name: getattr(settings, name) for name in Bandit.__dataclass_fields__ if name not in ("users", "seed")}
     return Learner(policy, CLINICAL, cell.method, Bandit(users=cell.users, seed=cell.seed, **shared))
 

@@ -135,9 +135,6 @@ def _served() -> Path:
 
 
 def _device(name: str) -> Any:
-    import torch
+    from dptune.training.model import check_device
 
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError("--device", f"{name!r} cannot be used ({error})", fix="use cpu, or cuda:0") from None
+    return check_device(name)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 
@@ -70,6 +70,8 @@ def spending_of(folder: Path) -> Spending | None:
     path, released = folder / LEDGER, _has_released(folder)
     if not path.exists():
         return _unknown(folder, "its ledger is missing") if released else None
+    if not path.is_file():
+        return _unknown(folder, "its ledger is no file")
     try:
         contents = _acknowledged(path)
     except LedgerError:
@@ -87,20 +89,25 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
 
     Returns: where it lies now, and what it spent (None if nothing was charged).
 
-    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it.
+    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it, or one
+    of its files cannot be used.
     """
     folder = Path(folder)
     if not folder.is_dir() or not any((folder / name).exists() for name in _RUN):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
-    with _unused(folder):
-        spent = spending_of(folder)
-        taken = {path.name for path in earlier_runs(folder)}
-        number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
-        target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
-        folder.rename(target)
-        fsync_directory(target.parent)
+    try:
+        with _unused(folder):
+            spent = spending_of(folder)
+            taken = {path.name for path in folder.parent.iterdir()}  # files and links that lead nowhere too
+            number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
+            target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
+            folder.rename(target)
+            fsync_directory(target.parent)
+    except OSError as error:
+        problem = f"{error.filename or folder}: {error.strerror or error}, so that {folder} cannot be set aside"
+        raise DptuneError(f"{problem}. Fix: make it a file, or a folder, that can be written.") from None
     return target, spent
 
 
