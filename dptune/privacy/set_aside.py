@@ -23,6 +23,8 @@ from dptune.files import fsync_directory, locked
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
+#: Written before the first charge too; their headers say how many releases they rely on.
+_STATES = (CHECKPOINT, "state.safetensors")
 SERVED = "served.json"
 #: Files that say, as ``releases``, how many releases they rely on.
 _WITNESSES = (SERVED, "result.json")
@@ -127,15 +129,16 @@ def earlier_runs(folder: Path) -> list[Path]:
 
 
 def _has_released(folder: Path) -> bool:
-    """Whether a file shows that noise was drawn. The checkpoint from before the first charge shows none."""
-    return any((folder / name).exists() for name in RELEASED[1:]) or (
-        (folder / CHECKPOINT).exists() and _checkpointed_releases(folder / CHECKPOINT) != 0
+    """Whether a file shows that noise was drawn. The state from before the first charge shows none."""
+    return any(
+        (folder / name).exists() and (name not in _STATES or _checkpointed_releases(folder / name) != 0)
+        for name in RELEASED
     )
 
 
 def _witnessed_releases(folder: Path) -> int:
     """How many releases the files beside the ledger rely on, at least; a damaged one tells nothing."""
-    known = [_checkpointed_releases(folder / CHECKPOINT) or 0]
+    known = [_checkpointed_releases(folder / name) or 0 for name in _STATES]
     for name in _WITNESSES:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             known.append(int(json.loads((folder / name).read_text(encoding="utf-8"))["releases"]))
@@ -143,7 +146,7 @@ def _witnessed_releases(folder: Path) -> int:
 
 
 def _checkpointed_releases(path: Path) -> int | None:
-    """How many releases a checkpoint relies on, from its file's header alone; None if it does not say."""
+    """How many releases a checkpoint or state relies on, from its file's header alone; None if it does not say."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

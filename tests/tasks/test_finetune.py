@@ -438,7 +438,7 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
 
 
 def test_a_cell_that_diverges_leaves_no_result(pipeline: Path) -> None:
-    """A rate that no setting allows; what was charged stays charged, and the report counts it as an unfinished run's."""
+    """A rate that no setting allows; what was charged is counted as an unfinished run's."""
     cell = static()
     cell = cell.model_copy(update={"training": cell.training.model_copy(update={"learning_rate": 1e30})})
     with pytest.raises(DivergedError, match=r"(not finite|diverged).*Fix: lower training\.learning_rate"):
