@@ -56,6 +56,8 @@ def generate(
     left = f"{last.tokens_left} of {budget['tokens']} tokens left"
     spent = f"epsilon {last.epsilon_spent:.4g} of {budget['epsilon']:g} at delta {last.delta:g} spent"
     about = f"{left}; {spent}, for one {last.unit}. Data: {budget['data']}."
+    if budget["earlier"]:
+        about += f" Runs that were set aside had spent epsilon {budget['earlier_epsilon']} on the same records before."
     Console(stderr=True).print(escape(about), soft_wrap=True, highlight=False)
 
 

@@ -16,6 +16,7 @@ from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
 from dptune.privacy.set_aside import RELEASED, fresh_start
+from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
@@ -150,8 +151,8 @@ def _check(
     if mechanism.local is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and 0 < positions < tokens.width:  # XLNet says -1
+    positions = most_positions(model)
+    if positions is not None and positions < tokens.width:
         raise ConfigError("training.max_length", f"{tokens.width} exceeds the model's {positions}", fix="lower it")
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):
