@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from dptune import plugins
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
 from dptune.files import sha256
-from dptune.mechanisms.local_updates import LocalUpdates
-from dptune.mechanisms.registry import build, lacks_noise, takes_noise
+from dptune.mechanisms.interfaces import Federation
+from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
 from tasks.identity import source_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
@@ -58,6 +59,14 @@ class Cell(BaseModel):
     lora: Lora
     training: Training
     inputs: dict[str, str]
+    plugins: tuple[str, ...] = ()
+
+    @field_validator("plugins")
+    @classmethod
+    def _imported(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Every process that has a cell can build its mechanism."""
+        plugins.load(modules)
+        return modules
 
     @property
     def label(self) -> str:
@@ -72,10 +81,10 @@ class Cell(BaseModel):
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def local_training(cell: Cell) -> LocalUpdates | None:
-    """How clients train, if the cell's mechanism works on their updates and not on gradients."""
+def federation(cell: Cell) -> Federation | None:
+    """The clients of the cell's mechanism, if it clips what they send and not gradients of the data's own units."""
     noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
-    return build(cell.mechanism, noise | cell.options).local
+    return build(cell.mechanism, noise | cell.options).clipper.federation
 
 
 def is_finished(directory: Path) -> bool:
@@ -99,7 +108,7 @@ def grid(settings: Settings) -> list[Cell]:
         for mechanism in experiment.mechanisms:
             options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
-            inputs = digests(model, options)
+            inputs = digests(model, options) | plugin_digest(mechanism, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
             cells += [
                 Cell(
@@ -118,6 +127,7 @@ def grid(settings: Settings) -> list[Cell]:
                     lora=settings.lora,
                     training=settings.training,
                     inputs=inputs,
+                    plugins=plugin_modules(mechanism, options),
                 )
                 for epsilon in epsilons
                 for seed in experiment.seeds
@@ -133,6 +143,12 @@ def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
 def policy_digest(options: Mapping[str, Any]) -> dict[str, str]:
     """The digest of the hyper-policy that a run starts from; empty if it starts from none."""
     return {"policy": _digest_of_folder(Path(options["init_from"]))} if options.get("init_from") else {}
+
+
+def plugin_digest(mechanism: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of the code outside dptune that the mechanism is written in; empty if there is none."""
+    found = plugins.plugins_of(plugin_modules(mechanism, options))
+    return {"plugins": hashlib.sha256(repr(found).encode()).hexdigest()} if found else {}
 
 
 def ground_digests(model: Model) -> dict[str, str]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.cells import Cell, is_finished, local_training
+from tasks.cells import Cell, federation, is_finished
 
 _GROUND = {"model_name", "model", "lora", "training", "unit"}
 
@@ -43,7 +43,7 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 
     A cell that is finished, or that trains locally, is alone.
     """
-    alone = [cell for cell in cells if most == 1 or is_finished(cell.directory) or local_training(cell)]
+    alone = [cell for cell in cells if most == 1 or is_finished(cell.directory) or federation(cell)]
     shared: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell not in alone:
@@ -57,5 +57,5 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 
 
 def _ground(cell: Cell) -> str:
-    inputs = {name: digest for name, digest in cell.inputs.items() if name != "policy"}
+    inputs = {name: digest for name, digest in cell.inputs.items() if name not in ("plugins", "policy")}
     return json.dumps([cell.model_dump(mode="json", include=_GROUND), inputs], sort_keys=True)

@@ -27,7 +27,7 @@ from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
-from tasks.cells import Cell, ground_digests, local_training, policy_digest
+from tasks.cells import Cell, federation, ground_digests, plugin_digest, policy_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings import Training
 
@@ -66,9 +66,9 @@ def ground_of(cell: Cell, device: torch.device) -> Ground:
         cell=cell,
         digests=digests,
         base=model,
-        train=_corpus(cell, TRAIN, tokenizer),
-        evaluation=_corpus(cell, EVAL, tokenizer).tokens,
-        validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
+        train=corpus_of(cell, TRAIN, tokenizer),
+        evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
+        validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
         about=read_about(TRAIN),
     )
     if ground_digests(cell.model) != digests:
@@ -115,8 +115,10 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
+    if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
+        raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
     model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)
-    units, expected_batch_size = _units(cell, ground.train)
+    units, expected_batch_size = units_of(cell, ground.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
     pairs = tuple(pair.name for pair in adapters)
@@ -138,6 +140,7 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
         leaks=entropy.leaks,
         renyi_filter=ready.renyi_filter,
         inherited=tuple(mechanism.controller.inherited.items()),
+        plugins=mechanism.plugins,
     )
     leaks = header.leaks_of(planned(mechanism, schedule))
     if cell.telemetry == "private" and leaks:
@@ -176,7 +179,7 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
     )
 
 
-def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
+def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     """The units of privacy of a cell, and how many of them a batch expects.
 
     Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
@@ -186,9 +189,9 @@ def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 
 
 def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    local = local_training(cell)
-    if local is not None:
-        return PrivacyUnits.clients(local.clients, corpus.patients, corpus.absent), local.clients_per_round
+    clients = federation(cell)
+    if clients is not None:
+        return PrivacyUnits.clients(clients.clients, corpus.patients, corpus.absent), clients.clients_per_round
     expected_batch_size = cell.training.expected_batch_size
     if cell.unit == "encounter":
         return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size
@@ -196,7 +199,7 @@ def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     return PrivacyUnits.of(cell.unit, corpus.patients, most, corpus.absent), expected_batch_size
 
 
-def _corpus(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
+def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
     batches = partial(read_batches, records, ("patient", "text"))

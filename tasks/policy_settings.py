@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.registry import make_part
+from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS

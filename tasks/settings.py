@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,10 @@ from pydantic import (
     model_validator,
 )
 
+from dptune.corpus.catalogue import BUILT_IN, check_options, find_source
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
+from dptune.plugins import load
 from dptune.privacy.ledger import ACCOUNTINGS
 from tasks.bounds import (
     Count,
@@ -45,6 +48,7 @@ from tasks.strict_yaml import load_yaml
 
 _Layer = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
+_Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
 _MOST_VERSIONS = 10_000  # entries that a sweep may become
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
@@ -52,6 +56,14 @@ _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
+    """Run the check; what it refuses becomes a ValueError, which names the entry of params.yaml itself."""
+    try:
+        check(*arguments)
+    except ConfigError as error:
+        raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
 
 
 class Synthetic(_Section):
@@ -64,17 +76,35 @@ class Synthetic(_Section):
 class Data(_Section):
     """Which table, and whose privacy."""
 
-    source: Literal["synthetic", "uci", "text"]
+    source: str
     path: FilePath | None = None
+    options: dict[str, Any] = {}
     unit: Literal["encounter", "patient"]
     split_seed: Seed
     synthetic: Synthetic
+
+    @field_validator("source")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        if name not in BUILT_IN:
+            _as_value_error(find_source, name)
+        return name
+
+    @field_validator("options")
+    @classmethod
+    def _taken(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("source", BUILT_IN[0])
+        if name not in BUILT_IN:
+            _as_value_error(check_options, name, options)
+        elif options:
+            raise ValueError(f"source {name} takes none: leave them out, or use a plug-in's source")
+        return options
 
     @model_validator(mode="after")
     def _text(self) -> Data:
         if self.source == "text" and self.path is None:
             raise ValueError("path: source text needs the path of a text file")
-        if self.source == "text" and self.unit == "patient":
+        if self.source not in ("synthetic", "uci") and self.unit == "patient":
             raise ValueError("unit: a text file has no patients; use encounter, which is one paragraph")
         return self
 
@@ -265,8 +295,9 @@ class Prediction(_Section):
 
 
 class Settings(_Section):
-    """All of params.yaml."""
+    """All of params.yaml. Plug-ins are imported first, for what follows may name their parts."""
 
+    plugins: tuple[_Module, ...] = ()
     data: Data
     canaries: Canaries
     pretrain: Pretrain
@@ -277,6 +308,12 @@ class Settings(_Section):
     audit: Audit
     prediction: Prediction
     policy: Policy
+
+    @field_validator("plugins")
+    @classmethod
+    def _imported(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        _as_value_error(load, modules)
+        return modules
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from dptune.files import sha256
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
-from tasks.cells import Cell, digests
+from tasks.cells import Cell, digests, plugin_digest
 from tasks.finetune import adapter_digest
 from tasks.paths import MANIFEST, SECRETS, TRAIN
 from tasks.settings import Audit
@@ -125,8 +125,8 @@ def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
         if not path.exists() or sha256(path) != manifest[key]:
             fix = "restore it; or run the canaries stage again, after which every cell runs, and spends, again"
             raise DataError("is not what was planted", fix=fix, file=path)
-    now = digests(cell.model, cell.options)
-    for key, what in (("data", "other data"), ("model", "another base model")):
-        if now[key] != cell.inputs[key]:
+    now = digests(cell.model, cell.options) | plugin_digest(cell.mechanism, cell.options)
+    for key, what in (("data", "other data"), ("model", "another base model"), ("plugins", "other plug-ins")):
+        if now.get(key) != cell.inputs.get(key):
             more = f"{fix}; the new run adds to what this one spent, and the report counts both"
             raise DataError(f"was trained with {what} than lies here now", fix=more, file=directory)

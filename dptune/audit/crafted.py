@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Gradients, Mechanism, Released
+from dptune.mechanisms.interfaces import Gradients, Released
+from dptune.mechanisms.mechanism import Mechanism
 
 _HUGE = 1e6
 _PLAIN = 10.0  # where nothing clips: above what samples put into one coordinate, and no end of the training
@@ -57,13 +58,16 @@ class CraftedCanaries:
 
         Raises: ConfigError if not, or if the mechanism trains locally.
         """
-        if mechanism.local is not None:
+        if mechanism.clipper.federation is not None:
             raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
         if not np.array_equal(planted, self.included):
             raise ConfigError("canaries.crafted", "the run's slots are not the auditor's", fix="use units.with_slots")
         if min(pair_sizes) < len(self.included):
             problem = f"{len(self.included)} exceeds the {min(pair_sizes)} parameters of the smallest LoRA pair"
             raise ConfigError("canaries.crafted", problem, fix="use fewer")
+
+    def opened(self, releases: int) -> None:
+        """Coins that live as long as this process need not be kept."""
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Those of the canaries that were drawn, as one micro-batch; none for none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -28,6 +29,26 @@ def acquire_text(directory: Path, path: Path) -> Path:
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
         text.write_bytes(path.read_bytes())
         write_json(manifest, {**about, "rows": rows, "sha256": {TEXT_NAME: sha256(text)}})
+    return directory / TEXT_NAME
+
+
+def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
+    """Put texts into ``directory`` as ``acquire_text`` does those of a file; whole or not at all. Returns the file.
+
+    White space within a text becomes single spaces.
+
+    Raises: DataError naming the first text that is none, or if there are fewer than ten.
+    """
+    for row, text in enumerate(texts, start=1):
+        if not isinstance(text, str) or not text.split():
+            raise DataError(f"{text!r} is no text", fix="yield non-empty strings", file=label, row=row)
+    about = {"source": SOURCE, "synthetic": False, "label": label}
+    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as file:
+        file.write_text("".join(f"{' '.join(text.split())}\n\n" for text in texts), encoding="utf-8")
+        rows = len(read_paragraphs(file)) if texts else 0
+        if rows < _FEWEST:
+            raise DataError(f"has {rows} texts, of {_FEWEST} at least", fix="yield more", file=label)
+        write_json(manifest, {**about, "rows": rows, "sha256": {TEXT_NAME: sha256(file)}})
     return directory / TEXT_NAME
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dptune.mechanisms.control import Constant, needs_coordinates
-from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts
+from dptune.mechanisms.registry import controller, mechanism
 from dptune.mechanisms.transformed import check_estimator
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Diagonal:
         return self.scale * blocks[0] + self.centre
 
 
+@controller("adaclip")
 @dataclass
 class AdaClip(Constant):
     """Estimates every coordinate's mean m and deviation s from the released gradients only: no cost.
@@ -118,3 +120,13 @@ class AdaClip(Constant):
     def _scale(self) -> Any:
         deviations = self._variance.sqrt()
         return deviations.sqrt() * deviations.sum().sqrt()
+
+
+mechanism(
+    "adaclip",
+    clipper="transformed",
+    controller="adaclip",
+    clips="the gradient in coordinates scaled one by one (AdaCliP, Pichapati et al. 2019)",
+    adds="less Gaussian noise to coordinates of small deviation",
+    adapts="mean and variance of released gradients",
+)

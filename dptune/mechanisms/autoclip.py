@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_one_radius, total_norms
-from dptune.mechanisms.mechanism import Knobs
+from dptune.mechanisms.interfaces import Knobs
+from dptune.mechanisms.registry import controller, mechanism
 
 if TYPE_CHECKING:
     import torch
 
 
+@controller("raw_quantile")
 @dataclass
 class RawQuantile(Constant):
     """LEAK. The radius of a step is the p-th quantile of that step's own gradient norms.
@@ -45,3 +47,14 @@ class RawQuantile(Constant):
         """LEAK. The quantile of the norms; the given radius for an empty batch, or one without gradients."""
         quantile = float(total_norms(norms).quantile(self.target)) if len(norms) else 0.0
         return Knobs((quantile or knobs.radii[0],), knobs.noise_multiplier)
+
+
+mechanism(
+    "autoclip_published",
+    controller="raw_quantile",
+    clips="the whole gradient to a quantile of this batch's raw norms (as RLDP's paper describes AutoClip)",
+    adds="Gaussian noise, that raw radius times multiplier",
+    adapts="raw gradient norms",
+    costs="all privacy",
+    verdict="NOT sound: a raw quantile leaks and nothing bounds its sensitivity",
+)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.mechanisms.clipping import ByNorm, check_positive
+from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:
     import torch
 
 
+@clipper("auto_s")
 @dataclass(frozen=True)
 class AutoS(ByNorm):
     """g * R / (||g|| + gamma): stateless, sensitivity below R. With Adam, R does not matter (arXiv 2206.07136).
@@ -28,3 +30,10 @@ class AutoS(ByNorm):
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """No clamp at 1: small gradients grow."""
         return radius / (norms + self.stabiliser)
+
+
+mechanism(
+    "auto_s",
+    clipper="auto_s",
+    clips="by normalising: g R / (|g| + gamma) (AUTO-S, Bu et al. 2023)",
+)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.mechanism import Gradients, Knobs
+from dptune.mechanisms.interfaces import Clipper, Gradients, Knobs
+from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ _SMALLEST = 1e-12
 _LARGEST = 1e12
 
 
-class PairBlocks:
+class PairBlocks(Clipper):
     """The usual shape of a release: one block a pair, no change of coordinates."""
 
     def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
@@ -73,6 +74,7 @@ class ByNorm(PairBlocks):
         return gradients.weighted_sum(factors[:, None].expand_as(norms))
 
 
+@clipper("flat")
 @dataclass(frozen=True)
 class Flat(ByNorm):
     """g * min(1, C / ||g||) (Abadi et al. 2016)."""
@@ -82,6 +84,13 @@ class Flat(ByNorm):
         return (radius / norms.clamp(min=1e-300)).clamp(max=1.0)
 
 
+mechanism(
+    "static",
+    clips="the whole gradient to one radius (DP-SGD, Abadi et al. 2016)",
+)
+
+
+@clipper("l1")
 @dataclass(frozen=True)
 class L1(Flat):
     """g * min(1, C / ||g||_1): for Laplace noise and few parameters, since ||g||_1 may be sqrt(d) times ||g||_2.
@@ -101,6 +110,7 @@ class L1(Flat):
         return gradients.weighted_sum(factors[:, None].expand_as(norms))
 
 
+@clipper("none")
 @dataclass(frozen=True)
 class Unclipped(PairBlocks):
     """No bound: for the non-private mechanism only, where no noise is added."""
@@ -121,6 +131,17 @@ class Unclipped(PairBlocks):
         """The plain sum."""
         norms = gradients.norms()
         return gradients.weighted_sum(norms.new_ones(norms.shape))
+
+
+mechanism(
+    "nonprivate",
+    clipper="none",
+    noise="none",
+    clips="nothing",
+    adds="nothing",
+    costs="all privacy",
+    verdict="Not private: plain fine-tuning, the ceiling to compare with",
+)
 
 
 def check_positive(name: str, value: float) -> None:

@@ -7,13 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.registry import controller
 from dptune.privacy.release import Composition
 
 if TYPE_CHECKING:
     import torch
 
 
+@controller("constant")
 class Constant:
     """The knobs never move; nothing is read."""
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, check_bounds, check_start, needs_one_radius, total_norms
-from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.registry import controller, mechanism
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _MOST_SEARCHES = 20
 
 
+@controller("dc_sgd")
 @dataclass
 class DcSgd(Constant):
     """Releases a histogram of gradient norms beside the gradients: one unit changes one bin by 1.
@@ -159,6 +161,26 @@ class DcSgd(Constant):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``."""
         self._radius, self._stride, self._histogram = state["radius"], state["stride"], list(state["histogram"])
+
+
+mechanism(
+    "dc_sgd_e",
+    controller="dc_sgd",
+    options={"rule": "expected_error"},
+    clips="the whole gradient to the radius of least expected error (DC-SGD-E, Wei et al. 2025)",
+    adapts="a noisy histogram of norms",
+    costs="a share (z / z_H)^2 of the budget",
+)
+
+
+mechanism(
+    "dc_sgd_p",
+    controller="dc_sgd",
+    options={"rule": "percentile"},
+    clips="the whole gradient to a percentile (DC-SGD-P, Wei et al. 2025)",
+    adapts="a noisy histogram of norms",
+    costs="a share (z / z_H)^2 of the budget",
+)
 
 
 def histogram(gradients: Gradients, stride: float, bins: int) -> torch.Tensor:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_coordinates
-from dptune.mechanisms.mechanism import Knobs, Observation, RunFacts
+from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts
+from dptune.mechanisms.registry import controller, mechanism
 from dptune.mechanisms.transformed import check_estimator
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Basis:
         return self.directions @ (blocks[0] / self.stretch) + self.centre
 
 
+@controller("geoclip")
 @dataclass
 class GeoClip(Constant):
     """Tracks mean and covariance of the released gradients; no cost beyond ``explore``'s share.
@@ -196,3 +198,14 @@ class GeoClip(Constant):
         """Inverse of ``state_dict``."""
         for name, value in state.items():
             setattr(self, f"_{name}", value.to(self._mean))
+
+
+mechanism(
+    "geoclip",
+    clipper="transformed",
+    controller="geoclip",
+    clips="the gradient in the basis of least noise (GeoClip, Gilani et al. 2025)",
+    adds="Gaussian noise in k directions",
+    adapts="covariance of released gradients",
+    costs="the share 'explore' of the budget, which lets the subspace move (0: as printed, it cannot)",
+)

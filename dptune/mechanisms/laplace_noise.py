@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.interfaces import AdditiveNoise
 from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, drawn, rounded_sums
+from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 from dptune.privacy.laplace_mixtures import InverseScale
 
@@ -27,25 +29,15 @@ _SHARPEST = 0.5
 _PARTS = ("gamma", "exponential", "uniform")
 
 
-class _LaplaceMixture:
-    """Adding the noise, once its law is known.
+class _LaplaceMixture(AdditiveNoise):
+    """Adding the noise, once its law is known."""
 
-    ``fixed_by`` names options that fix the noise without a multiplier; with ``own_scale`` no option need do so.
-    """
-
-    fixed_by: ClassVar[tuple[str, ...]] = ()
-    own_scale: ClassVar[bool] = False
     noise_multiplier: float
 
     @property
     def shape(self) -> InverseScale:
         """The law of the inverse scale, at any scale of its own."""
         raise NotImplementedError
-
-    @property
-    def claims(self) -> tuple[tuple[str, float], ...]:
-        """What only the published accountant reads."""
-        return ()
 
     def law(self, noise_multiplier: float) -> InverseScale:
         """The law of the inverse scale for a clip radius of 1."""
@@ -69,6 +61,7 @@ class _LaplaceMixture:
         return laplace_mixture(law, entropy, count, device)
 
 
+@noise("laplace")
 @dataclass(frozen=True)
 class Laplace(_LaplaceMixture):
     """Laplace noise of scale ``noise_multiplier * radius`` on every coordinate (Dwork et al. 2006).
@@ -80,6 +73,7 @@ class Laplace(_LaplaceMixture):
         noise_multiplier: scale of the noise over the clip radius.
     """
 
+    published_accountant: ClassVar[str] = "pure"
     noise_multiplier: float
     family: str = field(default="laplace_mixture", init=False)
 
@@ -94,6 +88,16 @@ class Laplace(_LaplaceMixture):
         return InverseScale(constant=1.0)
 
 
+mechanism(
+    "laplace",
+    clipper="l1",
+    noise="laplace",
+    clips="the whole gradient to one radius in l1",
+    adds="Laplace noise, radius times multiplier: for few parameters, and then also at delta 0",
+)
+
+
+@noise("plrvo")
 @dataclass(frozen=True)
 class Plrvo(_LaplaceMixture):
     """Laplace noise whose inverse scale is Gamma distributed, a new one for every coordinate (PLRV-O, section 5.1).
@@ -110,6 +114,7 @@ class Plrvo(_LaplaceMixture):
         infinite_variance: allow k <= 2, whose noise has none.
     """
 
+    published_accountant: ClassVar[str] = "plrvo"
     fixed_by: ClassVar[tuple[str, ...]] = ("theta",)
     k: float = 40.0
     theta: float = 0.0
@@ -163,6 +168,15 @@ class Plrvo(_LaplaceMixture):
         return laplace_mixture(law, entropy, count, device)
 
 
+mechanism(
+    "plrvo",
+    noise="plrvo",
+    clips="the whole gradient to one radius",
+    adds="Laplace noise with a random inverse scale, Gamma (PLRV-O, CCS 2025, whose own epsilon is no bound)",
+)
+
+
+@noise("lmo_dp")
 @dataclass(frozen=True)
 class LmoDp(_LaplaceMixture):
     """Laplace noise whose inverse scale is a weighted sum of a Gamma, an exponential and a uniform variable, new for
@@ -183,6 +197,7 @@ class LmoDp(_LaplaceMixture):
         infinite_variance: allow parameters whose noise has none.
     """
 
+    published_accountant: ClassVar[str] = "lmo_dp"
     own_scale: ClassVar[bool] = True
     preset: Literal["T0.3", "T0.7", "T2", "T3", "T5", "none"] = "T0.3"
     gamma_weight: float = 0.0
@@ -238,6 +253,15 @@ class LmoDp(_LaplaceMixture):
     def _weights(self) -> dict[str, float]:
         names = ("gamma_weight", "exponential_weight", "uniform_weight")
         return {name: getattr(self, name) for name in names if getattr(self, name) != 0}
+
+
+mechanism(
+    "lmo_dp",
+    noise="lmo_dp",
+    clips="the whole gradient to one radius",
+    adds="Laplace noise with a random inverse scale, Gamma + exponential + uniform (LMO-DP, "
+    "arXiv 2405.18776, whose own epsilon is no bound)",
+)
 
 
 def _published(

@@ -6,12 +6,16 @@ The unit of privacy is the client, not the record: its epsilon protects all reco
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
+from dptune.mechanisms.interfaces import Federation, Gradients, GradientSource
+from dptune.mechanisms.registry import clipper, mechanism
 
 
+@clipper("local_updates")
 @dataclass(frozen=True)
 class LocalUpdates(Flat):
     """Each drawn client runs local SGD from the current adapters; its update is clipped to C over all pairs.
@@ -41,3 +45,20 @@ class LocalUpdates(Flat):
             raise ConfigError("local_steps", f"{self.local_steps} is below 1", fix="use 4")
         if not (math.isfinite(self.local_learning_rate) and self.local_learning_rate > 0):
             raise ConfigError("local_learning_rate", f"{self.local_learning_rate} is not positive", fix="use 0.1")
+
+    @property
+    def federation(self) -> Federation:
+        """The simulated clients."""
+        return Federation(self.clients, self.clients_per_round)
+
+    def gradients(self, source: GradientSource) -> Iterator[Gradients]:
+        """What clients send: the change that their own training makes."""
+        return source.of_local_training(self.local_steps, self.local_learning_rate)
+
+
+mechanism(
+    "dp_lora_fed",
+    clipper="local_updates",
+    clips="each client's update after local steps (DP-LoRA, Liu et al. 2025; its unit of privacy is the client)",
+    adds="Gaussian noise on the sum of updates, radius times multiplier",
+)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.interfaces import AdditiveNoise
+from dptune.mechanisms.registry import noise
 from dptune.privacy.entropy import Entropy, signed_tail
 
 if TYPE_CHECKING:
@@ -30,8 +32,9 @@ _BLOCK = 1 << 15
 _WORKERS = 2
 
 
+@noise("gaussian")
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(AdditiveNoise):
     """Independent normal noise, standard deviation ``noise_multiplier * scale`` in every coordinate of a block.
 
     Attributes:
@@ -51,9 +54,6 @@ class Gaussian:
                 fix="calibrate it, or use nonprivate",
             )
 
-    def law(self, noise_multiplier: float) -> None:
-        """No Laplace mixture."""
-
     def deviation(self, noise_multiplier: float) -> float:
         """Standard deviation of the noise for a clip radius of 1."""
         return noise_multiplier
@@ -68,16 +68,14 @@ class Gaussian:
         return rounded_sums(sums, normals, deviations, deviations)
 
 
+@noise("none")
 @dataclass(frozen=True)
-class NoNoise:
+class NoNoise(AdditiveNoise):
     """Nothing is added; no epsilon is finite."""
 
     noise_multiplier: float = field(default=0.0, init=False)
     family: str = field(default="none", init=False)
     claims: tuple[tuple[str, float], ...] = field(default=(), init=False)
-
-    def law(self, noise_multiplier: float) -> None:
-        """No noise has no law."""
 
     def deviation(self, noise_multiplier: float) -> float:
         """Zero."""

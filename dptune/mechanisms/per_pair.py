@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import FLOAT64_MARGIN, PairBlocks, check_positive
-from dptune.mechanisms.mechanism import Gradients, Knobs
+from dptune.mechanisms.interfaces import Gradients, Knobs
+from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:
     import torch
 
 
+@clipper("per_pair")
 @dataclass(frozen=True)
 class PerPair(PairBlocks):
     """Pair i of each unit is clipped to C_i, A and B jointly.
@@ -81,6 +83,23 @@ class PerPair(PairBlocks):
         if len(weights) != pairs:
             raise ConfigError("weights", f"are {len(weights)} for {pairs} pairs", fix="give one a pair")
         return normalised(weights)
+
+
+mechanism(
+    "dp_lora",
+    clipper="per_pair",
+    options={"allocation": "global"},
+    clips="each LoRA pair to the same radius C / sqrt(pairs)",
+    adds="the same Gaussian noise everywhere, C times multiplier; freeze_down=true trains B alone (FFA-LoRA)",
+)
+
+
+mechanism(
+    "per_pair",
+    clipper="per_pair",
+    clips="each LoRA pair to its own radius (McMahan et al. 2018, He et al. 2023)",
+    adds="Gaussian noise on each pair, radius over weight times multiplier",
+)
 
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import ByNorm
+from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:
     import torch
 
 
+@clipper("psac")
 @dataclass(frozen=True)
 class Psac(ByNorm):
     """C * g / (||g|| + r / (||g|| + r)): stateless, output norm strictly below C and increasing in ||g||.
@@ -32,3 +34,10 @@ class Psac(ByNorm):
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """Equals C at 0, rises to C / (2 sqrt(r) - r) at sqrt(r) - r, then falls like C / ||g||."""
         return radius / (norms + self.r / (norms + self.r))
+
+
+mechanism(
+    "psac",
+    clipper="psac",
+    clips="by a non-monotonic weight of the norm (PSAC, Xia et al. 2023)",
+)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant, check_bounds, check_start, total_norms
-from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.registry import controller, mechanism
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LARGEST_SHARE = 0.05  # of the inverse variance, for counts whose noise was not chosen
 
 
+@controller("quantile")
 @dataclass
 class Quantile(Constant):
     """Moves every radius towards the target quantile of its norms: C <- C exp(-rate (fraction - target)).
@@ -113,6 +115,15 @@ class Quantile(Constant):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``."""
         self._radii = tuple(state["radii"])
+
+
+mechanism(
+    "quantile",
+    controller="quantile",
+    clips="the whole gradient to a moving radius (Andrew et al. 2021)",
+    adapts="a noisy count of the unclipped",
+    costs="a share (z / 2 z_b)^2 of the budget",
+)
 
 
 def centred_counts(gradients: Gradients, radii: tuple[float, ...]) -> torch.Tensor:

@@ -1,4 +1,14 @@
-"""Names for mechanisms, and how an entry of params.yaml (or ``--set`` options) becomes one.
+"""Names for clippers, noises, controllers and mechanisms, and how an entry of params.yaml (or ``--set``) becomes one.
+
+A part is registered where it is written, by a decorator, and a mechanism beside the part that it is named after::
+
+    @clipper("flat")
+    @dataclass(frozen=True)
+    class Flat(ByNorm): ...
+
+    mechanism("static", clipper="flat", clips="the whole gradient to one radius", ...)
+
+The modules of this package are loaded at the first look at a table, then installed plug-ins (``dptune.plugins``).
 
 An entry names its three parts and their options, all in one flat table::
 
@@ -13,60 +23,57 @@ Any combination is one entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+from threading import RLock
+from typing import Any, TypeVar
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.adaclip import AdaClip
-from dptune.mechanisms.autoclip import RawQuantile
-from dptune.mechanisms.automatic import AutoS
-from dptune.mechanisms.clipping import L1, Flat, Unclipped
-from dptune.mechanisms.control import Constant
-from dptune.mechanisms.dc_sgd import DcSgd
-from dptune.mechanisms.geoclip import GeoClip
-from dptune.mechanisms.laplace_noise import Laplace, LmoDp, Plrvo
-from dptune.mechanisms.local_updates import LocalUpdates
+from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian, NoNoise
-from dptune.mechanisms.per_pair import PerPair
-from dptune.mechanisms.psac import Psac
-from dptune.mechanisms.quantile import Quantile
-from dptune.mechanisms.rldp import Rldp
-from dptune.mechanisms.rldp_published import RldpPublished
-from dptune.mechanisms.transformed import Transformed
+from dptune.mechanisms.options import converted, make_part, option_names, option_rows
+from dptune.plugins import check_part, is_outside, load_installed
 
-CLIPPERS: dict[str, type] = {
-    "flat": Flat,
-    "l1": L1,
-    "per_pair": PerPair,
-    "local_updates": LocalUpdates,
-    "auto_s": AutoS,
-    "psac": Psac,
-    "transformed": Transformed,
-    "none": Unclipped,
-}
-NOISES: dict[str, type] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "plrvo": Plrvo,
-    "lmo_dp": LmoDp,
-    "none": NoNoise,
-}
-CONTROLLERS: dict[str, type] = {
-    "constant": Constant,
-    "quantile": Quantile,
-    "raw_quantile": RawQuantile,
-    "dc_sgd": DcSgd,
-    "adaclip": AdaClip,
-    "geoclip": GeoClip,
-    "rldp": Rldp,
-    "rldp_published": RldpPublished,
-}
-#: Whose paper counts, by the noise; the others take the central limit theorem.
-_PUBLISHED: dict[type, str] = {Laplace: "pure", Plrvo: "plrvo", LmoDp: "lmo_dp"}
-_PARTS = {"clipper": CLIPPERS, "noise": NOISES, "controller": CONTROLLERS}
+Value = TypeVar("Value")
+#: Modules of this package that hold no part, and are slow to import.
+_WITHOUT_PARTS = ("certified_search", "linear_agent", "published_search", "sac")
 _PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
+
+
+class Registry(Mapping[str, Value]):
+    """What is registered, by name in alphabetical order."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._values: dict[str, Value] = {}
+        self._modules: dict[str, str] = {}
+
+    def add(self, name: str, value: Value, module: str) -> None:
+        """Register ``value``, which ``module`` defines. Raises ConfigError if another module has the name."""
+        if self._modules.get(name, module) != module:
+            problem = f"{self.kind} {name!r} is registered by {self._modules[name]} and by {module}"
+            raise ConfigError("plugins", problem, fix="give one of them another name")
+        self._values[name], self._modules[name] = value, module
+
+    def module_of(self, name: str) -> str:
+        """The module that registered ``name``."""
+        _load()
+        return self._modules[name]
+
+    def __getitem__(self, name: str) -> Value:
+        _load()
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        _load()
+        return iter(sorted(self._values))
+
+    def __len__(self) -> int:
+        _load()
+        return len(self._values)
 
 
 @dataclass(frozen=True)
@@ -98,163 +105,76 @@ class Registered:
         return f"Clips {self.clips}; adds {self.adds}; {adapts}; costs {self.costs}. {self.verdict}."
 
 
-def _gaussian(clipper: str, controller: str = "constant") -> dict[str, str]:
-    return {"clipper": clipper, "noise": "gaussian", "controller": controller}
+CLIPPERS: Registry[type] = Registry("clipper")
+NOISES: Registry[type] = Registry("noise")
+CONTROLLERS: Registry[type] = Registry("controller")
+MECHANISMS: Registry[Registered] = Registry("mechanism")
+PARTS = {"clipper": CLIPPERS, "noise": NOISES, "controller": CONTROLLERS}
+_Class = TypeVar("_Class", bound=type)
 
 
-_ONE_NOISE = "Gaussian noise, radius times multiplier"
-MECHANISMS: dict[str, Registered] = {
-    "static": Registered(
-        parts=_gaussian("flat"),
-        clips="the whole gradient to one radius (DP-SGD, Abadi et al. 2016)",
-        adds=_ONE_NOISE,
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "nonprivate": Registered(
-        parts={"clipper": "none", "noise": "none", "controller": "constant"},
-        clips="nothing",
-        adds="nothing",
-        adapts="nothing",
-        costs="all privacy",
-        verdict="Not private: plain fine-tuning, the ceiling to compare with",
-    ),
-    "per_pair": Registered(
-        parts=_gaussian("per_pair"),
-        clips="each LoRA pair to its own radius (McMahan et al. 2018, He et al. 2023)",
-        adds="Gaussian noise on each pair, radius over weight times multiplier",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "dp_lora": Registered(
-        parts=_gaussian("per_pair"),
-        options={"allocation": "global"},
-        clips="each LoRA pair to the same radius C / sqrt(pairs)",
-        adds="the same Gaussian noise everywhere, C times multiplier; freeze_down=true trains B alone (FFA-LoRA)",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "dp_lora_fed": Registered(
-        parts=_gaussian("local_updates"),
-        clips="each client's update after local steps (DP-LoRA, Liu et al. 2025; its unit of privacy is the client)",
-        adds="Gaussian noise on the sum of updates, radius times multiplier",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "adaclip": Registered(
-        parts=_gaussian("transformed", "adaclip"),
-        clips="the gradient in coordinates scaled one by one (AdaCliP, Pichapati et al. 2019)",
-        adds="less Gaussian noise to coordinates of small deviation",
-        adapts="mean and variance of released gradients",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "quantile": Registered(
-        parts=_gaussian("flat", "quantile"),
-        clips="the whole gradient to a moving radius (Andrew et al. 2021)",
-        adds=_ONE_NOISE,
-        adapts="a noisy count of the unclipped",
-        costs="a share (z / 2 z_b)^2 of the budget",
-        verdict="Sound",
-    ),
-    "auto_s": Registered(
-        parts=_gaussian("auto_s"),
-        clips="by normalising: g R / (|g| + gamma) (AUTO-S, Bu et al. 2023)",
-        adds=_ONE_NOISE,
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "autoclip_published": Registered(
-        parts=_gaussian("flat", "raw_quantile"),
-        clips="the whole gradient to a quantile of this batch's raw norms (as RLDP's paper describes AutoClip)",
-        adds="Gaussian noise, that raw radius times multiplier",
-        adapts="raw gradient norms",
-        costs="all privacy",
-        verdict="NOT sound: a raw quantile leaks and nothing bounds its sensitivity",
-    ),
-    "dc_sgd_p": Registered(
-        parts=_gaussian("flat", "dc_sgd"),
-        options={"rule": "percentile"},
-        clips="the whole gradient to a percentile (DC-SGD-P, Wei et al. 2025)",
-        adds=_ONE_NOISE,
-        adapts="a noisy histogram of norms",
-        costs="a share (z / z_H)^2 of the budget",
-        verdict="Sound",
-    ),
-    "dc_sgd_e": Registered(
-        parts=_gaussian("flat", "dc_sgd"),
-        options={"rule": "expected_error"},
-        clips="the whole gradient to the radius of least expected error (DC-SGD-E, Wei et al. 2025)",
-        adds=_ONE_NOISE,
-        adapts="a noisy histogram of norms",
-        costs="a share (z / z_H)^2 of the budget",
-        verdict="Sound",
-    ),
-    "psac": Registered(
-        parts=_gaussian("psac"),
-        clips="by a non-monotonic weight of the norm (PSAC, Xia et al. 2023)",
-        adds=_ONE_NOISE,
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "geoclip": Registered(
-        parts=_gaussian("transformed", "geoclip"),
-        clips="the gradient in the basis of least noise (GeoClip, Gilani et al. 2025)",
-        adds="Gaussian noise in k directions",
-        adapts="covariance of released gradients",
-        costs="the share 'explore' of the budget, which lets the subspace move (0: as printed, it cannot)",
-        verdict="Sound",
-    ),
-    "rldp_published": Registered(
-        parts=_gaussian("per_pair", "rldp_published"),
-        options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
-        clips="each LoRA pair to its own moving radius (RLDP as published, arXiv 2507.22565)",
-        adds="Gaussian noise on each pair, its radius times a moving sigma",
-        adapts="a SAC agent that reads raw norms and losses",
-        costs="all privacy",
-        verdict="NOT sound: raw statistics steer it, and sigma is really sigma / sqrt(pairs)",
-    ),
-    "rldp": Registered(
-        parts=_gaussian("per_pair", "rldp"),
-        options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
-        clips="each LoRA pair to its own moving radius (RLDP as provable)",
-        adds="Gaussian noise with moving weights under a constant joint multiplier sigma / sqrt(pairs)",
-        adapts="a SAC agent that reads releases and public data",
-        costs="nothing (design A), or the share 'statistics_share' of the budget (design AB)",
-        verdict="Sound",
-    ),
-    "laplace": Registered(
-        parts={"clipper": "l1", "noise": "laplace", "controller": "constant"},
-        clips="the whole gradient to one radius in l1",
-        adds="Laplace noise, radius times multiplier: for few parameters, and then also at delta 0",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "plrvo": Registered(
-        parts={"clipper": "flat", "noise": "plrvo", "controller": "constant"},
-        clips="the whole gradient to one radius",
-        adds="Laplace noise with a random inverse scale, Gamma (PLRV-O, CCS 2025, whose own epsilon is no bound)",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-    "lmo_dp": Registered(
-        parts={"clipper": "flat", "noise": "lmo_dp", "controller": "constant"},
-        clips="the whole gradient to one radius",
-        adds="Laplace noise with a random inverse scale, Gamma + exponential + uniform (LMO-DP, "
-        "arXiv 2405.18776, whose own epsilon is no bound)",
-        adapts="nothing",
-        costs="nothing",
-        verdict="Sound",
-    ),
-}
+def clipper(name: str) -> Callable[[_Class], _Class]:
+    """Register a clipper, whose options are the fields of its dataclass. Raises ConfigError if it is incomplete."""
+    return _registering(CLIPPERS, name, Clipper)
+
+
+def noise(name: str) -> Callable[[_Class], _Class]:
+    """Register a noise, as ``clipper`` does a clipper."""
+    return _registering(NOISES, name, Noise)
+
+
+def controller(name: str) -> Callable[[_Class], _Class]:
+    """Register a controller, as ``clipper`` does a clipper."""
+    return _registering(CONTROLLERS, name, Controller)
+
+
+def mechanism(
+    name: str,
+    *,
+    clipper: str = "flat",
+    noise: str = "gaussian",
+    controller: str = "constant",
+    options: Mapping[str, Any] | None = None,
+    clips: str,
+    adds: str = "Gaussian noise, radius times multiplier",
+    adapts: str = "nothing",
+    costs: str = "nothing",
+    verdict: str = "Sound",
+) -> None:
+    """Register a mechanism; ``Registered`` describes the arguments."""
+    parts = {"clipper": clipper, "noise": noise, "controller": controller}
+    caller = str(sys._getframe(1).f_globals["__name__"])  # a plug-in's mechanism belongs to the plug-in
+    MECHANISMS.add(name, Registered(parts, clips, adds, adapts, costs, verdict, options or {}), caller)
+
+
+def _registering(registry: Registry[type], name: str, interface: type) -> Callable[[_Class], _Class]:
+    def register(cls: _Class) -> _Class:
+        check_part(registry.kind, name, cls, interface)
+        registry.add(name, cls, cls.__module__)
+        return cls
+
+    return register
+
+
+_loading, _loaded = RLock(), False
+
+
+def _load() -> None:
+    """Import every module that registers something; once."""
+    global _loaded
+    with _loading:
+        if _loaded:
+            return
+        _loaded = True  # a plug-in that looks at a table while it is imported finds what there is
+        try:
+            package = import_module(__package__)
+            for found in iter_modules(package.__path__):
+                if found.name not in _WITHOUT_PARTS:
+                    import_module(f"{__package__}.{found.name}")
+            load_installed("dptune.mechanisms")
+        except BaseException:
+            _loaded = False
+            raise
 
 
 def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
@@ -263,40 +183,76 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     Raises: ConfigError naming the part or option that is unknown, missing or out of range.
     """
     parts, options = _resolve(name, entry)
-    pairs = _convert("pairs", options.pop("pairs", 1), int)
+    pairs = converted("pairs", options.pop("pairs", 1), int)
     if pairs < 1:
         raise ConfigError("pairs", f"{pairs} is not a positive whole number", fix="count the LoRA pairs")
-    known = {item.name for cls in parts.values() for item in _tunable(cls)}
+    known = {option for cls in parts.values() for option in option_names(cls)}
     for option in options:
         if option not in known:
             choices = ", ".join(sorted(known | {"pairs"}))
             raise ConfigError(option, f"mechanism {name!r} has no such option", fix=f"use one of {choices}")
     built = {part: make_part(cls, options) for part, cls in parts.items()}
-    return Mechanism(
-        name=name,
-        published_accountant=_PUBLISHED.get(parts["noise"], "gdp_clt"),
-        pairs=pairs,
-        **built,
-    )
+    return Mechanism(name=name, published_accountant=built["noise"].published_accountant, pairs=pairs, **built)
 
 
 def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) -> dict[str, Any]:
     """The entry with what a run's model tells: its LoRA pairs, and their parameters if an accountant counts them."""
-    known = {item.name for item in _tunable(_resolve(name, entry)[0]["noise"])}
+    known = option_names(_resolve(name, entry)[0]["noise"])
     return {**entry, "pairs": pairs, **({"dimension": dimension} if "dimension" in known else {})}
 
 
 def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it."""
+    """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it, or nothing is proven."""
     noise = _resolve(name, entry)[0]["noise"]
-    fixed = any(option in entry for option in getattr(noise, "fixed_by", ()))
-    return "noise_multiplier" in {item.name for item in _tunable(noise)} and not fixed
+    fixed = any(option in entry for option in noise.fixed_by)
+    return "noise_multiplier" in option_names(noise) and not fixed and noise.family is not AdditiveNoise.family
 
 
 def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether the entry cannot be built before its noise is calibrated."""
-    own_scale = getattr(_resolve(name, entry)[0]["noise"], "own_scale", False)
+    own_scale = _resolve(name, entry)[0]["noise"].own_scale
     return takes_noise(name, entry) and "noise_multiplier" not in entry and not own_scale
+
+
+@dataclass(frozen=True)
+class PartDescription:
+    """What is known of a registered part.
+
+    Attributes:
+        kind: clipper, noise or controller.
+        name: as entries of params.yaml name it.
+        summary: the first sentence of its docstring.
+        module: in which it is written.
+        options: (option, default or "required", help).
+    """
+
+    kind: str
+    name: str
+    summary: str
+    module: str
+    options: list[tuple[str, str, str]]
+
+
+def describe_parts() -> list[PartDescription]:
+    """Every clipper, noise and controller, plug-ins' included."""
+    return [
+        PartDescription(kind, name, _first_sentence(cls), registry.module_of(name), option_rows(cls))
+        for kind, registry in PARTS.items()
+        for name, cls in registry.items()
+    ]
+
+
+def _first_sentence(cls: type) -> str:
+    paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".") + "." if paragraph else ""
+
+
+def plugin_modules(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules outside dptune that the entry's parts, their bases and its registered mechanism come from."""
+    found = {base.__module__ for cls in _resolve(name, entry)[0].values() for base in cls.__mro__}
+    if _registered(name, entry):
+        found.add(MECHANISMS.module_of(entry.get("like") or name))
+    return tuple(sorted(filter(is_outside, found)))
 
 
 def describe_options(name: str) -> list[tuple[str, str, str]]:
@@ -309,20 +265,13 @@ def describe_options(name: str) -> list[tuple[str, str, str]]:
     return [*rows.values(), ("pairs", "1", _PAIRS_HELP)]
 
 
-def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
-    """(option, default or "required", help) of one part, with ``options`` in place of its defaults."""
-    texts, over = _help(cls), options or {}
-    defaults = {item.name: "required" if item.default is MISSING else str(item.default) for item in _tunable(cls)}
-    return [(name, str(over.get(name, default)), texts.get(name, "")) for name, default in defaults.items()]
-
-
-def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict[str, Any]]:
+def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     registered = _registered(name, entry)
     options = {**(registered.options if registered else {}), **entry}
     options.pop("like", None)
     defaults = registered.parts if registered else {}
     parts = {}
-    for part, available in _PARTS.items():
+    for part, available in PARTS.items():
         chosen = options.pop(part, defaults.get(part))
         if chosen is None:
             raise ConfigError(
@@ -339,7 +288,7 @@ def _resolve(name: str, entry: Mapping[str, Any]) -> tuple[dict[str, type], dict
         parts[part] = available[chosen]
     if registered:
         # A part that was replaced takes the registered defaults of its options along.
-        known = {item.name for cls in parts.values() for item in _tunable(cls)}
+        known = {option for cls in parts.values() for option in option_names(cls)}
         options = {key: value for key, value in options.items() if key in entry or key in known}
     return parts, options
 
@@ -349,79 +298,3 @@ def _registered(name: str, entry: Mapping[str, Any]) -> Registered | None:
     if like is not None and (not isinstance(like, str) or like not in MECHANISMS):
         raise ConfigError(f"mechanisms.{name}.like", f"unknown mechanism {like!r}", fix=f"use {', '.join(MECHANISMS)}")
     return MECHANISMS.get(like or name)
-
-
-def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Build a part from the options that are its own; two parts may share one, such as ``max_grad_norm``."""
-    kinds = get_type_hints(cls)
-    mine = {
-        item.name: _convert(item.name, options[item.name], kinds[item.name])
-        for item in _tunable(cls)
-        if item.name in options
-    }
-    missing = _required(cls) - set(mine)
-    if missing:
-        name = sorted(missing)[0]
-        raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
-    return cls(**mine)
-
-
-def _tunable(cls: Any) -> list[Any]:
-    return [item for item in fields(cls) if item.init] if hasattr(cls, "__dataclass_fields__") else []
-
-
-def _required(cls: Any) -> set[str]:
-    return {item.name for item in _tunable(cls) if item.default is MISSING}
-
-
-def _help(cls: type) -> dict[str, str]:
-    """The texts of every option, from the docstrings of the class and its bases."""
-    import docstring_parser
-
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        for item in docstring_parser.parse(base.__doc__ or "").params:
-            texts[item.arg_name] = " ".join((item.description or "").split())
-    return texts
-
-
-#: Beyond it, what is counted overflows somewhere, or never ends.
-_LARGEST_WHOLE = 10**12
-
-
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    """A value from YAML or from the command line, as the option's type."""
-    if get_origin(kind) is Literal:
-        return _choice(name, value, get_args(kind))
-    if kind is bool:
-        return _choice(name, str(value).lower(), ("true", "false")) == "true"
-    if kind is int:
-        return _whole(name, value)
-    if get_origin(kind) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        return tuple(_number(name, item) for item in (items if isinstance(items, list | tuple) else [items]))
-    return str(value) if kind is str else _number(name, value)
-
-
-def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    if value not in choices:
-        raise ConfigError(name, f"{value!r} is none of its values", fix=f"use {' or '.join(map(str, choices))}")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    number = _number(name, value)
-    if not number.is_integer():
-        raise ConfigError(name, f"{value!r} is not a whole number", fix="write a whole number")
-    if abs(number) > _LARGEST_WHOLE:
-        raise ConfigError(name, f"{number:g} is beyond {_LARGEST_WHOLE:g}", fix="write a smaller number")
-    return int(number)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool):
-        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(name, f"{value!r} is not a number", fix="write a number") from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Knobs, RunFacts
+from dptune.mechanisms.interfaces import Knobs, RunFacts
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.privacy.release import Composition
 
@@ -285,6 +285,11 @@ class LearnedControl(Constant):
         )
 
     @property
+    def agent_kind(self) -> str:
+        """Which agent acts; a saved hyper-policy fits its own kind only."""
+        return "sac"
+
+    @property
     def _features_read(self) -> int:
         return self.feature_size(len(self._facts.pair_sizes))
 
@@ -293,7 +298,7 @@ class LearnedControl(Constant):
         for other adapters.
         """
         assert self._source is not None
-        source, mine = self._source, getattr(self, "agent", "sac")
+        source, mine = self._source, self.agent_kind
         if (theirs := source.options.get("agent", "sac")) != mine:
             problem = f"{self.init_from} holds a policy of agent {theirs}, and this run's is {mine}"
             raise ConfigError("init_from", problem, fix=f"set agent to {theirs}, or start from another folder")

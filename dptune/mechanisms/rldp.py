@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Gradients, Knobs, Observation, Statistics
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Statistics
 from dptune.mechanisms.per_pair import normalised
+from dptune.mechanisms.registry import controller, mechanism
 from dptune.mechanisms.rl import LearnedControl, moved_noise
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _SMOOTHING = 0.9
 _SMALLEST_WEIGHT = 0.25  # of the mean share: bounds the noise that one pair may get
 
 
+@controller("rldp")
 @dataclass
 class Rldp(LearnedControl):
     """Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
@@ -88,6 +90,11 @@ class Rldp(LearnedControl):
         from dptune.mechanisms.linear_agent import LinearAgent
 
         return LinearAgent(self.seed)
+
+    @property
+    def agent_kind(self) -> str:
+        """As the option says."""
+        return self.agent
 
     @property
     def adaptive(self) -> bool:
@@ -221,6 +228,18 @@ class Rldp(LearnedControl):
         self._before = [state[f"before.{index}"].to(device) for index in range(blocks)] if blocks else None
         if self._smooth is not None:
             self._smooth = self._smooth.to(device)
+
+
+mechanism(
+    "rldp",
+    clipper="per_pair",
+    controller="rldp",
+    options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
+    clips="each LoRA pair to its own moving radius (RLDP as provable)",
+    adds="Gaussian noise with moving weights under a constant joint multiplier sigma / sqrt(pairs)",
+    adapts="a SAC agent that reads releases and public data",
+    costs="nothing (design A), or the share 'statistics_share' of the budget (design AB)",
+)
 
 
 def bounded_statistics(

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dptune.mechanisms.mechanism import Knobs, Observation
+from dptune.mechanisms.interfaces import Knobs, Observation
+from dptune.mechanisms.registry import controller, mechanism
 from dptune.mechanisms.rl import LearnedControl, moved_noise
 from dptune.privacy.accountants import gdp_clt_epsilon
 from dptune.privacy.release import Release
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@controller("rldp_published")
 @dataclass
 class RldpPublished(LearnedControl):
     """LEAK. State from the raw batch: 3 n norm quartiles and 8 scalars (see ``raw_features``).
@@ -109,6 +111,19 @@ class RldpPublished(LearnedControl):
         super().load_state_dict(state)
         self._warm = [state["warm.norms"]] if "warm.norms" in state else []
         self._raw = (state["raw.norms"], state["raw.losses"]) if "raw.norms" in state else None
+
+
+mechanism(
+    "rldp_published",
+    clipper="per_pair",
+    controller="rldp_published",
+    options={"pair_radius": 0.1, "noise_unit": "pair", "stabiliser": 1e-6},
+    clips="each LoRA pair to its own moving radius (RLDP as published, arXiv 2507.22565)",
+    adds="Gaussian noise on each pair, its radius times a moving sigma",
+    adapts="a SAC agent that reads raw norms and losses",
+    costs="all privacy",
+    verdict="NOT sound: raw statistics steer it, and sigma is really sigma / sqrt(pairs)",
+)
 
 
 def raw_features(norms: torch.Tensor, losses: torch.Tensor, epsilon: float) -> torch.Tensor:

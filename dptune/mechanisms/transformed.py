@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import check_positive
-from dptune.mechanisms.mechanism import Geometry, Gradients, Knobs
+from dptune.mechanisms.interfaces import Clipper, Geometry, Gradients, Knobs
+from dptune.mechanisms.registry import clipper
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 _MARGIN = 1e-6
 
 
+@clipper("transformed")
 @dataclass(frozen=True)
-class Transformed:
+class Transformed(Clipper):
     """w = geometry.forward(g), each block clipped to its radius, summed, noised once, mapped back once.
 
     Guarantee: the blocks over their scales move by at most 1 in l2 when one unit joins or leaves.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.registry import make_part, option_rows
+from dptune.mechanisms.options import make_part, option_rows
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.registry import make_part, option_rows
+from dptune.mechanisms.options import make_part, option_rows
 from dptune.prediction.fixed_mixture import Slots
 from dptune.prediction.published import one_model_epsilon, published_beta
 from dptune.privacy.accountants import Epsilons, epsilons

@@ -15,15 +15,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from dptune.errors import ConfigError
 from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.calibration import calibrate
-from dptune.privacy.composed_losses import composed_epsilon
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
 from dptune.privacy.parts import WORK, dearest
@@ -35,7 +31,7 @@ from dptune.privacy.published import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
 # An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -291,6 +287,8 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> float:
+    from dptune.privacy.composed_losses import composed_epsilon
+
     # Gaussian DP composes exactly. Its root is off by less than what is added.
     unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.releases) / kind.noise_multiplier for kind in key)), delta)
     unsampled = unsampled * (1 + 1e-9) + 1e-12
@@ -312,9 +310,14 @@ def rdp_epsilon(composition: Composition, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(key: tuple[Kind, ...], delta: float) -> float:
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(orders=RENYI_ORDERS)
     for sample_rate, noise_multiplier, count in key:
-        accountant.compose(_event(sample_rate, noise_multiplier), count)
+        accountant.compose(
+            dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier)), count
+        )
     return float(accountant.get_epsilon(delta))
 
 
@@ -349,6 +352,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq
+
     high = 1.0
     while gdp_delta(mu, high) > delta:
         high *= 2
@@ -379,10 +384,6 @@ PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
 }
 
 
-def _event(sample_rate: float, noise_multiplier: float) -> dp_event.DpEvent:
-    return dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
-
-
 def _as_key(composition: Composition) -> tuple[Kind, ...]:
     totals: dict[tuple[float, float], int] = {}
     for release, count in composition.items():
@@ -394,7 +395,7 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
 
 def _has_noiseless(composition: Composition) -> bool:
     """Or tokens, which no accountant of Gaussians knows."""
-    return has_answers(composition) or any(release.noise == "none" for release in composition)
+    return has_answers(composition) or any(release.noise in UNBOUNDED for release in composition)
 
 
 def _is_pure(composition: Composition) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
 
 from dptune.errors import ConfigError
 
@@ -187,6 +186,8 @@ class InverseScale:
 
     def _integral(self, weight: Callable[[float], float]) -> float:
         """Integral of P(|z| > x) weight(x) over x >= 0, in log x around where the tail bends."""
+        from scipy.integrate import quad
+
         unit = 1 / self.mean
 
         def integrand(log_x: float) -> float:

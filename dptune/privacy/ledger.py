@@ -80,6 +80,8 @@ class RunHeader:
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
         schedule: digest of whatever else decides which units a release is about; empty where nothing does.
+        plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
+            it does what it says.
         run_id: ties checkpoints to this ledger.
     """
 
@@ -96,6 +98,7 @@ class RunHeader:
     renyi_filter: RenyiFilter | None = None
     inherited: tuple[tuple[Release, int], ...] = ()
     schedule: str = ""
+    plugins: tuple[str, ...] = ()
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -144,12 +147,15 @@ class RunHeader:
         data = asdict(self)
         data["leaks"] = list(self.leaks)
         data["inherited"] = [[release.to_dict(), count] for release, count in self.inherited]
+        data["plugins"] = list(self.plugins)
+        if not self.plugins:
+            del data["plugins"]  # so that ledgers without plug-ins stay as they were
         return {"format": _FORMAT, **data}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
-        values = dict(data)
+        values = {"plugins": [], **data}
         if (written := values.pop("format", None)) != _FORMAT:
             raise OtherFormatError(written)
         known = {item.name for item in fields(cls)}
@@ -158,6 +164,10 @@ class RunHeader:
         if not isinstance(values["leaks"], list):
             raise ConfigError("leaks", "is not a list", fix="write a list of reasons")
         values["leaks"] = tuple(values["leaks"])
+        plugins = values["plugins"]
+        if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+            raise ConfigError("plugins", f"{plugins!r} is not a list of names", fix="use a whole ledger")
+        values["plugins"] = tuple(plugins)
         values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])

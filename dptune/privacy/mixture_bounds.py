@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
@@ -54,6 +53,8 @@ def renyi_epsilon(composition: Composition, delta: float, orders: Sequence[int] 
     More than ``MOST_CURVES`` distinct curves are merged into fewer, dearer ones: a few thousandths of epsilon where one
     number moves, as the scale of the noise does.
     """
+    from dp_accounting.rdp import compute_epsilon
+
     if not all(release.noise in _BOUNDED for release in composition):
         return math.inf
     curves = Counter[_Curve]()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
@@ -19,7 +18,7 @@ from dptune.errors import ConfigError
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
 from dptune.privacy.mixture_bounds import gaussian_renyi, merged, scalar_renyi
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 
 Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
@@ -51,7 +50,7 @@ def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 
 
     NOT a bound: the noise that is added is never composed nor sampled, and its epsilon is that of one coordinate.
     """
-    if any(release.noise == "none" for release in composition):
+    if any(release.noise in UNBOUNDED for release in composition):
         return math.inf
     surrogates = [(r.sample_rate, surrogate_multiplier(r, delta), count) for r, count in composition.items()]
     return _gaussians_epsilon(surrogates, delta, largest_order)
@@ -76,6 +75,8 @@ def _classical(delta: float) -> float:
 
 def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
     """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
+    from dp_accounting.rdp import compute_epsilon
+
     orders = tuple(range(2, largest_order + 1))
     total = np.zeros(len(orders))
     for rate, multiplier, count in gaussians:
@@ -154,7 +155,7 @@ def law_of(release: Release) -> InverseScale:
 
 
 def _plrvo(composition: Composition, delta: float, largest_moment: int, coordinates: int | None) -> float:
-    if any(release.noise == "none" for release in composition):
+    if any(release.noise in UNBOUNDED for release in composition):
         return math.inf
     laws = [law_of(release) for release in composition]
     if not all(law.is_gamma for law in laws):

@@ -17,9 +17,11 @@ from dptune.privacy.laplace_mixtures import InverseScale
 #: How often each distinct release happened. Order does not matter to any accountant here.
 Composition = Counter["Release"]
 
-NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "token", "unbounded_token", "none")
+#: Families of noise on a clipped sum. "unproven" is noise of which no accountant knows a bound, such as a plug-in's.
+STEP_NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "unproven", "none")
+NOISES = (*STEP_NOISES, "token", "unbounded_token")
 #: Families that hide nothing, as far as anyone has proven.
-UNBOUNDED = ("none", "unbounded_token")
+UNBOUNDED = ("none", "unproven", "unbounded_token")
 NORMS = ("l2", "l1")
 _CONSISTENT = 1e-9
 
@@ -123,6 +125,7 @@ class Release:
         """Why this release has no finite epsilon, empty if it has one."""
         reasons = {
             "none": "gradients without noise",
+            "unproven": "noise of a family for which no bound is known",
             "shared_laplace_mixture": "one random scale for all coordinates, for which no bound is proven",
             "unbounded_token": "tokens whose divergence no theorem bounds",
         }

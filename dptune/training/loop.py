@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.mechanisms.local_updates import LocalUpdates
+from dptune.mechanisms.interfaces import Gradients
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.entropy import Entropy, uniform
+from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, RunHeader
-from dptune.training.data import PrivacyUnits, Tokens, micro_batches
-from dptune.training.federated import local_update
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.gradients import BatchGradients
 from dptune.training.model import train_adapters
 from dptune.training.opening import open_run, open_share
-from dptune.training.per_sample import PairGradients, per_sample_gradients
 from dptune.training.ranks import Ranks
 from dptune.training.run import Auditor, Plan, Share, StepReport, contribute, seed_dropout
 
@@ -96,32 +95,6 @@ def follow(
         contribute(share, order, gradients_of(share, batch))
 
 
-def gradients_of(run: Share, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
-    """The gradients of a batch, micro-batch by micro-batch, from the run's own model. Private."""
-    if run.mechanism.local is not None:
-        yield from _local_updates(run, run.mechanism.local, batch)
-        return
-    device, plan = run.pairs[0].up.weight.device, run.plan
-    for part in micro_batches(batch, plan.physical_batch_size):
-        ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
-        yield per_sample_gradients(
-            run.model, run.pairs, ids, mask, part.owners_of(len(ids), device), part.units, autocast=plan.autocast_dtype
-        )
-
-
-def _local_updates(run: Share, local: LocalUpdates, batch: list[NDArray[np.int64]]) -> Iterator[PairGradients]:
-    for members in batch:
-        if not len(members):
-            continue  # a client whose patients are all elsewhere sends nothing
-        # Another order every round, or a client's last records would never be used.
-        records = members[np.argsort(uniform(run.entropy, len(members)))]
-        yield local_update(
-            run.model,
-            run.pairs,
-            run.tokens,
-            records,
-            rows=run.plan.physical_batch_size,
-            steps=local.local_steps,
-            learning_rate=local.local_learning_rate,
-            autocast=run.plan.autocast_dtype,
-        )
+def gradients_of(run: Share, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:
+    """What the run's clipper clips of a batch, micro-batch by micro-batch. Private."""
+    return run.mechanism.clipper.gradients(BatchGradients(run, batch))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Mechanism, RunFacts
+from dptune.mechanisms.interfaces import RunFacts
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
@@ -62,6 +63,8 @@ def open_run(
         auditor=auditor,
     )
     try:
+        if auditor is not None:
+            auditor.opened(ledger.releases)
         # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
         run.save()
     except BaseException:
@@ -81,7 +84,7 @@ def open_share(
 ) -> Share:
     """This rank's part of a run, after it and the others agreed on what is run; see ``train``."""
     ranks.check(mechanism)
-    if mechanism.freezes_down:
+    if mechanism.clipper.freeze_down:
         freeze_down(model)
     pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
@@ -100,7 +103,7 @@ def open_share(
                 tokens.padding,
                 tokens.truncated,
             ),
-            "mechanism": (mechanism.name, repr(mechanism.clipper)),
+            "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins),
             "plan": plan,
             "entropy": entropy.leaks,
         }
@@ -115,7 +118,7 @@ def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
     if mechanism.pairs != len(pairs):
         problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
         raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
-    dimension, own = getattr(mechanism.noise, "dimension", 0), sum(pair.size for pair in pairs)
+    dimension, own = mechanism.noise.dimension, sum(pair.size for pair in pairs)
     if dimension not in (0, own):  # without one, what its paper claims is infinite
         problem = f"was built for {dimension} parameters, and the adapters have {own}"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
@@ -146,9 +149,9 @@ def _check(
     _check_header(units, mechanism, header, entropy)
     if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
         raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
-    if (mechanism.local is not None) != (units.kind == "client"):
+    if (mechanism.clipper.federation is not None) != (units.kind == "client"):
         raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
-    if mechanism.local is None and units.most > plan.physical_batch_size:
+    if units.kind != "client" and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
     positions = most_positions(model)
@@ -169,6 +172,8 @@ def _check_header(units: PrivacyUnits, mechanism: Mechanism, header: RunHeader, 
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
     if composition_of(header.inherited) != mechanism.controller.inherited:
         raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
+    if header.plugins != mechanism.plugins:
+        raise ConfigError("header.plugins", "does not name the code that runs", fix="give it mechanism.plugins")
     unit = mechanism.controller.inherited_unit
     if unit is not None and not fits_unit(unit, header.unit):
         # A release that is private about encounters says little about a patient who has many.

@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Knobs, Mechanism, Statistics
+from dptune.mechanisms.interfaces import Knobs, Statistics
+from dptune.mechanisms.mechanism import Mechanism
 
 _LONGEST_WAIT = timedelta(hours=12)  # for a rank that lives: longer than any evaluation. Dead ones are noticed at once.
 

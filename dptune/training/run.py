@@ -27,14 +27,8 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.mechanism import (
-    Gradients,
-    Knobs,
-    Mechanism,
-    Observation,
-    Released,
-    clipped_sums,
-)
+from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released
+from dptune.mechanisms.mechanism import Mechanism, clipped_sums
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import BudgetError, Ledger
@@ -130,6 +124,12 @@ class Auditor(Protocol):
 
     def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
         """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
+        ...
+
+    def opened(self, releases: int) -> None:
+        """Called once, while this process alone holds the run's ledger, which has so many releases. Raises DptuneError
+        if they were made with other coins.
+        """
         ...
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:

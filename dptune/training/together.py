@@ -73,7 +73,8 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
             for number in active:
                 train_adapters(runs[number].model)
-                attempt(number, runs[number].complete, steps[number], shared.gradients(number))
+                clipped = runs[number].mechanism.clipper.gradients(_Own(shared, number))
+                attempt(number, runs[number].complete, steps[number], clipped)
             active = [number for number in active if number not in errors]
     except BaseException:
         for run in runs:
@@ -87,7 +88,7 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
         raise ConfigError("runs", "there are none", fix="give at least one")
     first, frozen = runs[0], {parameter.data_ptr() for parameter in base.parameters()}
     for number, run in enumerate(runs):
-        if run.mechanism.local is not None:
+        if run.mechanism.clipper.federation is not None:
             raise ConfigError("runs", f"run {number} ({run.mechanism.name}) trains locally", fix="train it alone")
         theirs = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
         if not frozen <= theirs:
@@ -221,6 +222,22 @@ class _Pass:
             return table
         pairs = [pair for group in layout.groups for pair in group]
         return torch.cat([self._layout.weight(table, pair, -1).flatten(1) for pair in pairs], dim=1)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The ``GradientSource`` of one of the runs."""
+
+    shared: _Pass
+    number: int
+
+    def of_losses(self) -> Iterator[PairGradients]:
+        """See ``_Pass.gradients``."""
+        return self.shared.gradients(self.number)
+
+    def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
+        """Local training moves weights that other runs' passes need."""
+        raise ConfigError("runs", f"run {self.number} trains locally", fix="train it alone")
 
 
 @contextmanager

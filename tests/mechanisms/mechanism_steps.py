@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released, RunFacts
+from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.entropy import FixedSeed
 from dptune.training.per_sample import PairGradients
@@ -66,7 +67,7 @@ def shift(mechanism: Mechanism, one: list[PairGradients], other: list[PairGradie
     """How far apart two batches put the release, in its norm and in units of its noise at multiplier 1."""
     scales = mechanism.scales(mechanism.knobs())
     blocks = zip(sums(mechanism, one), sums(mechanism, other), scales, strict=True)
-    return float(torch.cat([(a - b) / scale for a, b, scale in blocks]).norm(p=int(mechanism.norm[1])))
+    return float(torch.cat([(a - b) / scale for a, b, scale in blocks]).norm(p=int(mechanism.clipper.norm[1])))
 
 
 def observed(released: Released, releases: int = 1, public_loss: float = 3.0, spent: float = 0.1) -> Observation:

@@ -20,7 +20,7 @@ from mechanism_steps import EXPECTED, SIZES, batch_of, observed, privatised, sta
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.adaclip import AdaClip, Diagonal
-from dptune.mechanisms.mechanism import Knobs, Released, RunFacts
+from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
 from dptune.mechanisms.transformed import Transformed
 from dptune.training.per_sample import PairGradients
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat, Unclipped
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Knobs, Mechanism
+from dptune.mechanisms.interfaces import Knobs
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.training.per_sample import PairGradients
 

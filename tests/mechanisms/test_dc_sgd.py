@@ -15,7 +15,8 @@ from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, plain, pr
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.dc_sgd import DcSgd, histogram
-from dptune.mechanisms.mechanism import Mechanism, Released
+from dptune.mechanisms.interfaces import Released
+from dptune.mechanisms.mechanism import Mechanism
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,8 @@ from mechanism_steps import EXPECTED, SIZES, batch_of, observed, privatised, sta
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.geoclip import Basis
-from dptune.mechanisms.mechanism import Geometry, Knobs, Mechanism, Released
+from dptune.mechanisms.interfaces import Geometry, Knobs, Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.transformed import Transformed
 from dptune.training.per_sample import PairGradients
 

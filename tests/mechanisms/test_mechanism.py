@@ -10,7 +10,8 @@ import torch
 from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, plain, privatised, started, sums, zeros
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Mechanism, Released
+from dptune.mechanisms.interfaces import Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mechanism_steps import RATE, SIZES, batch_of, privatised, started, sums, zeros
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Knobs
+from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.per_pair import PerPair, normalised
 from dptune.training.per_sample import PairGradients
 
@@ -174,9 +174,9 @@ def test_the_knobs_weights_count_and_not_the_configured_ones() -> None:
 
 
 def test_freezing_down_is_told_to_the_loop() -> None:
-    assert started("dp_lora", freeze_down=True).freezes_down
-    assert not started("dp_lora").freezes_down
-    assert not started("static").freezes_down
+    assert started("dp_lora", freeze_down=True).clipper.freeze_down
+    assert not started("dp_lora").clipper.freeze_down
+    assert not started("static").clipper.freeze_down
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0), (1.0, 2.0, 3.0, 4.0)])

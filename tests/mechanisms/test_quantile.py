@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, RATE, batch_of, observed, plain, privatised, shift, started, sums
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Mechanism, Released
+from dptune.mechanisms.interfaces import Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.quantile import Quantile
 
 torch.set_num_threads(1)

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.mechanism import Knobs, Mechanism, Released, RunFacts
+from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.rl import NOISE_RANGE, moved_noise, published_batch_size, reward
 from dptune.mechanisms.rldp import Rldp, bounded_statistics

@@ -33,7 +33,8 @@ from mechanism_steps import (
 
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation, Released
+from dptune.mechanisms.interfaces import Knobs, Observation, Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import CLIPPERS, CONTROLLERS, MECHANISMS
 from dptune.privacy.entropy import FixedSeed

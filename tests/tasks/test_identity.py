@@ -16,6 +16,7 @@ SETTINGS = {
     "dptune": "a version and the package's description",
     "dptune.errors": "the words of an error",
     "dptune.files": "how a file is written, not what",
+    "dptune.plugins": "it names the code of others, which has a digest of its own",
     "dptune.progress": "bars for people",
     "flows": "how long Prefect waits, and what it logs",
     "tasks.identity": "it names what decides",

@@ -117,7 +117,7 @@ def test_every_bad_entry_is_named_at_once(empty: Path) -> None:
     assert all(name in str(caught.value) for name in ("training.epochs", "lora.rank", "data.unit"))
 
 
-@pytest.mark.parametrize("section", list(repository_params()))
+@pytest.mark.parametrize("section", sorted({*repository_params()} - {"plugins"}))
 def test_a_missing_section_is_named(empty: Path, section: str) -> None:
     content = params()
     del content[section]

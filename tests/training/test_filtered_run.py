@@ -14,7 +14,8 @@ from tiny_models import adapted, close, encounters, make_header, make_plan, reco
 
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Knobs, Mechanism, Observation
+from dptune.mechanisms.interfaces import Knobs, Observation
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
@@ -77,6 +78,7 @@ def greedy(controller: Greedy) -> Calibrated:
 
 def header(plan: Calibrated, **changes: Any) -> RunHeader:
     values = {"mechanism": plan.mechanism.name, "epsilon": EPSILON, "renyi_filter": plan.renyi_filter}
+    values["plugins"] = plan.mechanism.plugins
     return make_header(**values | changes)
 
 

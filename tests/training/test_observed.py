@@ -12,7 +12,8 @@ from tiny_models import adapted, close, encounters, make_header, make_plan, reco
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
-from dptune.mechanisms.mechanism import Mechanism, Observation
+from dptune.mechanisms.interfaces import Observation
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
@@ -40,9 +41,10 @@ def listened(directory: Path, public: Tokens | None) -> Listening:
     model, tokens = adapted(randomised=True), records()
     controller = Listening(model, public)
     mechanism = Mechanism("static", Flat(), Gaussian(1.0), controller, "gdp_clt", len(lora_pairs(model)))
+    header = make_header(plugins=mechanism.plugins)
     close(
         train(
-            model, tokens, encounters(tokens), mechanism, make_plan(), make_header(), directory, OsEntropy(),
+            model, tokens, encounters(tokens), mechanism, make_plan(), header, directory, OsEntropy(),
             public=public,
         )
     )  # fmt: skip

@@ -300,8 +300,16 @@ MUTANTS = (
         "round_off_forgotten",
         "half of the composed probabilities would be too small, and a small delta with them",
         COMPOSED,
-        "-(first % length)), 0.0) + slack",
-        "-(first % length)), 0.0)",
+        "* (1 + 4 * _UNIT) + slack",
+        "* (1 + 4 * _UNIT)",
+        (f"{COMPOSED_TESTS}::test_composed_probabilities_are_bounded_from_above_one_by_one",),
+    ),
+    Mutant(
+        "rounding_of_long_numbers_forgotten",
+        "probabilities would be rounded down when the FFT's long numbers become doubles",
+        COMPOSED,
+        "0.0) * (1 + 4 * _UNIT) + slack",
+        "0.0) + slack",
         (f"{COMPOSED_TESTS}::test_composed_probabilities_are_bounded_from_above_one_by_one",),
     ),
     Mutant(

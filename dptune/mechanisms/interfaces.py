@@ -1,0 +1,398 @@
+"""What the parts of a mechanism promise each other: the contracts of clipper, noise and controller.
+
+Units. Gradients come in pairs (one LoRA A and B are one pair). A clipper turns the gradients of a batch into
+blocks (usually one a pair) and bounds what one unit of privacy adds to them; ``scales`` gives, per block, the
+noise for a noise multiplier of 1, and ``sensitivity`` the joint l2 sensitivity of the blocks divided by those
+scales. So the standard deviation of Gaussian noise on block j is ``noise_multiplier * scales[j]`` and the sound
+multiplier is ``noise_multiplier / sensitivity``. (A Laplace mixture's multiplier is that of the Gaussian with the same
+zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the noise on
+the gradients rises so that the release as a whole costs the same.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.release import Composition
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Gradients(Protocol):
+    """Gradients of the units in one physical micro-batch; finite (a unit that was not is all zeros)."""
+
+    def norms(self) -> torch.Tensor:
+        """(units, pairs) float64: l2 norm of each unit's gradient of each pair, A and B jointly."""
+        ...
+
+    def losses(self) -> torch.Tensor:
+        """(units,) float64, finite: mean loss of each unit's records."""
+        ...
+
+    def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
+        """Per pair, the flat float64 vector sum_u factors[u, pair] * gradient[u, pair]."""
+        ...
+
+    def matrix(self) -> torch.Tensor:
+        """(units, parameters) float64: every unit's whole gradient, pair after pair."""
+        ...
+
+
+class GradientSource(Protocol):
+    """What a run computes of one Poisson batch, for a clipper to choose from. Private.
+
+    Each unit is in one micro-batch exactly.
+    """
+
+    def of_losses(self) -> Iterator[Gradients]:
+        """Every unit's gradient of the sum of its records' mean token losses, at the current weights."""
+        ...
+
+    def of_local_training(self, steps: int, learning_rate: float) -> Iterator[Gradients]:
+        """Every unit's own update: minus the change of the adapters by so many SGD steps on its records alone."""
+        ...
+
+
+class Geometry(Protocol):
+    """A public change of coordinates, made from past releases, in which gradients are clipped and noised."""
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """Clip radius of each block."""
+        ...
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Noise of each block at noise multiplier 1; the squared ratios radius / scale sum to 1."""
+        ...
+
+    def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
+        """(units, parameters) to one (units, size) matrix a block."""
+        ...
+
+    def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Averaged noisy blocks to a (parameters,) gradient: the inverse of ``forward``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a controller may move. Public: a function of the configuration and of past releases only.
+
+    Attributes:
+        radii: clip radii, one for the whole gradient or one a pair, as the clipper defines.
+        noise_multiplier: in the mechanism's own units (the paper's number).
+        weights: relative noise weights of the pairs, squares summing to 1: pair i gets noise proportional to
+            radius / weight. Empty leaves them to the clipper.
+        geometry: coordinates to clip in, for the clipper "transformed".
+    """
+
+    radii: tuple[float, ...]
+    noise_multiplier: float
+    weights: tuple[float, ...] = ()
+    geometry: Geometry | None = None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One vector per unit, summed over the batch and released jointly with the gradients.
+
+    Attributes:
+        names: what it tells, for the ledger.
+        sensitivity: l2 bound of one unit's vector.
+        deviation: noise on every entry, as noise multiplier times scale: the standard deviation, if it is Gaussian.
+        sum_of: the exact sum over the units of a micro-batch, (size,) float64; can be pickled.
+        empty: the sum over no unit.
+    """
+
+    names: tuple[str, ...]
+    sensitivity: float
+    deviation: float
+    sum_of: Callable[[Gradients], torch.Tensor]
+    empty: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run tells its mechanism before the first step. Public.
+
+    Attributes:
+        pair_sizes: parameters of each pair.
+        device: where gradients live.
+        expected_batch_size: q times units.
+        sample_rate: q.
+        steps: planned releases.
+        epsilon: the budget, if there is one.
+        delta: of the budget.
+    """
+
+    pair_sizes: tuple[int, ...]
+    device: torch.device
+    expected_batch_size: float
+    sample_rate: float
+    steps: int
+    epsilon: float | None
+    delta: float
+
+
+@dataclass(frozen=True)
+class Released:
+    """What left a step: noisy, charged, free to use.
+
+    Attributes:
+        gradient: per pair, the flat float32 estimate of the mean gradient (noisy sum over *expected* batch).
+        blocks: the noisy sums as the clipper made them.
+        statistics: the noisy sum of the controller's statistics, or None.
+        knobs: with which it was made.
+        deviations: standard deviation of the noise on each block.
+    """
+
+    gradient: list[torch.Tensor]
+    blocks: list[torch.Tensor]
+    statistics: torch.Tensor | None
+    knobs: Knobs
+    deviations: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that a controller learns from a step: releases, and public figures on demand.
+
+    Attributes:
+        releases: made so far, this one included.
+        released: what the step gave.
+        spent: share of the budget that the ledger holds, in [0, 1].
+        public_loss: mean token loss of the current model on public records; costs a forward pass.
+        adapter_figures: per pair, norms of B A and of the optimiser's two moments, by name.
+    """
+
+    releases: int
+    released: Released
+    spent: float
+    public_loss: Callable[[], float]
+    adapter_figures: Callable[[], dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The clients of a clipper that bounds what a whole client sends. They are the units of privacy. Public.
+
+    Attributes:
+        clients: how many there are; records (whole patients) are dealt out to them.
+        clients_per_round: expected number in a step.
+    """
+
+    clients: int
+    clients_per_round: float
+
+
+class Clipper(Protocol):
+    """Bounds what each unit adds to the sum. ``dptune.mechanisms.clipping`` has the usual bases.
+
+    Whoever derives from this class need write the abstract methods only. A certified epsilon is true if ``sensitivity``
+    bounds what ``clipped_sum`` does, for any gradients.
+    """
+
+    #: Norm in which a unit is bounded: "l2", or "l1", which also bounds it in l2.
+    norm: ClassVar[str] = "l2"
+
+    @property
+    def freeze_down(self) -> bool:
+        """Whether only the B factors train."""
+        return False
+
+    @property
+    def federation(self) -> Federation | None:
+        """The clients whose updates are clipped; None where gradients of the data's own units are."""
+        return None
+
+    def gradients(self, source: GradientSource) -> Iterator[Gradients]:
+        """What is clipped of a batch: by default the gradients of the units' losses."""
+        return source.of_losses()
+
+    @abstractmethod
+    def initial_radii(self, pairs: int) -> tuple[float, ...]:
+        """The radii that a run starts with."""
+        ...
+
+    @abstractmethod
+    def sensitivity(self, knobs: Knobs, pairs: int) -> float:
+        """Joint l2 sensitivity (add/remove one unit) of the blocks, in units of ``scales``."""
+        ...
+
+    @abstractmethod
+    def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
+        """Per block, the noise at noise multiplier 1: the standard deviation, if it is Gaussian."""
+        ...
+
+    @abstractmethod
+    def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
+        """The blocks of an empty batch; ``zeros`` are the flat float64 zero vectors of the pairs."""
+        ...
+
+    @abstractmethod
+    def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
+        """The blocks of a micro-batch, flat float64."""
+        ...
+
+    @abstractmethod
+    def restore(
+        self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
+    ) -> list[torch.Tensor]:
+        """Noisy blocks to per-pair float32 gradients, divided by the expected batch size."""
+        ...
+
+
+class Noise(Protocol):
+    """What is added to the clipped sum. ``AdditiveNoise`` answers most of it.
+
+    A certified epsilon is true if ``add`` draws from the family, with the multiplier or law, that it names.
+    """
+
+    #: Key of ``PUBLISHED_ACCOUNTANTS``: how the paper that proposed the noise counts.
+    published_accountant: ClassVar[str]
+    #: Options that fix the noise without a multiplier, so that there is none to calibrate.
+    fixed_by: ClassVar[tuple[str, ...]]
+    #: Whether the noise can be built without a multiplier or any of ``fixed_by``.
+    own_scale: ClassVar[bool]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """In the mechanism's own units."""
+        ...
+
+    @property
+    def family(self) -> str:
+        """One of ``dptune.privacy.release.STEP_NOISES``: by which theorem the accountants price it."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates that the published accountant sums over; 0 where it needs none."""
+        ...
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """What only a published accountant reads."""
+        ...
+
+    def law(self, noise_multiplier: float) -> InverseScale | None:
+        """Of a Laplace mixture, the law of the inverse scale for a radius of 1."""
+        ...
+
+    def deviation(self, noise_multiplier: float) -> float:
+        """Standard deviation of the noise for a radius of 1."""
+        ...
+
+    def add(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
+    ) -> list[torch.Tensor]:
+        """Noisy float32 sums; drawn even when every sum is zero."""
+        ...
+
+
+class AdditiveNoise:
+    """Answers of a noise that says no more than it must: no theorem covers it, so nothing is certified of it."""
+
+    published_accountant: ClassVar[str] = "gdp_clt"
+    fixed_by: ClassVar[tuple[str, ...]] = ()
+    own_scale: ClassVar[bool] = False
+
+    @property
+    def family(self) -> str:
+        """Noise that is priced by one of the known theorems names its family in place of this."""
+        return "unproven"
+
+    @property
+    def dimension(self) -> int:
+        """None is needed."""
+        return 0
+
+    @property
+    def claims(self) -> tuple[tuple[str, float], ...]:
+        """None."""
+        return ()
+
+    def law(self, noise_multiplier: float) -> InverseScale | None:
+        """Of no Laplace mixture."""
+        return None
+
+
+class Controller(Protocol):
+    """Moves the knobs. ``dptune.mechanisms.control.Constant`` is a base that moves nothing.
+
+    A certified epsilon is true if the knobs depend on the configuration and on what ``observe`` was shown, and on
+    nothing else. ``peek`` is called on a controller that declares ``raw_inputs`` only, which certifies nothing.
+    """
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it moves the noise multiplier or the sample rate."""
+        ...
+
+    @property
+    def noise_range(self) -> tuple[float, float]:
+        """Least and most noise that it may choose, as multiples of the start."""
+        ...
+
+    @property
+    def raw_inputs(self) -> tuple[str, ...]:
+        """The un-noised private statistics it reads: leaks. Empty when it is sound."""
+        ...
+
+    @property
+    def inherited(self) -> Composition:
+        """Releases of other runs that it was made from; the run's epsilon includes them."""
+        ...
+
+    @property
+    def inherited_unit(self) -> str | None:
+        """The unit of privacy of those releases, which must be the run's; None if there are none."""
+        ...
+
+    @property
+    def releases_statistics(self) -> bool:
+        """Whether it may ever ask for statistics of the batch."""
+        ...
+
+    def check(self, initial: Knobs, pairs: int) -> None:
+        """Raise ConfigError if it cannot move these knobs."""
+        ...
+
+    def start(self, facts: RunFacts) -> None:
+        """Called once, before the first step and before ``load_state_dict``."""
+        ...
+
+    def knobs(self, initial: Knobs) -> Knobs:
+        """The knobs of the next step."""
+        ...
+
+    def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
+        """What to release beside the gradients."""
+        ...
+
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+        """LEAK. Read raw (units, pairs) norms and (units,) losses of the batch; return the knobs to use on it."""
+        ...
+
+    def observe(self, observation: Observation) -> None:
+        """Learn from a step."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Figures to plot; as public as what it reads."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Flat table of tensors and plain JSON values, for checkpoints."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``."""
+        ...

@@ -1,0 +1,99 @@
+"""Options of a class: the fields of its dataclass, as params.yaml or ``--set`` give them.
+
+What an option means is written once, in the docstring of the class; its type and default are the field's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from dptune.errors import ConfigError
+
+#: Beyond it, what is counted overflows somewhere, or never ends.
+_LARGEST_WHOLE = 10**12
+
+
+def option_names(cls: Any) -> list[str]:
+    """What can be set; nothing of a class that is no dataclass."""
+    return [item.name for item in _options(cls)]
+
+
+def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
+    """(option, default or "required", help) of one part, with ``options`` in place of its defaults."""
+    texts, over = _help(cls), options or {}
+    defaults = {item.name: "required" if item.default is MISSING else str(item.default) for item in _options(cls)}
+    return [(name, str(over.get(name, default)), texts.get(name, "")) for name, default in defaults.items()]
+
+
+def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Build a part from the options that are its own; two parts may share one, such as ``max_grad_norm``."""
+    kinds = get_type_hints(cls)
+    mine = {
+        item.name: converted(item.name, options[item.name], kinds[item.name])
+        for item in _options(cls)
+        if item.name in options
+    }
+    missing = _required(cls) - set(mine)
+    if missing:
+        name = sorted(missing)[0]
+        raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
+    return cls(**mine)
+
+
+def _options(cls: Any) -> list[Any]:
+    return [item for item in fields(cls) if item.init] if hasattr(cls, "__dataclass_fields__") else []
+
+
+def _required(cls: Any) -> set[str]:
+    return {item.name for item in _options(cls) if item.default is item.default_factory is MISSING}
+
+
+def _help(cls: type) -> dict[str, str]:
+    """The texts of every option, from the docstrings of the class and its bases."""
+    import docstring_parser
+
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        for item in docstring_parser.parse(base.__doc__ or "").params:
+            texts[item.arg_name] = " ".join((item.description or "").split())
+    return texts
+
+
+def converted(name: str, value: Any, kind: Any) -> Any:
+    """A value from YAML or from the command line, as the option's type."""
+    if get_origin(kind) is Literal:
+        return _choice(name, value, get_args(kind))
+    if kind is bool:
+        return _choice(name, str(value).lower(), ("true", "false")) == "true"
+    if kind is int:
+        return _whole(name, value)
+    if get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_number(name, item) for item in (items if isinstance(items, list | tuple) else [items]))
+    return str(value) if kind is str else _number(name, value)
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ConfigError(name, f"{value!r} is none of its values", fix=f"use {' or '.join(map(str, choices))}")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _number(name, value)
+    if not number.is_integer():
+        raise ConfigError(name, f"{value!r} is not a whole number", fix="write a whole number")
+    if abs(number) > _LARGEST_WHOLE:
+        raise ConfigError(name, f"{number:g} is beyond {_LARGEST_WHOLE:g}", fix="write a smaller number")
+    return int(number)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number") from None

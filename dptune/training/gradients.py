@@ -1,0 +1,56 @@
+"""The gradients of one batch, as a clipper asks for them, from a run's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.privacy.entropy import uniform
+from dptune.training.data import micro_batches
+from dptune.training.federated import local_update
+from dptune.training.per_sample import PairGradients, per_sample_gradients
+from dptune.training.run import Share
+
+
+@dataclass(frozen=True)
+class BatchGradients:
+    """A ``GradientSource`` for the batch that a run drew. Private.
+
+    Attributes:
+        batch: for each drawn unit the records it brings.
+    """
+
+    run: Share
+    batch: list[NDArray[np.int64]] = field(repr=False)
+
+    def of_losses(self) -> Iterator[PairGradients]:
+        """Per-sample gradients, micro-batch by micro-batch; all of one shape."""
+        run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.plan
+        for part in micro_batches(self.batch, plan.physical_batch_size):
+            ids, mask = run.tokens.batch(part.records, device, height=plan.physical_batch_size)
+            owners = part.owners_of(len(ids), device)
+            yield per_sample_gradients(
+                run.model, run.pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
+            )
+
+    def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
+        """One micro-batch for every drawn unit that has records."""
+        run = self.run
+        for members in self.batch:
+            if not len(members):
+                continue  # a client whose patients are all elsewhere sends nothing
+            # Another order every round, or a client's last records would never be used.
+            records = members[np.argsort(uniform(run.entropy, len(members)))]
+            yield local_update(
+                run.model,
+                run.pairs,
+                run.tokens,
+                records,
+                rows=run.plan.physical_batch_size,
+                steps=steps,
+                learning_rate=learning_rate,
+                autocast=run.plan.autocast_dtype,
+            )
