@@ -391,7 +391,11 @@ def _first(tokens: Tokens, most: int | None) -> Tokens:
 def _save_adapter(model: Any, directory: Path) -> None:
     partial, final = directory / ".adapter.partial", directory / "adapter"
     shutil.rmtree(partial, ignore_errors=True)
-    save_adapter(model, partial)
+    try:
+        save_adapter(model, partial)
+    except BaseException:  # a full disk, say: the next try would find it fuller
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
 

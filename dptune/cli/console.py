@@ -30,11 +30,6 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fix = "check that the path exists, that you may use it, and that the disk has room"
             notice("error", f"{where}{error.strerror or error}. Fix: {fix}.")
             raise typer.Exit(2) from None
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            problem = f"{where}{error.strerror or error}. Fix: free space, or make it readable and writable."
-            Console(stderr=True).print(f"[red]error:[/red] {escape(problem)}", soft_wrap=True)
-            raise typer.Exit(2) from None
 
     return run
 
