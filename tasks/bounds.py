@@ -24,10 +24,20 @@ def printable(text: str) -> str:
 
 
 def _usable_path(value: Any) -> Any:
-    text = os.fspath(value) if isinstance(value, str | Path) else ""
+    text = os.fspath(value) if isinstance(value, str | Path) else "."
+    if not text:
+        raise ValueError("is an empty text: give a file, or leave the entry empty")
     if "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
         raise ValueError(f"is no path: it holds a NUL character, or is longer than {_LONGEST_PATH} bytes")
     return value
+
+
+def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values as they are; raises ValueError naming one that is given twice."""
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"{value!r} is given twice")
+    return values
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=_LONGEST_NAME)]

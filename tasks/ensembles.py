@@ -20,7 +20,7 @@ from dptune.prediction.deployment import SERVED_OPTIONS, answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import Tokens, tokenize
-from dptune.training.model import BaseModel, frozen_fingerprint, load_base, load_tokenizer
+from dptune.training.model import BaseModel, check_device, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.model import Lora as LoraShape
 from tasks.cells import digests
 from tasks.identity import source_digest
@@ -129,7 +129,7 @@ def tune(plan: Plan, shard: int, device: str) -> None:
         lora = LoraShape(**plan.lora.model_dump())
         tuning = ensemble.Tuning(**plan.tuning.model_dump())
         ensemble.tune_shard(
-            plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, torch.device(device)
+            plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
         )
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
@@ -35,7 +34,7 @@ from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
-from dptune.training.model import DIVERGED, save_adapter
+from dptune.training.model import DIVERGED, check_device, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, joined, own_device
 from dptune.training.run import Run, StepReport
@@ -111,7 +110,7 @@ def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
     if ranks.told(None):
         _agree(cell, ranks)
         entropy = OsEntropy()
-        follow(prepare(cell, shared_inputs(cell, torch.device(device)), entropy).spec, entropy, ranks)
+        follow(prepare(cell, shared_inputs(cell, check_device(device)), entropy).spec, entropy, ranks)
 
 
 def _agree(cell: Cell, ranks: Ranks) -> None:
@@ -156,7 +155,7 @@ def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train what is not finished; what ended the cells that failed, by their folders."""
-    shared = shared_inputs(cells[0], torch.device(device))
+    shared = shared_inputs(cells[0], check_device(device))
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, dict[str, float]] = {}
     training: list[_TrainingCell] = []
@@ -394,7 +393,11 @@ def _first(tokens: Tokens, most: int | None) -> Tokens:
 def _save_adapter(model: Any, directory: Path) -> None:
     partial, final = directory / ".adapter.partial", directory / "adapter"
     shutil.rmtree(partial, ignore_errors=True)
-    save_adapter(model, partial)
+    try:
+        save_adapter(model, partial)
+    except BaseException:  # a full disk, say: the next try would find it fuller
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
 

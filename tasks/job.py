@@ -20,7 +20,7 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer
+from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, lora_targets
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import Plan, RunSpec, header_of
 from dptune.training.together import shared_copy
@@ -58,11 +58,12 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
-    tokenizer = load_tokenizer(base)
+    tokenizer, model = load_tokenizer(base), load_base(base, device)
+    lora_targets(model, Lora(**cell.lora.model_dump()))  # raises before hours of tokenising
     shared = SharedInputs(
         cell=cell,
         digests=digests,
-        base=load_base(base, device),
+        base=model,
         train=corpus_of(cell, TRAIN, tokenizer),
         evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
         validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,

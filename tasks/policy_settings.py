@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
-from tasks.bounds import CountOrNone, Delta, Name, Seed
+from tasks.bounds import CountOrNone, Delta, Name, Seed, distinct
 from tasks.rlhf import Rlhf
 from tasks.tenants import Tenants
 
@@ -50,7 +50,7 @@ class Policy(_Section):
 
     name: Name
     delta: Delta
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(distinct)]
     processes: Annotated[int, Field(ge=1, le=1024)]
     audit_trials: CountOrNone
     studies: dict[Name, Study]

@@ -7,9 +7,10 @@ Writes data/policy/rlhf/<run>/: ledger.jsonl, adapter/ (PEFT's), results.json, a
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
 import logging
+import secrets
 from argparse import ArgumentParser
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
-from dptune.files import jsonable, locked, private_directory, sha256, write_json
+from dptune.files import jsonable, locked, private_directory, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
@@ -144,12 +145,15 @@ class Cell:
 
     @property
     def directory(self) -> Path:
-        """Its own, whatever decides the run: settings, data, base model and code."""
+        """Its own, whatever decides the run: settings, data, base model and code.
+
+        Keyed by a secret salt: the name is told to MLflow and reports, and must test no guess of a record.
+        """
         shared = self.settings.model_dump(mode="json", exclude={"users", "epsilons", "seeds", "nonprivate"})
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_VALIDATION, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
         content = json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + source_digest(CODE)
-        return RLHF / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        return RLHF / f"{self.label}-{hmac.digest(_salt(), content.encode(), 'sha256').hex()[:8]}"
 
     @property
     def method(self) -> Dppg:
@@ -158,6 +162,17 @@ class Cell:
         if self.epsilon is None:
             return method_of(options | {"noise_multiplier": 0.0})
         return calibrated_method(options, self.epsilon, self.settings.delta)
+
+
+def _salt() -> bytes:
+    """Of the names of runs; made once, beside them."""
+    path = RLHF / "salt"
+    if not path.exists():
+        private_directory(RLHF)
+        with locked(RLHF / "salt.lock", wait=True):
+            if not path.exists():
+                write_text(path, secrets.token_hex(32))
+    return path.read_bytes()
 
 
 def cells(settings: Rlhf) -> list[Cell]:
@@ -249,15 +264,14 @@ def _tell(cell: Cell, point: Figures) -> None:
 
 
 def _learner(cell: Cell, device: str) -> Learner:
-    import torch
 
     from dptune.policy.lexicon import CLINICAL
     from dptune.policy.rlhf import Bandit, LanguagePolicy, Learner
-    from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
+    from dptune.training.model import BaseModel, Lora, check_device, load_base, load_tokenizer
 
     base, settings = BaseModel(str(PUBLIC_MODEL)), cell.settings
     lora = Lora(settings.rank, settings.alpha, 0.0)
-    policy = LanguagePolicy(load_base(base, torch.device(device)), load_tokenizer(base), lora, cell.seed)
+    policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), lora, cell.seed)
     shared = {name: getattr(settings, name) for name in Bandit.__dataclass_fields__ if name not in ("users", "seed")}
     return Learner(policy, CLINICAL, cell.method, Bandit(users=cell.users, seed=cell.seed, **shared))
 

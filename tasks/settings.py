@@ -40,6 +40,7 @@ from tasks.bounds import (
     Seed,
     Title,
     Tokens,
+    distinct,
     printable,
 )
 from tasks.policy_settings import Policy
@@ -216,7 +217,7 @@ class Experiment(_Section):
     @field_validator("mechanisms", "epsilons", "seeds")
     @classmethod
     def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(values))
+        return distinct(values)
 
 
 _LEAST = {"shadows": 4, "step_trials": 500}
@@ -350,6 +351,9 @@ class Settings(_Section):
         accounting = options.pop("accounting", self.experiment.accounting)
         if accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
+        if options.get("init_from") == "":
+            problem = "is an empty text"
+            raise ConfigError("init_from", problem, fix="give a finished run's controller/ folder")
         needs_budget = takes_noise(name, options) and "noise_multiplier" not in options
         mechanism = build(name, options | ({"noise_multiplier": 1.0} if needs_budget else {}))
         leaks = mechanism.controller.raw_inputs

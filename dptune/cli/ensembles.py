@@ -55,6 +55,8 @@ def generate(
     left = f"{last.tokens_left} of {budget['tokens']} tokens left"
     spent = f"epsilon {last.epsilon_spent:.4g} of {budget['epsilon']:g} at delta {last.delta:g} spent"
     about = f"{left}; {spent}, for one {last.unit}. Data: {budget['data']}."
+    if budget["earlier"]:
+        about += f" Runs that were set aside had spent epsilon {budget['earlier_epsilon']} on the same records before."
     typer.echo(about, err=True)
 
 
@@ -134,9 +136,6 @@ def _served() -> Path:
 
 
 def _device(name: str) -> Any:
-    import torch
+    from dptune.training.model import check_device
 
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError("--device", f"{name!r} cannot be used ({error})", fix="use cpu, or cuda:0") from None
+    return check_device(name)

@@ -9,7 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
 from dptune.errors import ConfigError
+from dptune.files import replacing
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
 from dptune.privacy.release import Composition
@@ -51,6 +55,15 @@ def open_ledger(
         ledger.close()
         raise
     return ledger
+
+
+def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -> None:
+    """Write what was released so far, and how many releases that took.
+
+    A run saves it before its first charge too: on a disk that takes no state, every new try would cost an update.
+    """
+    with replacing(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={"progress": json.dumps({"releases": releases})})
 
 
 def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:

@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import DynamicCache
 
 from dptune.errors import ConfigError
-from dptune.files import replacing, write_json
+from dptune.files import write_json
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.lexicon import Lexicon
 from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import NAME, Dppg
-from dptune.policy.opening import digest_of, is_finished, open_ledger
+from dptune.policy.opening import digest_of, is_finished, open_ledger, save_state
 from dptune.policy.rollout import Met
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy
@@ -482,12 +482,13 @@ def train(
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         # Charged updates that were lost with their process are not made again: their users have been met.
         done = ledger.releases
+        _save(directory, state, points, done)  # before anything is charged
         for number in progress(range(done, bandit.updates), "updates", total=bandit.updates, initial=done):
             step(learner, state, number, users, public, ledger, entropy)
             if (number + 1) % bandit.evaluate_every == 0 or number + 1 == bandit.updates:
                 points.append(learner.evaluate(state.adapter, held_out, number + 1))
                 on_point(points[-1])
-            _save(directory, state, points)
+            _save(directory, state, points, ledger.releases)
         ledger.finish()
     return state, points
 
@@ -505,11 +506,10 @@ def step(
     state.adapter, state.means[number] = state.adapter + learner.bandit.server_step * mean, mean
 
 
-def _save(directory: Path, state: State, points: list[Figures]) -> None:
+def _save(directory: Path, state: State, points: list[Figures], releases: int) -> None:
     """State first: a process that dies between the two leaves older points, never a newer claim."""
     tensors = {"adapter": state.adapter} | {str(number): mean for number, mean in state.means.items()}
-    with replacing(directory / STATE) as temporary:
-        save_file(tensors, temporary)
+    save_state(directory / STATE, tensors, releases)
     write_json(directory / PROGRESS, [vars(point) for point in points])
 
 

@@ -23,16 +23,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import replacing
 from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import TENANT, SavedPolicy
 from dptune.policy.aggregate import noisy_means, projected
 from dptune.policy.local import normalised
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.opening import digest_of, open_ledger
+from dptune.policy.opening import digest_of, open_ledger, save_state
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.rollout import Met
 from dptune.policy.tenant_runs import Ready, Setting, Tenant, fine_tune, ready_for
@@ -130,12 +129,12 @@ def meta_train(
         parameters, updates = _load(directory), training.updates
         if ledger.releases < updates:
             _rehearse(setting, parameters, method, training)
+        save_state(directory / STATE, {"parameters": parameters}, ledger.releases)  # before anything is charged
         # Charged updates that were lost with their process are not made again: their tenants have been met.
         for number in range(ledger.releases, updates):
             group = tenants[number * training.tenants : (number + 1) * training.tenants]
             parameters = _updated(setting, group, parameters, radius, method, training, ledger, entropy, on_tenant)
-            with replacing(directory / STATE) as temporary:
-                save_file({"parameters": parameters}, temporary)
+            save_state(directory / STATE, {"parameters": parameters}, ledger.releases)
         leaks = ledger.header.price(ledger.composition).leaks
         label = f"{updates} updates of {training.tenants} tenants"
         policy = _as_policy(parameters, label, ledger.header.run_id, ledger.composition, leaks)

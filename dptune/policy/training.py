@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from dptune.errors import ConfigError
-from dptune.files import replacing, write_json
+from dptune.files import write_json
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
 from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
 from dptune.policy.method import Dppg
-from dptune.policy.opening import is_finished, open_ledger
+from dptune.policy.opening import is_finished, open_ledger, save_state
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.public import fisher_extent, fit_values
 from dptune.policy.rollout import Met, Trajectories, Users, advantages
@@ -183,18 +183,19 @@ def train(
         state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
         # Charged updates that were lost with their process are not made again: their users have been met.
+        _save(directory, state, points, ledger.releases)  # before anything is charged
         for number in range(ledger.releases, training.updates):
             state = step(learner, state, number, streams, met, ledger, entropy)
             if (number + 1) % training.evaluate_every == 0:
                 points.append(evaluate(environment, learner, state, number + 1))
                 on_point(points[-1])
             if time.monotonic() - saved >= _SECONDS_BETWEEN_SAVES:
-                _save(directory, state, points)
+                _save(directory, state, points, ledger.releases)
                 saved = time.monotonic()
         if not points or points[-1].update < training.updates:
             points.append(evaluate(environment, learner, state, training.updates))
             on_point(points[-1])
-        _save(directory, state, points)
+        _save(directory, state, points, ledger.releases)
         ledger.finish()
     for stream in streams.values():
         stream.close()
@@ -238,11 +239,10 @@ def evaluate(environment: Environment, learner: Learner, state: State, updates: 
     return Point(updates, updates * training.users, float(returns.mean()), float(returns.std(unbiased=False)))
 
 
-def _save(directory: Path, state: State, points: list[Point]) -> None:
+def _save(directory: Path, state: State, points: list[Point], releases: int) -> None:
     """State first: a process that dies between the two leaves older points, never a newer claim."""
     tensors = {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
-    with replacing(directory / STATE) as temporary:
-        save_file(tensors, temporary)
+    save_state(directory / STATE, tensors, releases)
     write_json(directory / PROGRESS, [vars(point) for point in points])
 
 

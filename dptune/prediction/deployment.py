@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import torch
 
 from dptune.errors import ConfigError
-from dptune.files import locked, write_json
+from dptune.files import jsonable, locked, write_json
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, RunHeader, chain_after, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 
 LEDGER, _SERVED, _LOCK = "ledger.jsonl", "served.json", "opening.lock"
@@ -36,11 +37,13 @@ class Deployment:
         predictor: the protocol with its budget.
         tokenizer: of the base.
         manifest: of the ensemble.
+        earlier: what runs of it that were set aside have spent, on the same records.
     """
 
     predictor: PrivatePredictor
     tokenizer: Any
     manifest: Manifest
+    earlier: tuple[Spending, ...] = ()
 
     def generate(self, prompt: str, most: int) -> Iterator[Answer]:
         """Up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
@@ -60,7 +63,9 @@ class Deployment:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What is spent and what is left, by name. Public."""
+        """What is spent and what is left, by name; ``earlier_epsilon`` was spent before on the same records, by runs
+        that were set aside, and adds to the rest. Public.
+        """
         protocol, spent = self.predictor.protocol, self.predictor.spent
         return {
             "tokens": protocol.tokens,
@@ -71,6 +76,8 @@ class Deployment:
             "unit": protocol.unit,
             "models": protocol.models,
             "data": self.manifest.data,
+            "earlier": len(self.earlier),
+            **jsonable({"earlier_epsilon": math.fsum(one.epsilon for one in self.earlier)}),
         }
 
 
@@ -112,7 +119,9 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
                 f"{ensemble / _SERVED}: {problem}. Fix: free space, or make its folder writable."
             ) from error
 
-    return Deployment(PrivatePredictor(model, adapters, protocol, ledger, entropy, remember), tokenizer, manifest)
+    earlier = tuple(spent for folder in earlier_runs(ensemble) if (spent := spending_of(folder)))
+    predictor = PrivatePredictor(model, adapters, protocol, ledger, entropy, remember)
+    return Deployment(predictor, tokenizer, manifest, earlier)
 
 
 def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:

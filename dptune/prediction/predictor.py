@@ -22,6 +22,7 @@ from dptune.prediction.protocols import FixedMixture, planned_answers
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import BudgetError, Ledger
+from dptune.training.causal import most_positions
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
 
@@ -85,10 +86,15 @@ class PrivatePredictor:
         Guarantee: all answers together are (epsilon, delta)-DP as the protocol says, for prompts of any kind that may
         follow from earlier answers.
 
-        Raises: BudgetError when every token is spent; ConfigError for an empty context.
+        Raises: BudgetError when every token is spent; ConfigError for a context that is empty or holds no token of the
+            model's; nothing is charged then.
         """
         if not context:
             raise ConfigError("prompt", "is empty", fix="give it some text")
+        tokens = self._model.get_input_embeddings().weight.shape[0]
+        if not all(0 <= token < tokens for token in context):  # the model would fail after the charge
+            problem = f"holds a token that the model has no embedding for (it has {tokens})"
+            raise ConfigError("prompt", problem, fix="serve the ensemble with the tokenizer of its base")
         with self._lock:
             if self._ledger is None:
                 raise BudgetError(
@@ -136,7 +142,7 @@ def next_log_probabilities(
 ) -> torch.Tensor:
     """(rows, vocabulary) float64 log-probabilities of the next token, from the adapters that ``rows`` name."""
     device = next(model.parameters()).device
-    most = getattr(model.config, "max_position_embeddings", None) or len(context)
+    most = most_positions(model) or len(context)
     ids = torch.tensor([list(context[-most:])], device=device).expand(len(rows), -1)
     with adapters.applied(model, torch.tensor(rows, device=device)):
         mask = torch.ones_like(ids)

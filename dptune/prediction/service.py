@@ -10,7 +10,9 @@ need a token. What is too long is refused before it is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from secrets import compare_digest
 from typing import Annotated, Any
 
@@ -39,7 +41,7 @@ class Question(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Annotated[str, Field(max_length=MOST_CHARACTERS)] = ""
-    tokens: Annotated[int, Field(ge=1, le=_MOST)] = 32
+    tokens: Annotated[int, Field(strict=True, ge=1, le=_MOST)] = 32  # true is no number of tokens
 
 
 class Budget(BaseModel):
@@ -53,6 +55,8 @@ class Budget(BaseModel):
     unit: str
     models: int
     data: str
+    earlier: int
+    earlier_epsilon: float | str
 
 
 class Reply(BaseModel):
@@ -77,7 +81,7 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
     app = FastAPI(
         title="dptune private prediction",
         description=f"Answers are differentially private for one {deployment.predictor.protocol.unit}. "
-        f"Data: {deployment.manifest.data}. When all tokens are spent, every request is refused.",
+        f"Data: {deployment.manifest.data}. When all tokens are spent, every request is refused. {_before(deployment)}",
     )
 
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=_BODY)
@@ -95,7 +99,7 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
         """What is spent and what is left."""
         return Budget(**deployment.budget)
 
-    @app.post("/generate", dependencies=needed, responses=_REFUSALS)
+    @app.post("/generate", dependencies=[*needed, Depends(_each_key_once)], responses=_REFUSALS)
     def generate(question: Question) -> Reply:
         """Tokens that follow a prompt; fewer than were asked for where the budget or the text ends."""
         answers: list[Any] = []
@@ -121,6 +125,23 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
         )
 
     return app
+
+
+async def _each_key_once(request: Request) -> None:
+    """Refuse an object that gives a key twice: of two numbers of tokens, one was not meant."""
+
+    def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise HTTPException(422, "a key is given twice. Fix: give each key once.")
+        return dict(pairs)
+
+    with suppress(ValueError, RecursionError):  # what is no JSON is refused where it is read
+        json.loads(await request.body(), object_pairs_hook=read)
+
+
+def _before(deployment: Deployment) -> str:
+    said = "; ".join(f"{one.folder}: {one}" for one in deployment.earlier)
+    return f"Runs on the same records that were set aside add to what is spent ({said})." if said else ""
 
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {

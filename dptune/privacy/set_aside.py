@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked
 from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
+#: Written before the first charge too; their headers say how many releases they rely on.
+_STATES = (CHECKPOINT, "state.safetensors")
 SERVED = "served.json"
 #: Files that say, as ``releases``, how many releases they rely on.
 _WITNESSES = (SERVED, "result.json")
@@ -70,6 +72,8 @@ def spending_of(folder: Path) -> Spending | None:
     path, released = folder / LEDGER, _has_released(folder)
     if not path.exists():
         return _unknown(folder, "its ledger is missing") if released else None
+    if not path.is_file():
+        return _unknown(folder, "its ledger is no file")
     try:
         contents = _acknowledged(path)
     except LedgerError:
@@ -87,20 +91,25 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
 
     Returns: where it lies now, and what it spent (None if nothing was charged).
 
-    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it.
+    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it, or one
+    of its files cannot be used.
     """
     folder = Path(folder)
     if not folder.is_dir() or not any((folder / name).exists() for name in _RUN):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
-    with _unused(folder):
-        spent = spending_of(folder)
-        taken = {path.name for path in earlier_runs(folder)}
-        number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
-        target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
-        folder.rename(target)
-        fsync_directory(target.parent)
+    try:
+        with _unused(folder):
+            spent = spending_of(folder)
+            taken = {path.name for path in folder.parent.iterdir()}  # files and links that lead nowhere too
+            number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
+            target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
+            folder.rename(target)
+            fsync_directory(target.parent)
+    except OSError as error:
+        problem = f"{error.filename or folder}: {error.strerror or error}, so that {folder} cannot be set aside"
+        raise DptuneError(f"{problem}. Fix: make it a file, or a folder, that can be written.") from None
     return target, spent
 
 
@@ -120,15 +129,16 @@ def earlier_runs(folder: Path) -> list[Path]:
 
 
 def _has_released(folder: Path) -> bool:
-    """Whether a file shows that noise was drawn. The checkpoint from before the first charge shows none."""
-    return any((folder / name).exists() for name in RELEASED[1:]) or (
-        (folder / CHECKPOINT).exists() and _checkpointed_releases(folder / CHECKPOINT) != 0
+    """Whether a file shows that noise was drawn. The state from before the first charge shows none."""
+    return any(
+        (folder / name).exists() and (name not in _STATES or _checkpointed_releases(folder / name) != 0)
+        for name in RELEASED
     )
 
 
 def _witnessed_releases(folder: Path) -> int:
     """How many releases the files beside the ledger rely on, at least; a damaged one tells nothing."""
-    known = [_checkpointed_releases(folder / CHECKPOINT) or 0]
+    known = [_checkpointed_releases(folder / name) or 0 for name in _STATES]
     for name in _WITNESSES:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             known.append(int(json.loads((folder / name).read_text(encoding="utf-8"))["releases"]))
@@ -136,7 +146,7 @@ def _witnessed_releases(folder: Path) -> int:
 
 
 def _checkpointed_releases(path: Path) -> int | None:
-    """How many releases a checkpoint relies on, from its file's header alone; None if it does not say."""
+    """How many releases a checkpoint or state relies on, from its file's header alone; None if it does not say."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -70,13 +70,28 @@ class Lora:
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
 
 
+def check_device(device: torch.device | str) -> torch.device:
+    """The device, which this machine has.
+
+    Raises: ConfigError if it has it not.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        count = torch.cuda.device_count()
+        known = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
+        raise ConfigError("device", f"'{device}' cannot be used ({first_line(error)})", fix=f"use {known}") from None
+
+
 def load_base(base: BaseModel, device: torch.device) -> Any:
     """The causal language model on its device, every weight frozen.
 
     Only safetensors are read and no code from the checkpoint is run.
 
-    Raises: ConfigError if the checkpoint cannot be had, or is no causal language model; the message says why.
+    Raises: ConfigError if the checkpoint cannot be had, or is no causal language model, or there is no such device; the
+        message says why.
     """
+    check_device(device)
     if not sys.stderr.isatty():
         disable_progress_bar()
     try:
@@ -125,7 +140,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
     Raises: ConfigError for a model family without known q and v projections, for a name that no layer has, and for a
         layer whose per-sample gradients are not supported (an embedding).
     """
-    targets = _targets(model, lora)
+    targets = lora_targets(model, lora)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(init_seed)
         config = LoraConfig(
@@ -144,8 +159,11 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
     return adapted
 
 
-def _targets(model: Any, lora: Lora) -> list[str] | str:
-    """What PEFT is told: each name is some layer's, for it passes over one that is not beside another that is."""
+def lora_targets(model: Any, lora: Lora) -> list[str] | str:
+    """What PEFT is told: each name is some layer's, for it passes over one that is not beside another that is.
+
+    Raises: ConfigError naming the layers that there are.
+    """
     targets = lora.target_modules or TARGET_MODULES.get(model.config.model_type)
     if targets is None:
         problem = f"not known for model type {model.config.model_type!r}"

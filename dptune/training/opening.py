@@ -16,6 +16,7 @@ from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
 from dptune.privacy.set_aside import RELEASED, fresh_start
+from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
@@ -121,8 +122,8 @@ def _check(spec: RunSpec, entropy: Entropy) -> None:
     _check_units(spec)
     if spec.auditor is None and spec.units.planted.any():
         raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
-    positions = getattr(spec.model.config, "max_position_embeddings", None)
-    if positions is not None and 0 < positions < spec.tokens.width:  # XLNet says -1
+    positions = most_positions(spec.model)
+    if positions is not None and positions < spec.tokens.width:
         problem = f"{spec.tokens.width} exceeds the model's {positions}"
         raise ConfigError("training.max_length", problem, fix="lower it")
     on_cpu = next(spec.model.parameters()).device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -22,6 +23,7 @@ from dptune.policy.schedule import Training
 from dptune.policy.training import Learner, State, train
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import BudgetError, LedgerError, RunHeader, read_ledger
+from dptune.privacy.set_aside import spending_of
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
 CARTPOLE, RIVERSWIM = "CartPole-v1", "dptune/Riverswim-v0"
@@ -174,14 +176,46 @@ def test_a_finished_run_is_read(tmp_path: Path) -> None:
 def test_a_run_that_died_after_its_last_charge_has_a_last_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    saved, real = [], module._save
+
+    def save_once(*arguments: Any) -> None:
+        if saved:
+            raise KeyboardInterrupt
+        saved.append(real(*arguments))
+
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(module, "_save", save_once)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
-    state = run(tmp_path)  # all was charged, and nothing written down: the start, and no other noise
+    state = run(tmp_path)  # all was charged, and nothing written down since: the start, and no other noise
     assert torch.equal(state.policy, learner_of(CARTPOLE).start().policy)
     assert read_ledger(tmp_path / LEDGER).releases == 4
     assert [point.update for point in module._load(tmp_path)[1]] == [4]
+
+
+def test_a_disk_that_takes_no_state_costs_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is written before the first charge, and before the first of every new try."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr("dptune.policy.opening.save_file", full)
+            with pytest.raises(OSError, match=r"No space left on device: .*state\.safetensors"):
+                run(tmp_path)
+        assert read_ledger(tmp_path / LEDGER).releases == 0
+        assert not list(tmp_path.glob("*.partial"))
+        assert spending_of(tmp_path) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    assert (tmp_path / module.STATE).exists()
+    assert spending_of(tmp_path) is None, "the state from before the first charge shows no release"
+    run(tmp_path)
+    assert spending_of(tmp_path).releases == 4  # type: ignore[union-attr]
+    assert read_ledger(tmp_path / LEDGER).complete
 
 
 def learner_of(name: str) -> Learner:

@@ -467,14 +467,38 @@ def test_the_service_answers_until_the_budget_ends(ensemble: Path) -> None:
     assert client.get("/docs").status_code == 200
 
 
-@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}, {"promt": "x"}])
+@pytest.mark.parametrize("body", [{"tokens": 0}, {"tokens": 10_000}, {"prompt": 3}, {"tokens": "x"}, {"promt": "x"},
+                                  {"tokens": True}, {"tokens": "3"}, {"tokens": 1.5}])  # fmt: skip
 def test_the_service_refuses_bad_questions(ensemble: Path, body: dict[str, Any]) -> None:
     client = _client(ensemble)
     assert client.post("/generate", json=body).status_code == 422
     assert client.get("/budget").json()["tokens_left"] == TOKENS
 
 
+def test_a_token_that_the_model_does_not_have_costs_nothing(ensemble: Path) -> None:
+    predictor = deploy(ensemble, CPU).predictor
+    for context in ([5, 10**6], [-1]):
+        with pytest.raises(ConfigError, match=r"prompt: holds a token that the model has no embedding for"):
+            predictor.answer(context)
+    assert predictor.spent == 0
+    predictor.close()
+
+
+def test_the_budget_counts_what_was_spent_before_it_was_set_aside(ensemble: Path) -> None:
+    deployment = deploy(ensemble, CPU)
+    _spend(deployment, 2)
+    kept = Path(shutil.copytree(ensemble, ensemble.with_name(f"{ensemble.name}.set-aside-1")))
+    before = read_ledger(kept / LEDGER).epsilons.certified
+    client = _client(ensemble)
+    budget = client.get("/budget").json()
+    assert budget["earlier"] == 1
+    assert budget["earlier_epsilon"] == pytest.approx(before)
+    assert f"{kept.name}: it has spent epsilon" in client.get("/openapi.json").json()["info"]["description"]
+
+
 BAD_BODIES = {
+    "a key twice": (b'{"prompt": "a", "tokens": 1, "tokens": 2}', 422),
+    "a prompt twice": (b'{"prompt": "a", "prompt": "b"}', 422),
     "a lone surrogate": (b'{"prompt": "a\\ud800b", "tokens": 1}', 422),
     "a surrogate as a key": (b'{"prompt": "a", "\\udfff": 1}', 422),
     "NaN": (b'{"prompt": "a", "tokens": NaN}', 422),

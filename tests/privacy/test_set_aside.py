@@ -225,3 +225,35 @@ def test_a_run_that_is_a_link_stays_among_those_that_are_counted(tmp_path: Path)
     spent = spending_of(kept)
     assert spent is not None
     assert spent.releases == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "folder"])
+def test_whatever_has_the_next_name_is_passed_over(tmp_path: Path, kind: str) -> None:
+    folder, taken = tmp_path / "cell", tmp_path / "cell.set-aside-1"
+    run(folder, 2)
+    if kind == "file":
+        taken.write_text("mine")
+    elif kind == "folder":
+        taken.mkdir()
+    else:
+        taken.symlink_to(tmp_path / "nowhere")
+    target, spent = set_aside(folder)
+    assert target.name == "cell.set-aside-2"
+    assert spent is not None
+    assert read_ledger(target / "ledger.jsonl").releases == 2
+
+
+@pytest.mark.parametrize("name", ["lock", "ledger.jsonl"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "cell"
+    if name == "lock":
+        run(folder, 1)
+    (folder / name).mkdir(parents=True)
+    ended = CliRunner().invoke(app, ["set-aside", str(folder)])
+    assert ended.exit_code == 2, ended.output
+    assert f"{folder / name}: Is a directory" in ended.output
+    assert "Fix: " in ended.output
+    assert folder.is_dir()
+    spent = spending_of(folder)
+    assert spent is not None
+    assert math.isinf(spent.epsilon) == (name == "ledger.jsonl")

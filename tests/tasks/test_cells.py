@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, cells, static
 
+from dptune.errors import ConfigError
 from dptune.files import sha256
 from tasks import cells as module
 from tasks.canaries import plant
@@ -58,10 +59,10 @@ def test_one_more_seed_or_mechanism_leaves_the_others(pipeline: Path) -> None:
     "twice",
     [{"epsilons": [1, 1]}, {"epsilons": [1, 1.0]}, {"seeds": [0, 0]}, {"mechanisms": ["static", "static"]}],
 )
-def test_an_entry_given_twice_is_no_second_cell(pipeline: Path, twice: dict[str, Any]) -> None:
+def test_an_entry_given_twice_is_refused(pipeline: Path, twice: dict[str, Any]) -> None:
     """Two processes would charge one ledger."""
-    folders = [cell.directory for cell in cells({"experiment": twice})]
-    assert len(folders) == len(set(folders))
+    with pytest.raises(ConfigError, match=rf"experiment\.{next(iter(twice))}: .* is given twice.*Fix"):
+        cells({"experiment": twice})
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,13 +22,14 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger, read_ledger
+from dptune.privacy.set_aside import spending_of
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks import finetune, job
 from tasks.cells import Cell, digests
 from tasks.finetune import check_converged, main, run_cell
-from tasks.paths import EVAL, RUNS, SECRETS, TRAIN
+from tasks.paths import EVAL, RUNS, SECRETS, TOKENS, TRAIN
 from tasks.results import GUARANTEE
 
 KEYS = {
@@ -374,6 +376,37 @@ def test_a_model_that_is_not_there_is_named(pipeline: Path) -> None:
         run_cell(missing, "cpu")
 
 
+def ended_with(cell: Cell, capsys: pytest.CaptureFixture[str], device: str = "cpu") -> tuple[Any, str]:
+    """Status and last line of a cell's own process, but for the process."""
+    cell.directory.mkdir(parents=True, exist_ok=True)
+    (path := cell.directory / "cell.json").write_text(cell.model_dump_json())
+    with pytest.raises(SystemExit) as ended:
+        main([path], device=device)
+    return ended.value.code, capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_layer_that_no_model_has_is_refused_before_anything_is_tokenised(
+    pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = static({"lora": {"target_modules": ["nosuch"]}})
+    status, said = ended_with(cell, capsys)
+    assert status == 2
+    assert re.match(r"error: lora\.target_modules: no layer is called 'nosuch'\. Fix: name .*c_attn", said)
+    assert not TOKENS.exists() or not any(TOKENS.iterdir())
+    assert not (cell.directory / "ledger.jsonl").exists()
+
+
+def test_a_device_that_is_not_there_is_named(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = ended_with(static(), capsys, device="cuda:99")
+    assert status == 2
+    assert re.match(r"error: device: 'cuda:99' cannot be used .* Fix: use cpu", said)
+
+
+def test_a_folder_without_a_model_is_named(pipeline: Path) -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.models: '/etc' is no folder of a model"):
+        static({"experiment": {"models": {"small": {"source": "/etc"}}}})
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"label": 1}'])
 def test_a_bad_specification_ends_with_a_message(
     pipeline: Path, content: str | None, capsys: pytest.CaptureFixture[str]
@@ -402,6 +435,19 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
     for name, content in places.items():
         assert not [word for word in (*secrets, *texts) if word.encode() in content], name
+
+
+def test_a_cell_that_diverges_leaves_no_result(pipeline: Path) -> None:
+    """A rate that no setting allows; what was charged is counted as an unfinished run's."""
+    cell = static()
+    cell = cell.model_copy(update={"training": cell.training.model_copy(update={"learning_rate": 1e30})})
+    with pytest.raises(DivergedError, match=r"(not finite|diverged).*Fix: lower training\.learning_rate"):
+        run_cell(cell, "cpu")
+    assert not (cell.directory / "result.json").exists()
+    assert not read_ledger(cell.directory / "ledger.jsonl").complete
+    spent = spending_of(cell.directory)
+    assert spent is not None
+    assert 0 < spent.epsilon <= BUDGET
 
 
 def test_a_cell_that_diverged_fails_and_says_so() -> None:

@@ -18,7 +18,8 @@ from tasks.strict_yaml import load_yaml
 MUTATIONS = 300
 VALUES: tuple[Any, ...] = (
     *(-1, 0, 1, 7, 2**31, 2**63, int(1e30), 1e30, 1e308, 1e-308, -0.0, float("nan"), float("inf"), True, None),
-    *("", "a\0b", "/etc", "é" * 3000, "1e9", "auto", [], [[]], ["nosuch"], [-1], [None], {}, {"x": 1}, {1: {2: [3]}}),
+    *("", "a\0b", "/etc", "é" * 3000, "1e9", "auto", "cuda:99", ["cuda:99"], [0, 0], [2, 2.0]),
+    *([], [[]], ["nosuch"], [-1], [None], {}, {"x": 1}, {1: {2: [3]}}),
 )
 
 
@@ -65,6 +66,9 @@ def test_no_entry_of_the_file_gives_a_traceback(tmp_path: Path) -> None:
         assert all(0 <= seed < 2**31 for seed in seeds), (place, value)
         assert settings.pretrain.width % settings.pretrain.heads == 0, (place, value)
         assert settings.training.learning_rate <= 10, (place, value)
+        assert str(settings.data.path) != ".", (place, value)
+        for chosen in (settings.experiment.seeds, settings.experiment.epsilons, settings.policy.seeds):
+            assert len(set(chosen)) == len(chosen), (place, value)
     assert refused > MUTATIONS // 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from transformers import (
 )
 
 from dptune.errors import ConfigError
-from dptune.training.causal import check_causal
+from dptune.training.causal import check_causal, most_positions
 from dptune.training.model import BaseModel, load_base
 
 _SMALL = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 97}
@@ -175,3 +176,11 @@ def test_weights_that_are_cut_off_are_refused_with_their_reason(tmp_path: Path) 
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"model\.source.*cannot be loaded"):
         load_base(BaseModel(str(tmp_path)), CPU)
+
+
+def test_the_width_of_a_model_goes_by_several_names() -> None:
+    """MPT calls it max_seq_len; XLNet says -1 for none."""
+    for values, width in (({"max_seq_len": 16}, 16), ({"max_position_embeddings": -1}, None), ({}, None)):
+        config = SimpleNamespace(**values)
+        config.get_text_config = lambda config=config: config
+        assert most_positions(SimpleNamespace(config=config)) == width

@@ -72,8 +72,8 @@ MUTANTS = (
         "answers_side_by_side",
         "two threads could charge one token",
         PREDICTOR,
-        'fix="give it some text")\n        with self._lock:',
-        'fix="give it some text")\n        with threading.Lock():',
+        'tokenizer of its base")\n        with self._lock:',
+        'tokenizer of its base")\n        with threading.Lock():',
         (f"{ANSWERS}::test_many_threads_never_overspend",),
     ),
     Mutant(
