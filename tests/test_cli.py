@@ -376,7 +376,8 @@ def test_policy_gradient_is_priced_without_a_sample_rate_or_steps() -> None:
 
 
 def test_policy_gradient_is_audited() -> None:
-    found = answer("audit", "dppg", "--trials", "500")
-    assert 0 < found["mu_audited"] <= 1.2  # mu is 1; the bound is above it with a chance of 5 %, and above 1.2 never
+    found = answer("audit", "dppg", "--trials", "4000")
+    # mu is 1. In 100 audits the bound lay in [0.76, 0.98]; with 500 trials every fourth one shows nothing at all.
+    assert 0 < found["mu_audited"] <= 1.2
     refused = run("audit", "dppg", "--sample-rate", "0.5")
     assert refused.exit_code == 2
