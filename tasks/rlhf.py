@@ -29,7 +29,7 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
-from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Rank, Seed
+from tasks.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.stage import run_command
@@ -68,9 +68,7 @@ _ROWS = 128
 _FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
 
-Few = Annotated[int, Field(ge=1, le=10**6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Rlhf(BaseModel):

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dptune.errors import ConfigError, DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Seed
+from tasks.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
 from tasks.stage import run_command
@@ -36,7 +36,6 @@ TENANTS = DATA / "policy" / "tenants"
 #: Besides those of a cell.
 CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/tenants.py")
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
-Few = Annotated[int, Field(ge=1, le=10**6)]
 Size = Literal["small", "large"]
 
 
@@ -72,7 +71,7 @@ class Tenants(BaseModel):
     runs: Annotated[Few, Field(ge=2)] = 2
     noise_multiplier: Positive = 4.0
     trust: Positive = 0.5
-    miss: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    miss: Chance = 0.1
     seed: Seed = 0
     epsilon: Epsilon = 8.0
     delta: Delta = 1e-5
