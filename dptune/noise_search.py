@@ -128,12 +128,19 @@ def write_found(found: Found, directory: Path) -> None:
         draw_densities(found, temporary)
 
 
-def draw_densities(found: Found, path: Path) -> None:
-    """The density of the noise and of the Gaussian of equal certified epsilon, and their tails on a log axis."""
+def check_drawable() -> None:
+    """Raises ConfigError if matplotlib is not installed; call it before a search, which may take minutes."""
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError("matplotlib", "is not there to draw with", fix="pip install 'dptune[pipeline]'") from None
+
+
+def draw_densities(found: Found, path: Path) -> None:
+    """The density of the noise and of the Gaussian of equal certified epsilon, and their tails on a log axis."""
+    check_drawable()
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -14,11 +14,14 @@ import subprocess
 import sys
 import time
 from types import FrameType
+from typing import Annotated, Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import typer
+
 from dptune.errors import DptuneError
-from tasks.stage import run_stage
+from tasks.stage import run_command
 from tasks.tracking import tracking_uri
 
 HOST = "127.0.0.1"
@@ -115,5 +118,12 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def main(
+    only: Annotated[Literal["deployments"] | None, typer.Argument(help="serve the deployments, start no UI")] = None,
+) -> None:
+    """Serve Prefect's and MLflow's UI, and the deployments."""
+    (serve_deployments if only else run_ui)()
+
+
 if __name__ == "__main__":
-    run_stage(serve_deployments if sys.argv[1:] == ["deployments"] else run_ui)
+    run_command(main)

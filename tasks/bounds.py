@@ -51,6 +51,9 @@ CountOrNone = Annotated[int, Field(ge=0, le=10**9)]
 #: Rows of a table, or samples, of which all are held in memory.
 Rows = Annotated[int, Field(ge=1, le=10**7)]
 Tokens = Annotated[int, Field(ge=1, le=10**6)]
+#: Numbers of what takes time each: updates, users, tokens.
+Few = Annotated[int, Field(ge=1, le=10**6)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
 Rank = Annotated[int, Field(ge=1, le=4096)]
 Epochs = Annotated[float, Field(ge=1e-6, le=1e6)]
 Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]

@@ -44,7 +44,7 @@ from tasks.job import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.paths import CRAFTED
 from tasks.plots import draw_curves
 from tasks.results import History, child_run, named, publish, result_of
-from tasks.stage import run_stage
+from tasks.stage import run_command
 from tasks.tracking import ChildRun
 
 _log = logging.getLogger(__name__)
@@ -427,21 +427,17 @@ def main(
     wait: Annotated[bool, typer.Option(help="wait for another process that works on one of the cells")] = False,
 ) -> None:
     """Run one cell, or several side by side on one base model."""
-
-    def work() -> None:
-        chosen = [_read(cell) for cell in cells]
-        try:
-            with joined() as ranks:
-                if ranks.world > 1 and len(chosen) > 1:
-                    raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
-                if ranks.rank:
-                    help_cell(chosen[0], device or own_device(), ranks)
-                else:
-                    run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks, wait=wait)
-        except LostRankError as error:
-            sys.exit(f"error: {error}")
-
-    run_stage(work)
+    chosen = [_read(cell) for cell in cells]
+    try:
+        with joined() as ranks:
+            if ranks.world > 1 and len(chosen) > 1:
+                raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
+            if ranks.rank:
+                help_cell(chosen[0], device or own_device(), ranks)
+            else:
+                run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks, wait=wait)
+    except LostRankError as error:
+        sys.exit(f"error: {error}")
 
 
 def _read(path: Path) -> Cell:
@@ -452,7 +448,4 @@ def _read(path: Path) -> Cell:
 
 
 if __name__ == "__main__":
-    # Tracebacks must not print local variables: they hold records.
-    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    app.command()(main)
-    app()
+    run_command(main)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ConfigDict
@@ -27,7 +27,7 @@ from tasks.identity import source_digest
 from tasks.paths import POLICY
 from tasks.policy_settings import Policy, Run, expanded
 from tasks.results import named
-from tasks.stage import run_stage
+from tasks.stage import run_command
 
 JOB, RESULT = "job.json", "result.json"
 CODE = (
@@ -233,17 +233,15 @@ def _header(job: Job, users: int, leaks: tuple[str, ...]) -> RunHeader:
     )
 
 
-def _main(job: Path) -> None:
-    def work() -> None:
-        try:
-            read = Job.model_validate_json(job.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ConfigError(str(job), "is no job", fix="run python -m flows.policy") from None
-        result = run_job(read)
-        _log.info("%s: return %.4g", read.name, result["final_return"])
-
-    run_stage(work)
+def main(job: Annotated[Path, typer.Argument(help="job.json of a run, which the flow writes")]) -> None:
+    """Run one job."""
+    try:
+        read = Job.model_validate_json(job.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(str(job), "is no job", fix="run python -m flows.policy") from None
+    result = run_job(read)
+    _log.info("%s: return %.4g", read.name, result["final_return"])
 
 
 if __name__ == "__main__":
-    typer.run(_main)
+    run_command(main)

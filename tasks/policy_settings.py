@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
 from tasks.bounds import CountOrNone, Delta, Name, Seed, distinct
 from tasks.rlhf import Rlhf
+from tasks.sweeps import combinations
 from tasks.tenants import Tenants
 
 BASELINES = ("ppo", "a2c", "ucb_vi")
@@ -106,13 +106,13 @@ def expanded(study: Study, delta: float) -> list[Run]:
 
 def swept(name: str, entry: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """(label, options) for every combination of the lists under ``sweep``."""
-    lists = entry.get("sweep", {})
-    if not (isinstance(lists, dict) and all(isinstance(values, list) and values for values in lists.values())):
-        raise ConfigError(f"runs.{name}.sweep", "is no table of options with lists of values", fix="write lists")
+    try:
+        found = combinations(entry.get("sweep", {}))
+    except ValueError as error:
+        raise ConfigError(f"runs.{name}.sweep", str(error), fix="write {option: [values]}") from None
     fixed = {key: value for key, value in entry.items() if key != "sweep"}
     versions = []
-    for values in itertools.product(*lists.values()):
-        chosen = dict(zip(lists, values, strict=True))
+    for chosen in found:
         label = ".".join([name, *(f"{_SHORT.get(key, key)}{value}" for key, value in chosen.items())])
         versions.append((label, fixed | chosen))
     return versions

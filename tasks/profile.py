@@ -5,18 +5,18 @@ python -m tasks.profile profiles/paper.yaml     # `git checkout params.yaml` tak
 
 from __future__ import annotations
 
-import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
 from tasks.settings import load_settings
-from tasks.stage import run_stage
+from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")
 
@@ -51,11 +51,10 @@ def _overlay(base: Any, over: Any) -> None:
             base[key] = value
 
 
-def _main() -> None:
-    if len(sys.argv) != 2:
-        raise ConfigError("profile", "is missing", fix="python -m tasks.profile profiles/paper.yaml")
-    apply_profile(Path(sys.argv[1]))
+def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:
+    """Write a profile over params.yaml."""
+    apply_profile(profile)
 
 
 if __name__ == "__main__":
-    run_stage(_main)
+    run_command(main)

@@ -11,7 +11,6 @@ import hmac
 import json
 import logging
 import secrets
-from argparse import ArgumentParser
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from secrets import SystemRandom
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
@@ -30,11 +30,11 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
-from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Rank, Seed
+from tasks.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.stage import run_stage
-from tasks.strict_yaml import load_yaml
+from tasks.stage import run_command
+from tasks.strict_yaml import load_assignments
 
 if TYPE_CHECKING:
     from dptune.policy.rlhf import Figures, Learner, Prompts, State, Stream
@@ -69,9 +69,7 @@ _ROWS = 128
 _FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
 
-Few = Annotated[int, Field(ge=1, le=10**6)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Rlhf(BaseModel):
@@ -407,16 +405,9 @@ def violations(results: dict[str, Any]) -> list[str]:
 
 def settings_of(options: Iterable[str]) -> Rlhf:
     """Of ``name=value`` texts, values as YAML has them; one value is a list of one. Raises: ConfigError by name."""
-    values: dict[str, Any] = {}
-    for option in options:
-        name, _, value = option.partition("=")
-        if name in values:
-            raise ConfigError(f"--set {name}", "is given twice", fix="give it once; several values are a [list]")
-        try:
-            values[name] = load_yaml(value)
-        except ValueError as error:
-            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
-        if name in ("users", "epsilons", "seeds") and not isinstance(values[name], list):
+    values = load_assignments(options)
+    for name in ("users", "epsilons", "seeds"):
+        if name in values and not isinstance(values[name], list):
             values[name] = [values[name]]
     try:
         return Rlhf.model_validate(values)
@@ -425,16 +416,16 @@ def settings_of(options: Iterable[str]) -> Rlhf:
         raise ConfigError("policy.rlhf", problems, fix="correct these entries") from None
 
 
-def _main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry of Rlhf")
-    parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
-    for cell in cells(settings_of(arguments.set)):
-        results = run_cell(cell, arguments.device)
+def main(
+    change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, an entry of Rlhf; repeatable")] = None,
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Run one or more cells, and print a line of results for each."""
+    for cell in cells(settings_of(change or [])):
+        results = run_cell(cell, device)
         # Not what the attacks found: these lines reach the flow's log.
         print(json.dumps({key: value for key, value in results.items() if key not in ("curve", "audit")}))
 
 
 if __name__ == "__main__":
-    run_stage(_main)
+    run_command(main)

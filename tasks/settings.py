@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import re
@@ -27,11 +26,13 @@ from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
 from dptune.privacy.ledger import ACCOUNTINGS
 from tasks.bounds import (
+    Chance,
     Count,
     CountOrNone,
     Delta,
     Epochs,
     Epsilon,
+    Few,
     FilePath,
     LearningRate,
     Name,
@@ -45,12 +46,12 @@ from tasks.bounds import (
 )
 from tasks.policy_settings import Policy
 from tasks.strict_yaml import load_yaml
+from tasks.sweeps import combinations
 
 _Layer = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
-_MOST_VERSIONS = 10_000  # entries that a sweep may become
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
@@ -119,7 +120,7 @@ class Canaries(_Section):
     """How many secrets are planted, each in a row of its own; none if all counts are 0."""
 
     extraction: Annotated[int, Field(ge=0, le=10**6)]
-    repeats: Annotated[int, Field(ge=1, le=10**6)] = 1
+    repeats: Few = 1
     audit: Annotated[int, Field(ge=0, le=10**6)]
     crafted: Annotated[int, Field(ge=0, le=10**6)] = 0
     carrier_seed: Seed
@@ -160,7 +161,7 @@ class Lora(_Section):
     """Adapters on the query and value projections."""
 
     rank: Rank
-    alpha: Annotated[int, Field(ge=1, le=10**6)]
+    alpha: Few
     dropout: Annotated[float, Field(ge=0, lt=1)]
     target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
 
@@ -229,7 +230,7 @@ class Audit(_Section):
     confidence: Annotated[float, Field(gt=0.5, le=1 - 1e-9)]
     false_alarms: Annotated[float, Field(ge=1e-9, lt=1)]
     generations: Rows
-    candidates: Annotated[int, Field(ge=1, le=10**6)]
+    candidates: Few
     records: Annotated[int, Field(ge=0, le=10**7)]
     shadows: Annotated[int, Field(ge=0, le=10**4)]
     step_trials: CountOrNone
@@ -259,7 +260,7 @@ class Serve(_Section):
     epsilon: Epsilon
     tokens: Count
     models: Count
-    public_weight: Annotated[float, Field(gt=0, lt=1)]
+    public_weight: Chance
     unit: Literal["shard", "record", "patient"]
 
 
@@ -272,7 +273,7 @@ class Prediction(_Section):
     alpha: Annotated[float, Field(ge=1 + 1e-6, le=1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
-    public_weights: tuple[Annotated[float, Field(gt=0, lt=1)], ...]
+    public_weights: tuple[Chance, ...]
     units: tuple[Literal["shard", "record", "patient"], ...]
     subsamples: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     with_replacement: bool
@@ -388,19 +389,12 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _versions(name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    lists = entry["sweep"]
-    if not (
-        isinstance(lists, dict) and lists and all(isinstance(values, list) and values for values in lists.values())
-    ):
-        raise ValueError(f"mechanisms.{name}.sweep: is no table of options with lists of values")
+    try:
+        found = combinations(entry["sweep"] or None)
+    except ValueError as error:
+        raise ValueError(f"mechanisms.{name}.sweep: {error}") from None
     fixed = {"like": name} | {key: value for key, value in entry.items() if key != "sweep"}
-    if math.prod(map(len, lists.values())) > _MOST_VERSIONS:
-        raise ValueError(f"mechanisms.{name}.sweep: makes more than {_MOST_VERSIONS} entries")
-    versions = {}
-    for values in itertools.product(*lists.values()):
-        chosen = dict(zip(lists, values, strict=True))
-        versions["_".join([name, *(f"{key}{value}" for key, value in chosen.items())])] = fixed | chosen
-    return versions
+    return {"_".join([name, *(f"{key}{value}" for key, value in one.items())]): fixed | one for one in found}
 
 
 def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | None = None) -> Settings:

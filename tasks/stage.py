@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from dptune.errors import DptuneError
 from dptune.files import private_directory
@@ -15,6 +19,19 @@ from tasks.paths import DATA
 
 #: Exit status of an error that trying again cannot mend.
 USER_ERROR = 2
+
+
+def run_command(work: Callable[..., None]) -> None:
+    """``run_stage`` with what the command line gives for the parameters of ``work``."""
+    # Tracebacks must not print local variables: they hold records. Of a wrong option, the last line is the error.
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @functools.wraps(work)
+    def run(**given: Any) -> None:
+        run_stage(functools.partial(work, **given))
+
+    app.command()(run)
+    app()
 
 
 def run_stage(work: Callable[[], None]) -> None:

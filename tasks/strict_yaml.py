@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
+
+from dptune.errors import ConfigError
+from dptune.options import assignments
 
 
 class _OnceLoader(yaml.SafeLoader):
@@ -40,3 +44,14 @@ def load_yaml(text: str) -> Any:
         raise ValueError("it is nested too deep") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(str(error).splitlines()[0]) from None
+
+
+def load_assignments(options: Iterable[str]) -> dict[str, Any]:
+    """Values of ``--set NAME=VALUE`` options, read as YAML. Raises: ConfigError by name, also for one given twice."""
+    values: dict[str, Any] = {}
+    for name, text in assignments(options).items():
+        try:
+            values[name] = load_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
+    return values

@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dptune.errors import ConfigError, DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.bounds import Delta, Epsilon, LearningRate, Positive, Seed
+from tasks.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
 from tasks.identity import source_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
-from tasks.stage import run_stage
-from tasks.strict_yaml import load_yaml
+from tasks.stage import run_command
+from tasks.strict_yaml import load_assignments
 
 if TYPE_CHECKING:
     from dptune.policy.tenant_runs import Outcome, Setting, Tenant
@@ -36,7 +36,7 @@ TENANTS = DATA / "policy" / "tenants"
 #: Besides those of a cell.
 CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/tenants.py")
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
-Few = Annotated[int, Field(ge=1, le=10**6)]
+Size = Literal["small", "large"]
 
 
 class Tenants(BaseModel):
@@ -71,7 +71,7 @@ class Tenants(BaseModel):
     runs: Annotated[Few, Field(ge=2)] = 2
     noise_multiplier: Positive = 4.0
     trust: Positive = 0.5
-    miss: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    miss: Chance = 0.1
     seed: Seed = 0
     epsilon: Epsilon = 8.0
     delta: Delta = 1e-5
@@ -298,23 +298,11 @@ def _plain(row: Outcome) -> dict[str, Any]:
     return names | jsonable({key: value for key, value in asdict(row).items() if key not in names})
 
 
-def settings_from(size: Literal["small", "large"], changes: Sequence[str]) -> Tenants:
+def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
     """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
     values = (LARGE if size == "large" else Tenants()).model_dump()
-    given: set[str] = set()
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise ConfigError(change, "is no NAME=VALUE", fix="write --set tenants=8, say")
-        if name in given:
-            raise ConfigError(f"--set {name}", "is given twice", fix="give it once")
-        given.add(name)
-        try:
-            values[name] = load_yaml(value)
-        except ValueError as error:
-            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
     try:
-        return Tenants.model_validate(values)
+        return Tenants.model_validate(values | load_assignments(changes))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -322,18 +310,12 @@ def settings_from(size: Literal["small", "large"], changes: Sequence[str]) -> Te
 
 
 def main(
-    size: Annotated[str, typer.Option(help="small or large")] = "small",
+    size: Annotated[Size, typer.Option()] = "small",
     change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, of the settings")] = None,
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Train over simulated tenants, and compare on new ones."""
-
-    def work() -> None:
-        if size not in ("small", "large"):
-            raise ConfigError("size", f"{size!r} is unknown", fix="use small or large")
-        _show(run_tenants(settings_from("large" if size == "large" else "small", change or []), device=device), print)
-
-    run_stage(work)
+    _show(run_tenants(settings_from(size, change or []), device=device), print)
 
 
 def _show(results: dict[str, Any], tell: Callable[[str], None]) -> None:
@@ -350,4 +332,4 @@ def _show(results: dict[str, Any], tell: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -12,19 +12,21 @@ import typer
 
 from dptune.errors import ConfigError
 from tasks.ensembles import Plan, tune
-from tasks.stage import run_stage
+from tasks.stage import run_command
 
 
-def _main(plan: Path, shard: int, device: Annotated[str, typer.Option()] = "cpu") -> None:
-    def work() -> None:
-        try:
-            read = Plan.model_validate_json(plan.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
-        tune(read, shard, device)
-
-    run_stage(work)
+def main(
+    plan: Annotated[Path, typer.Argument(help="plan.json of the ensemble, which the flow writes")],
+    shard: Annotated[int, typer.Argument(help="number of the shard, from 0")],
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Tune one shard."""
+    try:
+        read = Plan.model_validate_json(plan.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
+    tune(read, shard, device)
 
 
 if __name__ == "__main__":
-    typer.run(_main)
+    run_command(main)

@@ -33,6 +33,27 @@ def test_pricing_loads_nothing_heavy(module: str) -> None:
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
 
 
+def test_help_and_completion_load_no_numbers_at_all() -> None:
+    """Every import that a command line's start adds is paid at each keystroke of completion."""
+    heavy = ["numpy", "scipy", "dp_accounting", "rich.table", "dptune.mechanisms", "dptune.privacy"]
+    result = python(f"import sys, dptune.cli; print([name for name in {heavy} if name in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_an_accountant_that_needs_none_of_it_loads_no_dp_accounting() -> None:
+    """It takes half a second, for plots and statistics that nobody asked for."""
+    code = """
+import sys
+from collections import Counter
+from dptune.privacy.accountants import epsilons
+from dptune.privacy.release import Release
+epsilons(Counter({Release(0.01, 1.0): 1000}), 1e-5)
+print([name for name in ("dp_accounting", "scipy.integrate", "scipy.stats") if name in sys.modules])
+"""
+    result = python(code)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
 def test_every_module_of_the_library_imports_without_the_pipelines_packages() -> None:
     """Nor without extras: ``opacus_accountant`` alone may need Opacus, and environments gymnasium."""
     code = """

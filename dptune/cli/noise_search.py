@@ -31,8 +31,9 @@ def search(
 ) -> None:
     """Find noise parameters for a budget; write a profile, its provenance and a picture of the density."""
     from dptune.mechanisms.planning import Schedule
-    from dptune.noise_search import Request, search_noise, write_found
+    from dptune.noise_search import Request, check_drawable, search_noise, write_found
 
+    check_drawable()
     schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
     found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm))
     directory = out or Path("data/search") / f"{mechanism}-{mode}"

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def audit(
     mechanism: Mechanism,
-    trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
+    trials: Annotated[
+        int, typer.Option(help="Runs of the steps, with the attacker's sample and without.", max=10**8)
+    ] = 20_000,
     confidence: Annotated[float, typer.Option(help="Of each bound that is printed, by itself.")] = 0.95,
     false_alarms: Annotated[
         float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")

@@ -387,7 +387,8 @@ def test_the_summary_compares_run_by_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"), [("tenants=0", "tenants"), ("surprise=1", "surprise"), ("runs=one", "runs"), ("runs", "runs")]
+    ("change", "field"),
+    [("tenants=0", "tenants"), ("surprise=1", "surprise"), ("runs=one", "runs"), ("runs", "--set runs")],
 )
 def test_a_bad_setting_is_an_error_that_names_it(change: str, field: str) -> None:
     with pytest.raises(ConfigError) as refusal:

@@ -31,6 +31,7 @@ from tasks.cells import Cell, digests
 from tasks.finetune import check_converged, main, run_cell
 from tasks.paths import EVAL, RUNS, SECRETS, TOKENS, TRAIN
 from tasks.results import GUARANTEE
+from tasks.stage import run_stage
 
 KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
@@ -415,7 +416,7 @@ def test_a_bad_specification_ends_with_a_message(
     if content is not None:
         path.write_text(content)
     with pytest.raises(SystemExit) as ended:
-        main([path])
+        run_stage(lambda: main([path]))
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: cell.json: is no cell")

@@ -89,6 +89,7 @@ import os, sys
 from pathlib import Path
 from dptune.mechanisms.mechanism import Mechanism
 from tasks import finetune
+from tasks.stage import run_stage
 
 made = os.open("made", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 real = Mechanism.privatise
@@ -101,7 +102,7 @@ Mechanism.privatise = privatise
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        finetune.main([Path(line.strip())])
+        run_stage(lambda: finetune.main([Path(line.strip())]))
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
