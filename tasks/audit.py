@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import dptune
 from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.draw import audit_draw
 from dptune.audit.exposure import chance, exposures
 from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
 from dptune.audit.likelihood import Passage, ending_losses
@@ -40,14 +41,16 @@ from dptune.privacy.release import Release
 from dptune.training.per_sample import lora_pairs
 from tasks.cells import code_digest
 from tasks.finetune import crafted_file, read_crafted
+from tasks.job import corpus_of, plan_of, units_of
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.results import named
 from tasks.settings import Audit
 from tasks.shadows import shadow_scores
 from tasks.target import Target, load_target
 
-#: Comparisons with what is certified, in every cell: two kinds of canaries, the draw, and a step's mu and epsilon.
-_CHECKS = 5
+#: Comparisons with what the ledger says, in every cell: two kinds of canaries, the draw by planted gradients and by
+#: itself, and a step's mu and epsilon.
+_CHECKS = 6
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _LARGEST_LOG = 700.0  # of a perplexity that is still a number
@@ -78,6 +81,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
         audit["membership"] = _record_membership(target)
     if (canaries := read_crafted(directory)) is not None:
         audit |= _crafted(canaries, target)
+    audit["sampling"] = _sampling(target)
     if settings.step_trials:
         audit["step"] = _step(target, directory, checks)
     audit["violations"] = violations(audit)
@@ -105,10 +109,12 @@ def violations(audit: dict[str, Any]) -> list[str]:
         if "step" in audit:
             checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
             found.append(("a white-box attack on one of its steps", name, *checked, "certified"))
-    if "draw" in audit:
+    if "alarm" in audit.get("draw", {}):
         checked = audit["draw"]["alarm"], audit["draw"]["sample_rate"]
         found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
-    return [
+    draw = audit.get("sampling", {}).get("accusation")
+    accused = [f"{audit['label']}: {draw}"] if draw else []
+    return accused + [
         f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['alarm_confidence']:.6g}, "
         f"but {certified:.3g} is {known}: the mechanism, its accountant or its data handling is wrong"
         for attack, name, shown, certified, known in found
@@ -318,7 +324,26 @@ def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
         target.alarm_confidence,
         OsEntropy(),
     )
-    return {"crafted": shown, **({} if draw is None else {"draw": draw.to_dict()})}
+    return {"crafted": shown, "draw": draw.to_dict()}
+
+
+def _sampling(target: Target) -> dict[str, Any]:
+    """New draws from the run's own units, by its own plan, against the sample rate that its ledger holds.
+
+    Tells of no record: the coins are new and nothing is computed from texts.
+    """
+    cell = target.cell
+    corpus = corpus_of(cell, TRAIN, target.tokenizer)
+    units, expected_batch_size = units_of(cell, corpus)
+    records = len(corpus.tokens.rows)
+    return audit_draw(
+        units.with_slots(np.ones(cell.crafted, dtype=bool)),
+        np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
+        plan_of(cell.training, len(units), expected_batch_size).sample_rate,
+        min(release.sample_rate for release in target.contents.composition),
+        1 - target.alarm_confidence,
+        OsEntropy(),
+    ).to_dict()
 
 
 def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:

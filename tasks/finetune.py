@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,11 +25,12 @@ import torch
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, LedgerContents
+from dptune.privacy.set_aside import fresh_start
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
@@ -295,11 +296,31 @@ def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
         return None
     # Without a ledger the run is new, and what lies there was seen by one that was set aside.
     known = read_crafted(directory) if (directory / "ledger.jsonl").exists() else None
-    if known is not None:
-        return known
-    canaries = CraftedCanaries.toss(cell.crafted)
-    _write_crafted(canaries, directory)
-    return canaries
+    one = known or CraftedCanaries.toss(cell.crafted)
+    return _KeptCanaries(one.included, one.scores, one.moves, directory)
+
+
+@dataclass
+class _KeptCanaries(CraftedCanaries):
+    """Canaries whose coins outlive this process.
+
+    Attributes:
+        run: the folder of the run.
+    """
+
+    run: Path = field(default=Path(), repr=False)
+
+    def opened(self, releases: int) -> None:
+        """Write new coins. Under the ledger's lock: else another process could replace those of this run.
+
+        Raises: DataError if the run goes on and the file holds other coins, or none.
+        """
+        kept = read_crafted(self.run) if releases else self
+        if kept is None or not np.array_equal(kept.included, self.included):
+            problem = "does not hold the coins that this run's releases were made with"
+            raise DataError(problem, fix=f"restore it; or {fresh_start(self.run)}", file=crafted_file(self.run))
+        if not releases:
+            _write_crafted(self, self.run)
 
 
 def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:

@@ -65,9 +65,9 @@ def ground_of(cell: Cell, device: torch.device) -> Ground:
         cell=cell,
         digests=digests,
         base=load_base(base, device),
-        train=_corpus(cell, TRAIN, tokenizer),
-        evaluation=_corpus(cell, EVAL, tokenizer).tokens,
-        validation=_corpus(cell, PUBLIC_VALIDATION, tokenizer).tokens,
+        train=corpus_of(cell, TRAIN, tokenizer),
+        evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
+        validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
         about=read_about(TRAIN),
     )
     if ground_digests(cell.model) != digests:
@@ -117,7 +117,7 @@ def prepare(cell: Cell, ground: Ground, entropy: Entropy) -> Job:
     if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
     model = attach_lora(shared_copy(ground.base), Lora(**cell.lora.model_dump()), cell.seed)
-    units, expected_batch_size = _units(cell, ground.train)
+    units, expected_batch_size = units_of(cell, ground.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
     pairs = tuple(pair.name for pair in adapters)
@@ -178,7 +178,7 @@ def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
     )
 
 
-def _units(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
+def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     """The units of privacy of a cell, and how many of them a batch expects.
 
     Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
@@ -198,7 +198,7 @@ def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     return PrivacyUnits.of(cell.unit, corpus.patients, most, corpus.absent), expected_batch_size
 
 
-def _corpus(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
+def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
     batches = partial(read_batches, records, ("patient", "text"))

@@ -221,7 +221,8 @@ def publish_audit(directory: Path, audit: Path) -> None:
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
     """The figures of an audit that runs are compared by, under flat names."""
     metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
-    parts = {name: audit.get(name, {}) for name in ("one_run", "crafted", "draw", "step", "extraction", "exposure")}
+    attacks = ("one_run", "crafted", "draw", "sampling", "step", "extraction", "exposure")
+    parts = {name: audit.get(name, {}) for name in attacks}
     for name in ("canaries", "membership"):
         parts |= {f"{name}_{score}": figures for score, figures in audit.get(name, {}).items()}
     for name, figures in parts.items():

@@ -66,6 +66,9 @@ class CraftedCanaries:
             problem = f"{len(self.included)} exceeds the {min(pair_sizes)} parameters of the smallest LoRA pair"
             raise ConfigError("canaries.crafted", problem, fix="use fewer")
 
+    def opened(self, releases: int) -> None:
+        """Coins that live as long as this process need not be kept."""
+
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Those of the canaries that were drawn, as one micro-batch; none for none."""
         return [_Crafted.of(drawn, zeros, mechanism)] if len(drawn) else []

@@ -22,6 +22,27 @@ _MANY = 20  # from here on rank sums are nearly normal
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """An audit of the draw that has no power, and why.
+
+    Attributes:
+        sample_rate: that the ledger is charged for.
+    """
+
+    sample_rate: float
+    reason: str
+
+    @property
+    def power(self) -> str:
+        """What the audit could have seen, in words: nothing."""
+        return f"NO POWER on the draw: {self.reason}"
+
+    def to_dict(self) -> dict[str, float | str]:
+        """Plain JSON types."""
+        return {"sample_rate": self.sample_rate, "power": self.power}
+
+
+@dataclass(frozen=True)
 class SampleRate:
     """What the releases of one run show of its draw.
 
@@ -61,7 +82,7 @@ def audited_sample_rate(
     confidence: float,
     alarm: float,
     entropy: Entropy,
-) -> SampleRate | None:
+) -> SampleRate | Unseen:
     """Bound the rate of a draw from below.
 
     Guarantee: if at each step a canary that is in the data enters the batch with probability r of its own, and what
@@ -74,11 +95,17 @@ def audited_sample_rate(
         scores: (canaries,) of ``CraftedCanaries``, as are ``included`` and ``moves``.
         sample_rate: that was charged.
 
-    Returns: None without a canary on either side, or where a move is not known.
+    Returns: ``Unseen`` without a canary on either side, or where a move is not known.
     """
     steps = np.asarray(moves, dtype=np.float64)
-    if not len(steps) or not (steps > 0).all() or included.all() or not included.any():
-        return None
+    if included.all() or not included.any():
+        return Unseen(sample_rate, "the coins of all planted gradients fell alike")
+    if not len(steps) or not (steps > 0).all():
+        return Unseen(
+            sample_rate,
+            "how much a planted gradient moves a release is not known where the mechanism clips in other coordinates, "
+            "or by the batch itself",
+        )
     inside, outside = scores[included], scores[~included]
     coins = uniform(entropy, len(outside) * len(steps)).reshape(len(outside), len(steps))
     ties = uniform(entropy, len(scores))

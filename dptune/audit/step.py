@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -145,6 +145,8 @@ def audit_step(
     that enters each batch with probability ``sample_rate``, then ``mu_audited <= mu`` (or ``epsilon_audited <=
     epsilon``) with probability ``confidence``. Pilot trials choose scene, score and threshold; only the others count.
 
+    A controller may move radii and weights between steps, but not the noise multiplier: every step has the first one's.
+
     Args:
         mechanism: not yet started; it is copied, never changed.
         trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
@@ -177,9 +179,15 @@ def audit_step(
 
 @dataclass(frozen=True)
 class _Stage:
-    """A mechanism, started, on the attacker's bench."""
+    """A mechanism, started, on the attacker's bench.
+
+    Attributes:
+        noise_multiplier: of every step. The opening step may lead a controller to move it, and what it then released
+            would be another step than the one that was asked for.
+    """
 
     mechanism: Mechanism
+    noise_multiplier: float
     direction: list[torch.Tensor]
     lengths: torch.Tensor
     zeros: list[torch.Tensor]
@@ -203,9 +211,12 @@ class _Stage:
         zeros = [torch.zeros_like(part) for part in direction]
         # The attacker's unit has a slot, which is empty in the world without it.
         slots = {world: PrivacyUnits.encounters(1, np.array([not world])) for world in (True, False)}
-        stage = cls(started, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots)
+        noise_multiplier = started.knobs().noise_multiplier
+        stage = cls(
+            started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
+        )
         # One step on nothing, so that controllers know what they look at (the public loss, say) from then on.
-        released = stage.release(started, started.knobs(), Scene("nothing", (), 0.0), with_sample=False)
+        released = stage.release(started, stage.knobs(started), Scene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
         return stage
 
@@ -214,9 +225,13 @@ class _Stage:
         remembers = self.steps > 1 or self.mechanism.controller.raw_inputs
         return copy.deepcopy(self.mechanism) if remembers else self.mechanism
 
+    def knobs(self, mechanism: Mechanism) -> Knobs:
+        """Those of its next step, but for the noise multiplier."""
+        return replace(mechanism.knobs(), noise_multiplier=self.noise_multiplier)
+
     def charged(self) -> Release:
         """What a ledger is charged for the first step of a trial."""
-        return self.mechanism.release(self.mechanism.knobs(), self.sample_rate)
+        return self.mechanism.release(self.knobs(self.mechanism), self.sample_rate)
 
     def drawn(self, world: bool) -> bool:
         """Whether the sample enters a batch, by the coins that runs toss."""
@@ -230,7 +245,7 @@ class _Stage:
         mechanism = self.mechanism
         if mechanism.controller.raw_inputs or not mechanism.private:
             return None
-        knobs = mechanism.knobs()
+        knobs = self.knobs(mechanism)
         sums = (mechanism.exact_sums(self.batch(scene, world), self.zeros, knobs) for world in (True, False))
         inside, outside = (_in_units(mechanism, knobs, blocks) for blocks in sums)
         return inside, outside
@@ -345,14 +360,14 @@ def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray
 
 def _first_step(stage: _Stage, scene: Scene, with_sample: bool) -> NDArray[np.float64]:
     mechanism = stage.fresh()
-    knobs = mechanism.knobs()
+    knobs = stage.knobs(mechanism)
     return _seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample))
 
 
 def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
     mechanism, score = stage.fresh(), 0.0
     for step in range(stage.steps):
-        knobs = mechanism.knobs()
+        knobs = stage.knobs(mechanism)
         released = stage.release(mechanism, knobs, attack.scene, stage.drawn(world))
         ratio = attack.fit.log_ratio(_seen(mechanism, knobs, released))
         score += float(_subsampled(ratio, stage.sample_rate))

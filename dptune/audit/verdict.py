@@ -19,7 +19,8 @@ from dptune.audit.bounds import epsilon_from_errors, mu_from_errors, rate_at_mos
 from dptune.audit.step import StepAudit
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
-from dptune.privacy.release import Composition, disjoint
+from dptune.privacy.parts import disjoint
+from dptune.privacy.release import Composition
 
 #: How often an attack must succeed to be said to see something.
 _POWER = 0.95

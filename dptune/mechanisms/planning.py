@@ -17,7 +17,8 @@ from dptune.privacy.accountants import (
 )
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
-from dptune.privacy.release import Composition, disjoint
+from dptune.privacy.parts import disjoint
+from dptune.privacy.release import Composition
 
 _ALMOST_ALL = 0.99
 

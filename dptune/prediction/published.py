@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, linprog
 from scipy.special import gammaln
 
 from dptune.errors import ConfigError
@@ -54,6 +53,7 @@ def published_beta(rdp_per_token: float, models: int, order: int, subsample: flo
 
     Raises: ConfigError if there is none up to 1e4.
     """
+    from scipy.optimize import brentq
 
     def excess(log_beta: float) -> float:
         claimed = amplified_epsilon(math.exp(log_beta), models, order, subsample)
@@ -96,6 +96,7 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
 
     The program is solved on a grid; what its dual lacks between the points, and far out, is added.
     """
+    from scipy.optimize import linprog
 
     def aim(rho: Array) -> Array:
         return np.asarray((1 - subsample + subsample * rho) ** power)

@@ -11,21 +11,18 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from dptune.errors import ConfigError
 from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.calibration import calibrate
-from dptune.privacy.composed_losses import composed_epsilon
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
+from dptune.privacy.parts import WORK, dearest
 from dptune.privacy.published import (
     dppg_epsilon,
     law_of,
@@ -34,13 +31,15 @@ from dptune.privacy.published import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.release import UNBOUNDED, Composition, Release, disjoint
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
 # An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
 # dp-accounting warns each time, hundreds of times a run, and a user can do nothing about it.
 logging.getLogger("absl").addFilter(lambda record: "_compute_log_a_frac failed" not in str(record.msg))
 
+#: Releases of different parts that are priced one by one where a price is a sum.
+_SUMS = 20_000
 #: Fractional orders matter: at epsilon 8 and small sampling rates the best order lies near 2.5.
 RENYI_ORDERS = (
     *np.arange(1.05, 4.0, 0.05),
@@ -84,7 +83,7 @@ def epsilons(
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
     add/remove of one unit, given Poisson sampling with secret coins; under emptying one unit's slot, where releases
-    name parts. All arguments are public. (``disjoint`` is applied here; every other function of this file adds up.)
+    name parts. All arguments are public. (Parts are told apart here; every other function of this file adds up.)
 
     Args:
         composition: how often each distinct release happened.
@@ -109,12 +108,23 @@ def epsilons(
     published = published_epsilon(published_accountant, composition, delta)
     leaks = leaks_of(composition + (inherited or Counter()), renyi_filter, run_leaks)
     # Nobody knows in which part of the run a unit of a part of an inherited one is: every pair is possible.
-    noise_only = max(
-        _one_part_epsilon(mine + theirs, delta, renyi_filter)
-        for mine in disjoint(composition)
-        for theirs in disjoint(inherited or Counter())
+    mine, theirs = _unlabelled(composition), _unlabelled(inherited or Counter())
+    work = _SUMS if renyi_filter is not None else WORK
+    noise_only = dearest(
+        mine, lambda one: dearest(theirs, lambda other: _one_part_epsilon(one + other, delta, renyi_filter), work), work
     )
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, leaks)
+
+
+def _unlabelled(composition: Composition) -> Composition:
+    """The same releases without what no bound reads, if they are about parts: parts that cost the same are then one."""
+    if all(release.part is None for release in composition):
+        return composition
+    total: Composition = Counter()
+    for release, count in composition.items():
+        statistics = release.statistics if release.norm == "l1" else ("gradient sum",)
+        total[replace(release, statistics=statistics, raw_inputs=(), claims=())] += count
+    return total
 
 
 def _one_part_epsilon(composition: Composition, delta: float, renyi_filter: RenyiFilter | None) -> float:
@@ -127,7 +137,7 @@ def published_epsilon(accountant: str, composition: Composition, delta: float) -
     """What the paper's accountant says; infinite where it has no answer (delta 0, or figures that it needs)."""
     if delta == 0 and accountant != "pure":
         return math.inf
-    return max(PUBLISHED_ACCOUNTANTS[accountant](part, delta) for part in disjoint(composition))
+    return dearest(composition, lambda part: PUBLISHED_ACCOUNTANTS[accountant](part, delta), work=_SUMS)
 
 
 def smallest_epsilon(composition: Composition, delta: float) -> float:
@@ -277,6 +287,8 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> float:
+    from dptune.privacy.composed_losses import composed_epsilon
+
     # Gaussian DP composes exactly. Its root is off by less than what is added.
     unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.releases) / kind.noise_multiplier for kind in key)), delta)
     unsampled = unsampled * (1 + 1e-9) + 1e-12
@@ -298,9 +310,14 @@ def rdp_epsilon(composition: Composition, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(key: tuple[Kind, ...], delta: float) -> float:
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(orders=RENYI_ORDERS)
     for sample_rate, noise_multiplier, count in key:
-        accountant.compose(_event(sample_rate, noise_multiplier), count)
+        accountant.compose(
+            dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier)), count
+        )
     return float(accountant.get_epsilon(delta))
 
 
@@ -335,6 +352,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq
+
     high = 1.0
     while gdp_delta(mu, high) > delta:
         high *= 2
@@ -363,10 +382,6 @@ PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
     "pmixed": published_answers_epsilon,
     "dppg": dppg_epsilon,
 }
-
-
-def _event(sample_rate: float, noise_multiplier: float) -> dp_event.DpEvent:
-    return dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
 
 
 def _as_key(composition: Composition) -> tuple[Kind, ...]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 from dptune.errors import ConfigError
 
 _LOWEST, _HIGHEST = 1e-2, 1e4
@@ -41,6 +39,7 @@ def _search(
     epsilon_of: Callable[[float], float], target: float, start: float, stride: float, tolerance: float
 ) -> float:
     """Bracket the target around ``start`` with growing strides in log z, then find it from the private side."""
+    from scipy.optimize import brentq
 
     def excess(log_z: float) -> float:
         epsilon = epsilon_of(math.exp(log_z))

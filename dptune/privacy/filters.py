@@ -15,9 +15,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy.optimize import brentq, minimize_scalar
 
 from dptune.errors import ConfigError
 from dptune.privacy.release import Composition, Release
@@ -50,6 +47,7 @@ class RenyiFilter:
 
         Raises: ConfigError if no order reaches epsilon at delta.
         """
+        from scipy.optimize import minimize_scalar
 
         def needed(order: float) -> float:
             budget = budget_at(order, epsilon, delta)
@@ -101,6 +99,8 @@ class RenyiFilter:
 
     def limit(self, delta: float) -> float:
         """The guarantee of whatever stays within the budget."""
+        from dp_accounting.rdp import compute_epsilon
+
         return float(compute_epsilon([self.order], [self.budget * (1 + _ROUNDING)], delta)[0])
 
     def to_dict(self) -> dict[str, float]:
@@ -173,6 +173,9 @@ def budget_at(order: float, epsilon: float, delta: float) -> float:
 @lru_cache(maxsize=65536)
 def renyi_cost(order: float, sample_rate: float, noise_multiplier: float) -> float:
     """rho(alpha) of one Poisson-subsampled Gaussian step (Mironov, Talwar and Zhang 2019)."""
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
     event = dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
     # In this order what is no number stays one, and is refused.
     return max(float(RdpAccountant(orders=[order]).compose(event).rdp[0]), 0.0)
@@ -182,6 +185,7 @@ def smallest_noise_multiplier(order: float, cost: float, sample_rate: float) -> 
     """The smallest noise multiplier whose rho(order) is at most ``cost``, rounded up; infinity if cost <= 0."""
     if cost <= 0:
         return math.inf
+    from scipy.optimize import brentq
 
     def excess(log_z: float) -> float:
         return math.log(max(renyi_cost(order, sample_rate, math.exp(log_z)), 1e-300)) - math.log(cost)

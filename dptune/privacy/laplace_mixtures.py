@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
 
 from dptune.errors import ConfigError
 
 Array = NDArray[np.float64]
+_LARGEST_EXPONENT = 100.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,16 @@ class InverseScale:
             uniform=(factor * self.uniform[0], factor * self.uniform[1]),
         )
 
+    def rounded_up(self, step: float) -> InverseScale:
+        """A law under which u is at least as large, stochastically: every number on a grid of this step in the
+        logarithm. What costs more where u is larger costs at least as much under it.
+        """
+        constant, (low, high) = rounded_up(self.constant, step), (rounded_up(end, step) for end in self.uniform)
+        if low == high:  # a uniform part that fell into one place of the grid is at most its upper end
+            constant, low, high = constant + high, 0.0, 0.0
+        gamma = (rounded_up(self.gamma[0], step), rounded_up(self.gamma[1], step))
+        return InverseScale(constant, gamma, rounded_up(self.exponential, step), (low, high))
+
     def log_mgf(self, t: Any) -> Array:
         """log M(t); infinity outside the domain."""
         t = np.asarray(t, dtype=np.float64)
@@ -176,6 +186,8 @@ class InverseScale:
 
     def _integral(self, weight: Callable[[float], float]) -> float:
         """Integral of P(|z| > x) weight(x) over x >= 0, in log x around where the tail bends."""
+        from scipy.integrate import quad
+
         unit = 1 / self.mean
 
         def integrand(log_x: float) -> float:
@@ -184,6 +196,13 @@ class InverseScale:
 
         value, _ = quad(integrand, -45.0, 80.0, points=[-5.0, 0.0, 2.0, 5.0, 12.0], limit=1000, epsabs=0, epsrel=1e-11)
         return float(value)
+
+
+def rounded_up(number: float, step: float) -> float:
+    """The next power of exp(step); 0, and what is far beyond common sizes, stay as they are."""
+    if not (number and abs(exponent := math.log(number)) < _LARGEST_EXPONENT):
+        return number
+    return max(number, math.exp(math.ceil(exponent / step) * step))
 
 
 def _log_phi(width: Array) -> Array:

@@ -32,7 +32,8 @@ from dptune.privacy.accountants import (
     published_epsilon,
 )
 from dptune.privacy.filters import RenyiFilter, Spend
-from dptune.privacy.release import Composition, Release, disjoint
+from dptune.privacy.parts import disjoint
+from dptune.privacy.release import Composition, Release
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
 _FORMAT = 5

@@ -11,15 +11,16 @@ does, so that a loss distribution of a Gaussian with sqrt(2 / pi) / s0 is valid;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
 from dptune.privacy.release import Composition, Release
 
 #: Only integers: the expansion under sampling is proven for them.
@@ -27,15 +28,69 @@ INTEGER_ORDERS = (*range(2, 257), *range(272, 513, 16), *range(576, 1025, 64))
 #: Of the Gaussian whose trade-off function lies below that of noise with the same zCDP.
 GDP_FACTOR = math.sqrt(2 / math.pi)
 
+#: Distinct curves that are priced one by one.
+MOST_CURVES = 1024
+_WIDEST = 1e3  # a grid on which all kinds of one family are alike
+_BOUNDED = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
+
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Kind = TypeVar("Kind")
+
+
+class _Curve(NamedTuple):
+    """What a Renyi curve depends on: the rate, 1 / effective noise multiplier and, of l1 clipping, law and shift."""
+
+    rate: float
+    signal: float
+    law: InverseScale | None = None
+    shift: float = 1.0
 
 
 def renyi_epsilon(composition: Composition, delta: float, orders: Sequence[int] = INTEGER_ORDERS) -> float:
-    """Upper bound on epsilon at ``delta`` in (0, 1) over integer Renyi orders, Gaussian releases included."""
-    total = np.zeros(len(orders))
+    """Upper bound on epsilon at ``delta`` in (0, 1) over integer Renyi orders, Gaussian releases included.
+
+    More than ``MOST_CURVES`` distinct curves are merged into fewer, dearer ones: a few thousandths of epsilon where one
+    number moves, as the scale of the noise does.
+    """
+    from dp_accounting.rdp import compute_epsilon
+
+    if not all(release.noise in _BOUNDED for release in composition):
+        return math.inf
+    curves = Counter[_Curve]()
     for release, count in composition.items():
-        total += count * _sampled(release, tuple(orders))
+        curves[_curve(release)] += count
+    total = np.zeros(len(orders))
+    for curve, count in merged(curves, _coarser, MOST_CURVES).items():
+        total += count * _sampled(curve, tuple(orders))
     return float(compute_epsilon(orders, total, delta)[0])
+
+
+def merged(kinds: Counter[Kind], coarser: Callable[[Kind, float], Kind], most: int) -> Counter[Kind]:
+    """At most ``most`` kinds if there are more, each replaced by one that costs at least as much.
+
+    ``coarser`` rounds the numbers of a kind to a grid of this step in the logarithm. A grid of twice the step is part
+    of it, so that a part of a composition never costs more than the whole.
+    """
+    step, few = 0.001, kinds
+    while len(few) > most and step < _WIDEST:
+        few = Counter()
+        for kind, count in kinds.items():
+            few[coarser(kind, step)] += count
+        step *= 2
+    return few
+
+
+def _coarser(curve: _Curve, step: float) -> _Curve:
+    law = None if curve.law is None else curve.law.rounded_up(step)
+    rate, signal, shift = (rounded_up(number, step) for number in (curve.rate, curve.signal, curve.shift))
+    return _Curve(min(1.0, rate), signal, law, shift)
+
+
+def _curve(release: Release) -> _Curve:
+    multiplier = release.effective_noise_multiplier
+    pure = (release.law, release.sensitivity) if is_pure(release) else (None, 1.0)
+    return _Curve(release.sample_rate, 1 / multiplier if multiplier else math.inf, *pure)
 
 
 def pure_epsilon(composition: Composition) -> float:
@@ -59,9 +114,7 @@ def is_pure(release: Release) -> bool:
 
 def gaussian_renyi(rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> Array:
     """Renyi DP of a Poisson-sampled Gaussian at integer orders."""
-    return (
-        _sampled(Release(rate, noise_multiplier), orders) if math.isfinite(noise_multiplier) else np.zeros(len(orders))
-    )
+    return _sampled(_Curve(rate, 1 / noise_multiplier), orders)
 
 
 def gaussian_dp_multiplier(release: Release) -> float:
@@ -91,32 +144,36 @@ def scalar_renyi(law: InverseScale, shift: float, orders: Array) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _sampled(release: Release, orders: tuple[int, ...]) -> Array:
-    if release.noise not in ("gaussian", "laplace_mixture", "shared_laplace_mixture"):
-        return np.full(len(orders), np.inf)
-    curve = _unsampled(release, max(orders))
-    if release.sample_rate == 1.0:
-        return curve[np.array(orders)]
-    return np.array([_expansion(release.sample_rate, curve, order) for order in orders])
+def _sampled(curve: _Curve, orders: tuple[int, ...]) -> Array:
+    unsampled = _unsampled(curve, max(orders))
+    return unsampled[np.array(orders)] if curve.rate == 1.0 else _expansion(curve.rate, unsampled, orders)
 
 
-def _unsampled(release: Release, highest: int) -> Array:
+def _unsampled(curve: _Curve, highest: int) -> Array:
     """Renyi DP at the orders 0, 1, ..., highest; 0 at the first two, which the expansion never uses."""
-    orders = np.arange(highest + 1, dtype=np.float64)
-    curve = orders / (2 * release.effective_noise_multiplier**2)
-    if is_pure(release) and release.law is not None:
-        curve = np.minimum(curve, 1 / release.effective_noise_multiplier)
-        curve[2:] = np.minimum(curve[2:], scalar_renyi(release.law, release.sensitivity, orders[2:]))
-    curve[:2] = 0.0
-    return np.asarray(curve)
+    orders = np.arange(2, highest + 1, dtype=np.float64)
+    bound = orders * (curve.signal * curve.signal / 2)
+    if curve.law is not None:
+        bound = np.minimum(np.minimum(bound, curve.signal), scalar_renyi(curve.law, curve.shift, orders))
+    return np.concatenate([np.zeros(2), bound])
 
 
-def _expansion(rate: float, curve: Array, order: int) -> float:
-    """log of sum_l binom(order, l) (1-q)^(order-l) q^l exp((l-1) curve(l)), over (order - 1)."""
-    inner = np.arange(order + 1)
-    terms = (
-        gammaln(order + 1) - gammaln(inner + 1) - gammaln(order - inner + 1)
-        + (order - inner) * math.log1p(-rate) + inner * math.log(rate)
-        + np.maximum(inner - 1, 0) * curve[: order + 1]
-    )  # fmt: skip
-    return float(max(np.logaddexp.reduce(terms), 0.0)) / (order - 1)
+def _expansion(rate: float, curve: Array, orders: tuple[int, ...]) -> Array:
+    """log of sum_l binom(order, l) (1-q)^(order-l) q^l exp((l-1) curve(l)), over (order - 1), at every order."""
+    inner, outer, log_binomials, starts = _terms(orders)
+    exponents = np.maximum(np.arange(len(curve)) - 1, 0) * curve
+    terms = log_binomials + outer * math.log1p(-rate) + inner * math.log(rate) + exponents[inner]
+    most = np.maximum.reduceat(terms, starts)
+    with np.errstate(invalid="ignore"):
+        sums = np.add.reduceat(np.exp(terms - np.repeat(most, np.array(orders) + 1)), starts)
+        values = np.maximum(most + np.log(sums), 0.0) / (np.array(orders) - 1)
+    return np.where(np.isfinite(most), values, np.inf)
+
+
+@lru_cache(maxsize=16)
+def _terms(orders: tuple[int, ...]) -> tuple[Indices, Indices, Array, Indices]:
+    """For all orders in a row: l, order - l, log binom(order, l); and where each order starts."""
+    inner = np.concatenate([np.arange(order + 1) for order in orders])
+    order = np.repeat(orders, np.array(orders) + 1)
+    starts = np.cumsum([0, *(order + 1 for order in orders[:-1])])
+    return inner, order - inner, gammaln(order + 1) - gammaln(inner + 1) - gammaln(order - inner + 1), starts

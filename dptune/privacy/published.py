@@ -6,22 +6,24 @@ Nothing here chooses noise or stops a run unless a user asks for ``accounting: p
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from dptune.errors import ConfigError
 from dptune.privacy.calibration import calibrate
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.mixture_bounds import gaussian_renyi, scalar_renyi
+from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
+from dptune.privacy.mixture_bounds import gaussian_renyi, merged, scalar_renyi
 from dptune.privacy.release import UNBOUNDED, Composition, Release
 
 Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
 _EXACT_COORDINATES = 1000
+_MOST_KINDS = 64  # laws that are priced one by one; more are rounded up to fewer, so that the claim is never less
 _TAIL_NODES = 40
 STEP_ORDERS = np.arange(2, 129, dtype=np.float64)
 
@@ -73,6 +75,8 @@ def _classical(delta: float) -> float:
 
 def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
     """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
+    from dp_accounting.rdp import compute_epsilon
+
     orders = tuple(range(2, largest_order + 1))
     total = np.zeros(len(orders))
     for rate, multiplier, count in gaussians:
@@ -158,10 +162,14 @@ def _plrvo(composition: Composition, delta: float, largest_moment: int, coordina
         raise ConfigError("published_accountant", "plrvo accounts Gamma inverse scales", fix="use noise: plrvo")
     if coordinates is None and not all(dimension(release) for release in composition):
         return math.inf
-    highest = min([largest_moment, *(math.ceil(law.largest_mgf_argument) - 1 for law in laws)])
+    kinds = Counter[_Kind]()
+    for release, count in composition.items():
+        kinds[_Kind(coordinates or dimension(release), release.sample_rate, *law_of(release).gamma)] += count
+    kinds = merged(kinds, _Kind.coarser, _MOST_KINDS)
+    highest = min([largest_moment, *(math.ceil(1 / kind.theta) - 1 for kind in kinds)])
 
     def epsilon(moment: int) -> float:
-        total = math.fsum(count * _moment(r, moment, coordinates) for r, count in composition.items())
+        total = math.fsum(count * _moment(kind, moment) for kind, count in kinds.items())
         return total / moment + math.log(moment / (moment + 1)) - math.log(delta * (moment + 1)) / moment
 
     return max(0.0, _smallest(epsilon, highest)) if highest >= 1 else math.inf
@@ -181,20 +189,33 @@ def _smallest(epsilon: Callable[[int], float], highest: int) -> float:
             return seen[best]
 
 
-def _moment(release: Release, moment: int, coordinates: int | None) -> float:
+class _Kind(NamedTuple):
+    """What equation 19 reads of a release."""
+
+    dimension: int
+    rate: float
+    k: float
+    theta: float
+
+    def coarser(self, step: float) -> _Kind:
+        """A kind that costs at least as much, its numbers on a grid."""
+        rate = min(1.0, rounded_up(self.rate, step))
+        return _Kind(self.dimension, rate, rounded_up(self.k, step), rounded_up(self.theta, step))
+
+
+def _moment(kind: _Kind, moment: int) -> float:
     """Equation 19: the sum over coordinates i of log sum_eta w_eta G(x_i, eta), x_i = sqrt(i) - sqrt(i - 1).
 
     The first thousand are added, the smooth rest integrated in log i.
     """
-    n = coordinates or dimension(release)
-    k, theta = law_of(release).gamma
+    n, rate, k, theta = kind
     exact = np.arange(1, min(n, _EXACT_COORDINATES) + 1, dtype=np.float64)
-    total = float(_log_moments(exact, k, theta, release.sample_rate, moment).sum())
+    total = float(_log_moments(exact, k, theta, rate, moment).sum())
     if n > _EXACT_COORDINATES:
         nodes, weights = np.polynomial.legendre.leggauss(_TAIL_NODES)
         low, high = math.log(_EXACT_COORDINATES + 0.5), math.log(n + 0.5)
         index = np.exp((high - low) / 2 * nodes + (high + low) / 2)
-        values = _log_moments(index, k, theta, release.sample_rate, moment)
+        values = _log_moments(index, k, theta, rate, moment)
         total += float((weights * index * values).sum()) * (high - low) / 2
     return total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dptune.errors import ConfigError
@@ -197,20 +197,3 @@ def _law(data: Any) -> InverseScale:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def disjoint(composition: Composition) -> list[Composition]:
-    """What one unit of each part can be touched by, without the parts' numbers and each kind once.
-
-    Guarantee (parallel composition): a unit is in one part at most, so the largest epsilon over the list is that of
-    the whole.
-    """
-    everybody: Composition = Counter()
-    parts: dict[int, Composition] = {}
-    for release, count in composition.items():
-        if release.part is None:
-            everybody[release] += count
-        else:
-            parts.setdefault(release.part, Counter())[replace(release, part=None)] += count
-    kinds = {frozenset(part.items()): everybody + part for part in parts.values()}
-    return list(kinds.values()) or [everybody]

@@ -62,6 +62,8 @@ def open_run(
         auditor=auditor,
     )
     try:
+        if auditor is not None:
+            auditor.opened(ledger.releases)
         # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
         run.save()
     except BaseException:

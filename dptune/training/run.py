@@ -126,6 +126,12 @@ class Auditor(Protocol):
         """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
         ...
 
+    def opened(self, releases: int) -> None:
+        """Called once, while this process alone holds the run's ledger, which has so many releases. Raises DptuneError
+        if they were made with other coins.
+        """
+        ...
+
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """What the slots that were drawn bring to a batch; the mechanism clips them as it does all others."""
         ...

@@ -13,7 +13,7 @@ import torch
 
 from dptune.audit.crafted import CraftedCanaries, _Crafted
 from dptune.audit.one_run import OneRun, one_run
-from dptune.audit.sampling import audited_sample_rate
+from dptune.audit.sampling import SampleRate, Unseen, audited_sample_rate
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated
@@ -125,7 +125,7 @@ def test_an_error_in_the_draw_is_seen_at_certified_epsilon_2(
     mechanism = build(name, {"pairs": pairs()}) if name == "nonprivate" else at_epsilon_2(name)
     found = run(mechanism, canaries, tmp_path)
     seen = audited_sample_rate(canaries.scores, canaries.included, canaries.moves, RATE, 0.95, 0.999, FixedSeed(1))
-    assert seen is not None
+    assert isinstance(seen, SampleRate)
     assert (seen.alarm > RATE) == refuted
     assert seen.alarm <= seen.audited <= seen.estimate
     assert seen.refutable < 1
@@ -133,13 +133,15 @@ def test_an_error_in_the_draw_is_seen_at_certified_epsilon_2(
         assert found.epsilon_audited < 2
 
 
-@pytest.mark.parametrize("name", ["geoclip", "rldp_published"])
+@pytest.mark.parametrize("name", ["adaclip", "geoclip", "rldp_published", "autoclip_published"])
 def test_what_a_canary_adds_is_not_guessed(name: str, tmp_path: Path) -> None:
     """Clipped in other coordinates, or by the batch itself, canaries have no one size: the draw is not audited."""
     canaries = coins(8)
     run(build(name, {"pairs": pairs(), "noise_multiplier": 1.0}), canaries, tmp_path, steps=2)
     assert np.isnan(canaries.moves).all()
-    assert not audited_sample_rate(canaries.scores, canaries.included, canaries.moves, 0.5, 0.95, 0.99, FixedSeed(1))
+    seen = audited_sample_rate(canaries.scores, canaries.included, canaries.moves, 0.5, 0.95, 0.99, FixedSeed(1))
+    assert isinstance(seen, Unseen)
+    assert seen.power.startswith("NO POWER on the draw: how much a planted gradient moves a release is not known")
 
 
 def test_slots_without_an_auditor_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dptune.audit.sampling import SampleRate, audited_sample_rate
+from dptune.audit.sampling import SampleRate, Unseen, audited_sample_rate
 from dptune.privacy.entropy import FixedSeed
 
 STEPS, RATE = 20, 0.25
@@ -23,7 +23,7 @@ def seen(rate: float, noise: float, seed: int, *, canaries: int = 64, confidence
     background = generator.standard_t(3, canaries) * noise * STEPS**0.5
     scores = np.where(included, entered, 0.0) + background
     found = audited_sample_rate(scores, included, moves.tolist(), RATE, confidence, confidence, FixedSeed(seed))
-    assert found is not None
+    assert isinstance(found, SampleRate)
     return found
 
 
@@ -58,6 +58,8 @@ def test_no_power_is_said() -> None:
     ("included", "moves"),
     [([True] * 4, [1.0]), ([False] * 4, [1.0]), ([True, False] * 2, []), ([True, False] * 2, [np.nan])],
 )
-def test_nothing_is_said_where_nothing_can_be(included: list[bool], moves: list[float]) -> None:
+def test_where_nothing_can_be_seen_that_is_said(included: list[bool], moves: list[float]) -> None:
     scores: NDArray[np.float64] = np.arange(4.0)
-    assert audited_sample_rate(scores, np.array(included), moves, RATE, 0.9, 0.9, FixedSeed(0)) is None
+    found = audited_sample_rate(scores, np.array(included), moves, RATE, 0.9, 0.9, FixedSeed(0))
+    assert isinstance(found, Unseen)
+    assert found.to_dict() == {"sample_rate": RATE, "power": f"NO POWER on the draw: {found.reason}"}

@@ -234,7 +234,7 @@ PAIRS = 4
 SLOWLY = {"interval": 8, "warmup": 8, "batch_size": 4}
 CELLS: dict[str, dict[str, Any]] = {"static": {}, "quantile": {}, "rldp": SLOWLY, "rldp_published": SLOWLY}
 MU = 0.716  # of one step of a sound cell at a certified epsilon of 2 in profiles/audit.yaml
-CHECKS = 20  # of five cells, four each, that share a false-alarm rate of 0.001
+CHECKS = 30  # of five cells, six each, that share a false-alarm rate of 0.001
 
 
 def accused(name: str, trials: int, seed: int, factor: float, **changes: Any) -> bool:
@@ -287,6 +287,16 @@ def test_controllers_learn_within_a_run_and_the_given_mechanism_does_not_change(
     found = audit(true, 800, steps=4, scenes=ALONE)
     assert 0.5 * math.sqrt(4) / 2 < found.mu_audited <= math.sqrt(4) / 2
     assert true.controller.state_dict() == before
+
+
+@pytest.mark.parametrize("name", ["rldp", "rldp_published"])
+def test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next(name: str) -> None:
+    """The opening step lets agents act that act at once; without a hold, another step than the ledger's was audited."""
+    moving = {"move_noise": True} if name == "rldp" else {}
+    true = mechanism(name, 2, noise_multiplier=2.0, interval=1, warmup=0, batch_size=2, **moving)
+    assert true.controller.adaptive
+    found = audit(true, 500, steps=2, scenes=ALONE)
+    assert found.release == true.release(true.knobs(), 1.0)
 
 
 @pytest.mark.parametrize(

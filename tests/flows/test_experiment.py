@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -71,9 +70,7 @@ def finished(server: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         prepare_environment(patch, directory)
         patch.setenv("PREFECT_API_URL", server)
         write_params(QUICK)
-        ran = subprocess.run(
-            [sys.executable, "-m", "flows.experiment"], capture_output=True, text=True, check=False, timeout=280
-        )
+        ran = subprocess.run([sys.executable, "-m", "flows.experiment"], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         out, err = StringIO(), StringIO()
         with redirect_stdout(out), redirect_stderr(err):
@@ -336,10 +333,8 @@ def test_an_interrupted_flow_leaves_no_process(stand_in: Callable[..., None], mo
     monkeypatch.setattr(module, "get_run_logger", lambda: None)
     monkeypatch.setattr(module.subprocess, "Popen", popen)
     monkeypatch.setattr(module, "_lines", interrupted)
-    begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        module.run_process("x", [sys.executable, "-c", "import time; time.sleep(60)"])
-    assert time.monotonic() - begun < 30
+        module.run_process("x", [sys.executable, "-c", "import signal; signal.pause()"])  # ends only when it is ended
     assert started[0].poll() is not None
     with pytest.raises(ProcessLookupError):
         os.kill(started[0].pid, 0)

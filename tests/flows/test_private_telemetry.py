@@ -35,7 +35,7 @@ from tasks import audit as audit_task
 from tasks import finetune, tracking
 from tasks.cells import Cell
 from tasks.finetune import run_cell, run_cells
-from tasks.job import _corpus
+from tasks.job import corpus_of
 from tasks.paths import AUDITS, EVAL, EXPERIMENT, PREDICTION, REPORT, RUNS, SPLITS
 from tasks.report import report
 from tasks.settings import load_settings
@@ -212,7 +212,7 @@ def secret_figures() -> list[float]:
     found: list[float] = []
     for name in read_json(EXPERIMENT)["cells"]:
         target = load_target(RUNS / name, load_settings().audit, torch.device("cpu"), 0.999)
-        tokens = _corpus(target.cell, EVAL, target.tokenizer).tokens
+        tokens = corpus_of(target.cell, EVAL, target.tokenizer).tokens
         most = target.cell.training.evaluate_records
         for model in (target.adapted, target.public):
             found += [perplexity(model, replace(tokens, rows=tokens.rows[:n]), 32) for n in (most, None)]

@@ -22,7 +22,7 @@ from dptune.privacy.ledger import read_ledger
 from tasks import tracking
 from tasks.cells import Cell
 
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(1800)]
 
 CHECKPOINT_EVERY = 3
 LONG = {
@@ -49,7 +49,7 @@ class Flow:
 
     def finish(self) -> str:
         """Wait for its end; what it printed."""
-        assert self.process.wait(timeout=400) == 0, self.log.read_text()
+        assert self.process.wait() == 0, self.log.read_text()
         return self.log.read_text()
 
     def of(self, cell: Cell) -> psutil.Process | None:
@@ -70,7 +70,7 @@ class Flow:
         for one in self.children():
             one.kill()
         self.process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait()
 
 
 @pytest.fixture
@@ -99,11 +99,10 @@ def first_line(cell: Cell) -> Any:
     return json.loads((cell.directory / "ledger.jsonl").read_text().splitlines()[0])
 
 
-def wait_until(what: str, true: Callable[[], bool], flow: Flow, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(true: Callable[[], bool], flow: Flow) -> None:
+    """For as long as the flow lives; only a hang reaches the guard that pytest has."""
     while not true():
         assert flow.process.poll() is None, flow.log.read_text()
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}:\n{flow.log.read_text()}"
         time.sleep(0.02)
 
 
@@ -141,7 +140,7 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, st
     victim, other = cells(LONG, {"experiment": {"runner": runner, "cells_per_device": 2, "retries": 0}})
     steps = sampling(UNITS, 16, LONG["training"]["epochs"])[1]
     flow = start()
-    wait_until("the middle of a cell", lambda: charged(victim) >= 30 and checkpoint(victim).exists(), flow)
+    wait_until(lambda: charged(victim) >= 30 and checkpoint(victim).exists(), flow)
     process = flow.of(victim)
     assert process is not None
     worker = process.parent()
@@ -149,7 +148,7 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, st
     assert worker.pid != flow.process.pid
     before, run = first_line(victim), (victim.directory / "mlflow_run").read_text()
     worker.send_signal(signal.SIGKILL)
-    wait_until("the killed worker's cell to end too", lambda: gone(process), flow, seconds=10)
+    wait_until(lambda: gone(process), flow)  # it ends with its worker, before another one takes its cell
     at_kill = charged(victim)
     kept = (victim.directory / "ledger.jsonl").read_bytes().splitlines()[: at_kill + 1]
     assert at_kill < steps, "it was killed too late to show anything"

@@ -10,7 +10,8 @@ import pytest
 from dptune.errors import ConfigError
 from dptune.policy.method import RAW_CRITIC, Dppg, calibrated_method, check_accounting, method_of
 from dptune.privacy.accountants import epsilons, gdp_delta
-from dptune.privacy.release import Release, disjoint
+from dptune.privacy.parts import disjoint
+from dptune.privacy.release import Release
 
 EXACT = {
     **{0.01: 5425.5, 0.05: 284.39, 0.1: 91.82, 0.25: 24.38, 0.5: 9.997, 1.0: 4.377},

@@ -23,9 +23,9 @@ from tiny_models import CPU
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.cli.ensembles import TOKEN_VARIABLE
 from dptune.errors import ConfigError
 from dptune.prediction import deployment as deployment_module
-from dptune.prediction.commands import TOKEN_VARIABLE
 from dptune.prediction.deployment import LEDGER, MOST_CHARACTERS, Deployment, answered, deploy, open_ledger
 from dptune.prediction.ensemble import load_adapters, read_manifest, write_manifest
 from dptune.prediction.mixture import drawn_token, law, truncated

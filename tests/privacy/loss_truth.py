@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
+from scipy.special import ndtr
 
 Releases = Sequence[tuple[float, float, int]]  # sample rate, noise multiplier, count
-_NODES = 501
+_NODES = 1501
 _FARTHEST = 14.0  # standard deviations
 
 
@@ -83,3 +84,43 @@ def true_epsilon(releases: Releases, delta: float, near: float) -> float:
         return math.log(true_delta(releases, epsilon, delta / 100) / delta)
 
     return float(brentq(excess, 0.9 * near, 1.05 * near, xtol=1e-6 * near, rtol=1e-8))
+
+
+def rare_epsilon(releases: Releases, delta: float, width: float) -> tuple[float, float]:
+    """A lower and an upper bound of epsilon under ``remove``, for a few releases that hardly ever meet the unit.
+
+    Every loss is rounded down (and up) to a multiple of ``width``, and the distributions are multiplied out term by
+    term: sums of positive numbers alone, so that no digit of a small delta is lost.
+    """
+    bounds = []
+    for up in (0, 1):
+        total, first, beyond = np.ones(1), 0, 0.0
+        for rate, noise, count in releases:
+            lowest, mass, infinite = _cells(rate, noise, width)
+            for _ in range(count):
+                total, first, beyond = np.convolve(total, mass), first + lowest + up, beyond + up * infinite
+        losses = width * (first + np.arange(len(total)))
+        bounds.append(_solved(losses, total, beyond, delta))
+    return bounds[0], bounds[1]
+
+
+def _cells(rate: float, noise: float, width: float) -> tuple[int, NDArray[np.float64], float]:
+    """Probabilities of the losses between ``width * (lowest + i)`` and ``width * (lowest + i + 1)``, and of those above
+    all of them: outcomes more than eight standard deviations away, which the lower bound leaves out.
+    """
+    lowest = math.floor(math.log1p(-rate) / width)
+    most = math.log1p(rate * math.expm1((0.5 + 8 * noise) / noise**2))
+    ends = width * np.arange(lowest, math.ceil(most / width) + 1)
+    odds = np.maximum(np.expm1(ends) / rate, -1.0)  # -1: below the least loss
+    with np.errstate(divide="ignore"):
+        outcomes = 0.5 + noise**2 * np.log1p(odds)
+    tails = (1 - rate) * ndtr(-outcomes / noise) + rate * ndtr((1 - outcomes) / noise)
+    return lowest, tails[:-1] - tails[1:], float(tails[-1])
+
+
+def _solved(losses: NDArray[np.float64], mass: NDArray[np.float64], beyond: float, delta: float) -> float:
+    def excess(epsilon: float) -> float:
+        above = losses > epsilon
+        return float(mass[above] @ -np.expm1(epsilon - losses[above])) + beyond - delta
+
+    return float(brentq(excess, 0.0, losses[-1], xtol=1e-12))

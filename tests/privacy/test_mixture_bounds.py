@@ -305,3 +305,22 @@ def test_one_scale_for_all_coordinates_has_no_limit() -> None:
     law = InverseScale(gamma=(5.0, 0.1))
     release = Release(1.0, 1 / law.score_bound, noise="shared_laplace_mixture", law=law)
     assert "epsilon_floor_high_dimension" not in mixture_figures(Counter({release: 1}), 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_merged_laws_cost_a_little_more_and_never_less(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = InverseScale(constant=0.01, gamma=(2.0, 0.02), uniform=(0.01, 0.03))
+    laws = [law.scaled(1 + number / 100) for number in range(100)]
+    steps = Counter(Release(0.01, 1 / one.score_bound, noise="laplace_mixture", law=one, norm=norm) for one in laws)
+    exact = renyi_epsilon(steps, 1e-5)
+    monkeypatch.setattr("dptune.privacy.mixture_bounds.MOST_CURVES", 90)
+    assert exact < renyi_epsilon(steps, 1e-5) < 1.08 * exact  # every number of a law is rounded up by itself
+
+
+def test_a_law_is_rounded_up_stochastically() -> None:
+    law = InverseScale(constant=0.3, gamma=(2.0, 0.7), exponential=0.4, uniform=(0.50, 0.51))
+    for step in (0.001, 0.1, 3.0):
+        larger = law.rounded_up(step)
+        # E exp(-u x) falls and E exp(u x) grows as u grows.
+        assert larger.log_mgf(-1.0) < law.log_mgf(-1.0)
+        assert larger.log_mgf(0.05) > law.log_mgf(0.05)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
-from dptune.privacy.release import Release, disjoint
+from dptune.privacy.release import Release
 
 names = st.lists(st.text(max_size=8), max_size=3).map(tuple)
 releases = st.builds(
@@ -79,16 +78,3 @@ def test_missing_key_is_refused() -> None:
 
 def test_effective_multiplier_is_noise_over_sensitivity() -> None:
     assert Release(0.1, 3.0, sensitivity=2.0).effective_noise_multiplier == 1.5
-
-
-@given(st.lists(st.tuples(st.none() | st.integers(0, 3), st.sampled_from([1.0, 2.0, 5.0])), max_size=12))
-def test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody(
-    made: list[tuple[int | None, float]],
-) -> None:
-    """Parallel composition, written down for each part; a kind that two parts share may be told once."""
-    composition = Counter(Release(1.0, noise, part=part) for part, noise in made)
-    parts = {part for part, _ in made if part is not None} or {None}
-    expected = [Counter(Release(1.0, noise) for part, noise in made if part in (None, mine)) for mine in parts]
-    found = disjoint(composition)
-    assert all(kind in found for kind in expected)
-    assert all(kind in expected for kind in found)

@@ -124,7 +124,7 @@ def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) ->
     base = BaseModel(cell.model.source)
     loaded = PeftModel.from_pretrained(load_base(base, torch.device("cpu")), str(cell.directory / "adapter"))
     assert not list((cell.directory / "adapter").glob("*.bin"))
-    tokens = job._corpus(cell, EVAL, load_tokenizer(base)).tokens
+    tokens = job.corpus_of(cell, EVAL, load_tokenizer(base)).tokens
     assert perplexity(loaded, tokens, 32) == pytest.approx(result["after"]["eval_perplexity"], rel=1e-5)
     assert result["after"]["eval_perplexity"] != result["before"]["eval_perplexity"]
 

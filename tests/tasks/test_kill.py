@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors import safe_open
 from tiny_pipeline import BUDGET, UNITS, read_json, static
@@ -43,8 +44,7 @@ def test_five_kills_and_a_finish(pipeline: Path) -> None:
     counts = [0]
     for _ in range(KILLS):
         process = start(cell)
-        deadline = time.monotonic() + 120
-        while charged(ledger) <= counts[-1] and process.poll() is None and time.monotonic() < deadline:
+        while charged(ledger) <= counts[-1] and process.poll() is None:
             time.sleep(0.02)
         time.sleep(moments.uniform(0, 0.4))
         process.kill()
@@ -56,7 +56,7 @@ def test_five_kills_and_a_finish(pipeline: Path) -> None:
     assert counts == sorted(set(counts))
     assert counts[-1] < steps
     process = start(cell)
-    output = process.communicate(timeout=400)[0]
+    output = process.communicate()[0]
     assert process.returncode == 0, output
     contents = read_ledger(ledger)
     assert contents.complete
@@ -118,6 +118,14 @@ def saved(cell: Cell) -> tuple[int, int]:
     return progress["step"], progress["releases"]
 
 
+def alive(process: int) -> bool:
+    """Whether it has not ended; one whose end its parent has read is gone."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fifty_kills_and_a_finish(pipeline: Path) -> None:
@@ -135,8 +143,8 @@ def test_fifty_kills_and_a_finish(pipeline: Path) -> None:
         print(cell.directory / "cell.json", file=starter.stdin, flush=True)
         process = int(starter.stdout.readline())
         # Some die while they open the run, some between two steps.
-        wanted, deadline = before + moments.choice([0, 1, 2]), time.monotonic() + 60
-        while charged(ledger) < wanted and time.monotonic() < deadline:
+        wanted = before + moments.choice([0, 1, 2])
+        while charged(ledger) < wanted and alive(process):
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
@@ -151,7 +159,7 @@ def test_fifty_kills_and_a_finish(pipeline: Path) -> None:
     starter.stdout.readline()
     assert int(starter.stdout.readline()) == 0
     starter.stdin.close()
-    assert starter.wait(60) == 0
+    assert starter.wait() == 0
     contents = read_ledger(ledger)
     assert contents.complete
     assert contents.releases == steps >= Path("made").stat().st_size

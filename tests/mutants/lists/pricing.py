@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+PARTS = "dptune/privacy/parts.py"
 RELEASE = "dptune/privacy/release.py"
 FILTERS = "dptune/privacy/filters.py"
 ANSWERS = "dptune/privacy/answers.py"
@@ -50,18 +51,42 @@ MUTANTS = (
     Mutant(
         "disjoint_drops_whole_data_releases",
         "a release about everybody would be free beside releases about parts",
-        RELEASE,
-        "everybody + part for part in parts.values()",
-        "part for part in parts.values()",
-        ("tests/privacy/test_release.py::test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody",),
+        PARTS,
+        "everybody + part for part in parts] or",
+        "part for part in parts] or",
+        ("tests/privacy/test_parts.py::test_a_unit_of_each_part_pays_for_its_part_and_for_what_is_about_everybody",),
     ),
     Mutant(
         "disjoint_prices_the_first_part",
         "parallel composition costs its dearest part, not its first",
-        RELEASE,
-        "return list(kinds.values()) or [everybody]",
-        "return list(kinds.values())[:1] or [everybody]",
+        PARTS,
+        "for part in parts or [Counter()])",
+        "for part in parts[:1] or [Counter()])",
         ("tests/policy/test_method.py::test_parts_of_an_inherited_run_are_not_those_of_this_run",),
+    ),
+    Mutant(
+        "envelope_forgets_what_is_left_over",
+        "a group with a longer part would be priced as its shorter ones",
+        PARTS,
+        "return matched + rest[0][::-1] + rest[1][::-1]",
+        "return matched + rest[0][::-1]",
+        ("tests/privacy/test_parts.py::test_an_envelope_costs_at_least_what_every_part_does",),
+    ),
+    Mutant(
+        "envelope_of_the_noisier",
+        "a group of parts would be priced as its cheapest",
+        PARTS,
+        "noise = min(one.noise_multiplier",
+        "noise = max(one.noise_multiplier",
+        ("tests/privacy/test_parts.py::test_many_different_parts_cost_the_dearest_or_a_little_more",),
+    ),
+    Mutant(
+        "laws_merged_to_smaller_ones",
+        "many different laws would cost less than they do",
+        MIXTURES,
+        "math.exp(math.ceil(exponent / step) * step)",
+        "math.exp(math.floor(exponent / step) * step - step)",
+        ("tests/privacy/test_mixture_bounds.py::test_merged_laws_cost_a_little_more_and_never_less",),
     ),
     Mutant(
         "any_law_for_a_multiplier",
@@ -235,16 +260,16 @@ MUTANTS = (
         "expansion_one_order_short",
         "each moment of the binomial expansion would be taken one order too low",
         BOUNDS,
-        "np.maximum(inner - 1, 0) * curve",
-        "np.maximum(inner - 2, 0) * curve",
+        "np.maximum(np.arange(len(curve)) - 1, 0) * curve",
+        "np.maximum(np.arange(len(curve)) - 2, 0) * curve",
         ("tests/privacy/test_mixture_bounds.py::test_a_gaussian_has_the_curve_of_the_library",),
     ),
     Mutant(
         "half_a_renyi_curve",
         "alpha / 2 z^2, not alpha / 4 z^2",
         BOUNDS,
-        "curve = orders / (2 * release",
-        "curve = orders / (4 * release",
+        "curve.signal * curve.signal / 2",
+        "curve.signal * curve.signal / 4",
         ("tests/privacy/test_mixture_bounds.py::test_a_gaussian_has_the_curve_of_the_library",),
     ),
     Mutant(
@@ -275,8 +300,16 @@ MUTANTS = (
         "round_off_forgotten",
         "half of the composed probabilities would be too small, and a small delta with them",
         COMPOSED,
-        "-(first % length)), 0.0) + slack",
-        "-(first % length)), 0.0)",
+        "* (1 + 4 * _UNIT) + slack",
+        "* (1 + 4 * _UNIT)",
+        (f"{COMPOSED_TESTS}::test_composed_probabilities_are_bounded_from_above_one_by_one",),
+    ),
+    Mutant(
+        "rounding_of_long_numbers_forgotten",
+        "probabilities would be rounded down when the FFT's long numbers become doubles",
+        COMPOSED,
+        "0.0) * (1 + 4 * _UNIT) + slack",
+        "0.0) + slack",
         (f"{COMPOSED_TESTS}::test_composed_probabilities_are_bounded_from_above_one_by_one",),
     ),
     Mutant(

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from dptune.errors import DptuneError
 
@@ -24,10 +21,23 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except DptuneError as error:
-            Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            notice("error", str(error))
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            raise  # the reader, `head` say, has what it wants: typer ends quietly
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            fix = "check that the path exists, that you may use it, and that the disk has room"
+            notice("error", f"{where}{error.strerror or error}. Fix: {fix}.")
             raise typer.Exit(2) from None
 
     return run
+
+
+def notice(kind: str, text: str) -> None:
+    """Print ``kind: text`` to standard error, as one line that no terminal's width breaks."""
+    colour = typer.colors.YELLOW if kind in ("warning", "stopped") else typer.colors.RED
+    typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {text}", err=True)
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
@@ -35,9 +45,13 @@ def show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({key: _json_number(value) for key, value in result.items()}, allow_nan=False))
         return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(show_header=False)
     for key, value in result.items():
-        table.add_row(key, _text(value))
+        table.add_row(key, Text(_text(value)))
     Console().print(table)
 
 

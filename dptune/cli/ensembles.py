@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from dptune.console import show
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import BudgetError, LedgerError
 
 Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble [the pipeline's own].")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -31,10 +29,11 @@ def generate(
     tokens: Annotated[int, typer.Option(help="At most so many.", min=1)] = 32,
     ensemble: Ensemble = None,
     device: Device = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
     from dptune.prediction.deployment import check_prompt, deploy
+    from dptune.privacy.ledger import BudgetError, LedgerError
 
     check_prompt(prompt)
     where = _device(device)
@@ -45,7 +44,7 @@ def generate(
     except (BudgetError, LedgerError) as error:
         if not answers:
             raise  # else what was answered before is paid for
-        Console(stderr=True).print(f"[yellow]stopped:[/yellow] {escape(str(error))}", soft_wrap=True)
+        notice("stopped", str(error))
     finally:
         deployment.predictor.close()
     if as_json:
@@ -56,7 +55,7 @@ def generate(
     left = f"{last.tokens_left} of {budget['tokens']} tokens left"
     spent = f"epsilon {last.epsilon_spent:.4g} of {budget['epsilon']:g} at delta {last.delta:g} spent"
     about = f"{left}; {spent}, for one {last.unit}. Data: {budget['data']}."
-    Console(stderr=True).print(escape(about), soft_wrap=True, highlight=False)
+    typer.echo(about, err=True)
 
 
 def serve(
@@ -84,7 +83,7 @@ def serve(
     hosts, token = _hosts(host, trusted_host or []), _token(token_file)
     if token is None and host not in ("localhost", "127.0.0.1", "::1"):
         warning = f"whoever reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
-        Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+        notice("warning", warning)
     where = _device(device)
     deployment = deploy(ensemble or _served(), where)
     try:

@@ -1,4 +1,4 @@
-"""Commands about ledgers."""
+"""``dptune verify`` and ``dptune set-aside``: what a run has spent, and a run that cannot go on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from dptune.privacy.set_aside import set_aside as keep
+from dptune.cli.console import show
+from dptune.cli.options import AsJson
 
 #: What a ledger's certified epsilon is about, by its telemetry.
-COVERED = {
+_COVERED = {
     "research": "telemetry: research. The guarantee covers the adapter, not the logged curves.",
     "private": (
         "telemetry: private. The guarantee covers the adapter and all that was published, "
@@ -21,10 +20,29 @@ COVERED = {
 }
 
 
+def verify(
+    ledger: Annotated[Path, typer.Argument(help="data/runs/<run>/ledger.jsonl")], as_json: AsJson = False
+) -> None:
+    """Recompute every epsilon of a run from its ledger alone; refuse a ledger that was torn or edited."""
+    from dptune.cli.figures import of_ledger
+    from dptune.privacy.ledger import read_ledger
+
+    contents = read_ledger(ledger)
+    show(of_ledger(contents), as_json)
+    if as_json:
+        return
+    if not contents.complete:
+        typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
+    if contents.header.telemetry in _COVERED:
+        typer.echo(_COVERED[contents.header.telemetry])
+
+
 def set_aside(
     folder: Annotated[Path, typer.Argument(help="data/runs/<run>, or another run's folder")],
 ) -> None:
     """Keep a run that cannot go on, ledger and all, out of the way of a new one; say what it has spent."""
+    from dptune.privacy.set_aside import set_aside as keep
+
     # Not resolved: of a link, the link is renamed, so that the run stays among those that are counted.
     target, spent = keep(folder.absolute())
     said = "nothing was charged to it: it costs nothing, and may be removed" if spent is None else str(spent)
@@ -33,4 +51,4 @@ def set_aside(
         if spent is None
         else " The next run on the same records adds to that; the report counts both where they lie in data/runs."
     )
-    Console().print(escape(f"It lies in {target} now; {said}.{counted}"), soft_wrap=True, highlight=False)
+    typer.echo(f"It lies in {target} now; {said}.{counted}")

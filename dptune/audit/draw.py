@@ -1,0 +1,212 @@
+"""Exact test of the draw: many batches of a run's own units, compared with the Poisson sampling that is charged.
+
+No attack on one run sees much of its draw, and none sees batches of a fixed size. The draw itself is cheap: it is
+repeated, with new coins, until a single unit that never enters would be missed. What the training loop makes of a
+batch is not seen here; gradients planted in the run (``dptune.audit.crafted``) see that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import binom, chi2
+
+from dptune.privacy.entropy import Entropy, uniform
+from dptune.training.data import PrivacyUnits
+
+_FEWEST_DRAWS = 100
+_MOST_ENTRIES = 2_000_000  # units in all batches together, about five seconds of one core
+_POWER = 0.95  # how often a test must succeed to be said to see something
+_TESTS = {
+    "rate": "units drawn in all",
+    "sizes": "how batch sizes vary",
+    "spread": "how often each unit was drawn",
+    "unit": "the unit that was drawn least or most often",
+}
+
+
+@dataclass(frozen=True)
+class DrawAudit:
+    """What repeated draws show.
+
+    Attributes:
+        draws: batches that were drawn.
+        units: that a draw can choose from, absent ones included. Public.
+        sample_rate: that the ledger is charged for.
+        alarm: the draw is accused if ``p_value`` is below it.
+        p_values: of each test by itself, by the names of ``_TESTS``.
+        fault: what no Poisson sample of whole units can have, in words; empty if nothing was found.
+        rate_refutable: a true rate of so many times ``sample_rate`` is found out in 19 of 20 audits.
+        sees_one_unit: whether one unit that is never drawn is found out for certain.
+    """
+
+    draws: int
+    units: int
+    sample_rate: float
+    alarm: float
+    p_values: dict[str, float]
+    fault: str
+    rate_refutable: float
+    sees_one_unit: bool
+
+    @property
+    def p_value(self) -> float:
+        """Of all tests together: if the draw is right, it is below any a with probability a at most."""
+        return 0.0 if self.fault else min(1.0, len(_TESTS) * min(self.p_values.values()))
+
+    @property
+    def accusation(self) -> str | None:
+        """The accusation in one sentence, or None."""
+        if self.p_value >= self.alarm:
+            return None
+        found = self.fault or " and ".join(
+            f"{_TESTS[name]} (p = {value:.2g})"
+            for name, value in self.p_values.items()
+            if value < self.alarm / len(_TESTS)
+        )
+        return (
+            f"{self.draws} draws are no Poisson samples of {self.units} units at rate {self.sample_rate:.4g}: {found}"
+        )
+
+    @property
+    def power(self) -> str:
+        """What the audit could have seen, in words."""
+        one = f"one of {self.units} units that is never drawn"
+        if self.sample_rate >= 1:
+            return f"could have refuted: {one}"
+        rest = f", {one}" if self.sees_one_unit else f"; NO POWER on {one}"
+        return (
+            f"could have refuted, by {self.draws} draws of its own and not by those of the run: "
+            f"{self.rate_refutable:.3g} times the charged rate, batches of one size, a batch drawn twice{rest}"
+        )
+
+    def to_dict(self) -> dict[str, float | int | str | None]:
+        """Plain JSON types, each test's p-value under a name of its own."""
+        names = ("draws", "units", "sample_rate", "alarm", "p_value", "rate_refutable", "accusation", "power")
+        tests = {f"p_value_{name}": value for name, value in self.p_values.items()}
+        return {name: getattr(self, name) for name in names} | tests
+
+
+def audit_draw(
+    units: PrivacyUnits,
+    absent: NDArray[np.bool_],
+    sample_rate: float,
+    charged: float,
+    false_alarms: float,
+    entropy: Entropy,
+) -> DrawAudit:
+    """Draw many batches and test whether each present unit enters each by a coin of its own, at the charged rate.
+
+    Guarantee: if so, the draw is accused with probability ``false_alarms`` at most, exactly: counts are compared with
+    their binomial laws, and ties are broken by coins. Each of the four tests has a quarter of that chance: on all
+    entries; on batch sizes and on the counts of units by Fisher's combination of their two-sided p-values, which is too
+    small where they vary too much and too large where too little; and on the most unlikely count of one unit.
+
+    Args:
+        units: of the run; slots of an auditor's must be filled.
+        absent: (records,) which an auditor's coin left out. All others must belong to a unit.
+        sample_rate: at which the run draws.
+        charged: the rate that its ledger holds.
+        entropy: of the draws.
+    """
+    owners, fault = _owners(units, absent)
+    draws = _draws_for(len(units), charged, false_alarms)
+    batches = []
+    for _ in range(draws):
+        drawn = units.draw(sample_rate, entropy)
+        fault = fault or _fault(drawn, owners, units)
+        batches.append(_numbers(drawn, owners, len(units.members)))
+    entries, sizes = np.concatenate(batches), np.array([len(batch) for batch in batches])
+    counts = np.bincount(entries, minlength=len(units))[_present(units, owners)]
+    by_size = _two_sided(sizes, len(counts), charged, entropy)
+    by_unit = _two_sided(counts, draws, charged, entropy)
+    total = _two_sided(sizes.sum(keepdims=True), draws * len(counts), charged, entropy)
+    return DrawAudit(
+        draws=draws,
+        units=len(units),
+        sample_rate=charged,
+        alarm=false_alarms,
+        p_values={
+            "rate": float(total[0]),
+            "sizes": _fisher(by_size),
+            "spread": _fisher(by_unit),
+            "unit": min(1.0, float(by_unit.min(initial=1.0)) * max(1, len(by_unit))),
+        },
+        fault=fault,
+        rate_refutable=_rate_refutable(draws * len(units), charged, false_alarms),
+        sees_one_unit=_never_drawn(draws, len(units), charged) <= false_alarms,
+    )
+
+
+def _draws_for(units: int, rate: float, false_alarms: float) -> int:
+    """As many as it takes to miss one unit, within ``_MOST_ENTRIES``."""
+    wanted = math.log(2 * len(_TESTS) * units / false_alarms) / -math.log1p(-rate) if rate < 1 else 0.0
+    return max(_FEWEST_DRAWS, math.ceil(min(wanted, _MOST_ENTRIES / max(1.0, rate * units))))
+
+
+def _never_drawn(draws: int, units: int, rate: float) -> float:
+    """The largest p-value, over all tests, of draws in which one unit never is."""
+    return 2 * len(_TESTS) * units * (1 - rate) ** draws
+
+
+def _rate_refutable(coins: int, rate: float, false_alarms: float) -> float:
+    """By the normal law of so many coins at this rate."""
+    errors = ndtri(1 - false_alarms / (2 * len(_TESTS))) + ndtri(_POWER)
+    return float(1 + errors * math.sqrt((1 - rate) / (rate * coins)))
+
+
+def _owners(units: PrivacyUnits, absent: NDArray[np.bool_]) -> tuple[NDArray[np.int64], str]:
+    """(records,) the number of each record's unit, -1 for none; and what is wrong with them."""
+    owners, fault = np.full(len(absent), -1), ""
+    for number, records in enumerate(units.members):
+        if (owners[records] >= 0).any():
+            fault = "a record belongs to two units"
+        owners[records] = number
+    if (owners[absent] >= 0).any():
+        fault = "a record that is absent belongs to a unit"
+    elif (owners[~absent] < 0).any():
+        fault = "a record belongs to no unit"
+    return owners, fault
+
+
+def _present(units: PrivacyUnits, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of units that bring something, an auditor's slots last."""
+    slots = len(units.members) + np.flatnonzero(units.planted)
+    return np.concatenate([np.unique(owners[owners >= 0]), slots])
+
+
+def _numbers(drawn: list[NDArray[np.int64]], owners: NDArray[np.int64], members: int) -> NDArray[np.int64]:
+    """The numbers of the units in a batch."""
+    first = np.array([records[0] for records in drawn], dtype=np.int64)
+    return np.where(first >= 0, owners[np.maximum(first, 0)], members - 1 - first)
+
+
+def _fault(drawn: list[NDArray[np.int64]], owners: NDArray[np.int64], units: PrivacyUnits) -> str:
+    """What no batch of whole units can have, in words."""
+    numbers = _numbers(drawn, owners, len(units.members))
+    if len(np.unique(numbers)) < len(numbers):
+        return "a unit is in one batch twice"
+    if any(len(records) > units.most for records in drawn):
+        return f"a unit brings more than {units.most} records"
+    if any(len(np.unique(owners[records])) > 1 for records in drawn if len(records) > 1):
+        return "records of several units are brought as one"
+    return ""
+
+
+def _two_sided(counts: NDArray[np.int64], trials: int, rate: float, entropy: Entropy) -> NDArray[np.float64]:
+    """(counts,) p-values that are uniform on (0, 1) where counts are binomial: ties are broken by coins."""
+    coins, law = uniform(entropy, len(counts)), binom(trials, rate)
+    here = law.pmf(counts)
+    below, above = law.cdf(counts - 1) + coins * here, law.sf(counts) + (1 - coins) * here
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)))
+
+
+def _fisher(p_values: NDArray[np.float64]) -> float:
+    """Two-sided p-value of Fisher's combination of independent ones."""
+    statistic = float(-2 * np.log(np.maximum(p_values, np.finfo(np.float64).tiny)).sum())
+    law = chi2(2 * len(p_values))
+    return min(1.0, 2 * float(min(law.cdf(statistic), law.sf(statistic))))

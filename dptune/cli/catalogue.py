@@ -1,0 +1,66 @@
+"""``dptune mechanisms``, and the names that commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dptune.errors import ConfigError
+
+
+def summaries() -> dict[str, str]:
+    """One line about each mechanism, and about each of what is priced but trains no adapter by a mechanism's steps."""
+    from dptune.mechanisms.registry import MECHANISMS
+    from dptune.policy import method
+    from dptune.prediction.protocols import SUMMARIES
+
+    registered = {name: listed.summary for name, listed in MECHANISMS.items()}
+    return {**registered, **SUMMARIES, method.NAME: method.SUMMARY}
+
+
+def completions(incomplete: str) -> list[str]:
+    """The names that begin so, for a shell."""
+    return [name for name in summaries() if name.startswith(incomplete)]
+
+
+def check_mechanism(name: str) -> None:
+    """Raises ConfigError unless ``name`` is a registered mechanism."""
+    from dptune.mechanisms.registry import MECHANISMS
+    from dptune.prediction.protocols import PROTOCOLS
+
+    if name in PROTOCOLS:
+        raise ConfigError("mechanism", f"{name} answers and trains nothing", fix="use account or calibrate with it")
+    if name not in MECHANISMS:
+        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {', '.join(summaries())}")
+
+
+def mechanisms(
+    name: Annotated[
+        str | None, typer.Argument(help="Show the options of this one.", autocompletion=completions)
+    ] = None,
+) -> None:
+    """List the mechanisms, one line each, or the `--set` options of one."""
+    known = summaries()
+    if name is not None and name not in known:
+        check_mechanism(name)
+    for key in [name] if name else known:
+        typer.echo(f"{typer.style(key, bold=True)}: {known[key]}")
+    if name:
+        _show_options(name)
+
+
+def _show_options(name: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dptune.mechanisms.registry import describe_options, option_rows
+    from dptune.policy import method
+    from dptune.prediction.protocols import PROTOCOLS
+
+    others = {**PROTOCOLS, method.NAME: method.Dppg}
+    table = Table("--set option", "default", "meaning")
+    for row in option_rows(others[name]) if name in others else describe_options(name):
+        table.add_row(*map(Text, row))
+    Console().print(table)

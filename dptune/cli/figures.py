@@ -1,0 +1,112 @@
+"""What commands print of a mechanism, a protocol or a ledger, by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dptune.mechanisms.planning import planned
+from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.policy import method
+from dptune.prediction.protocols import priced_answers
+from dptune.privacy.accountants import mixture_figures, repriced_epsilon
+
+if TYPE_CHECKING:
+    from dptune.mechanisms.mechanism import Mechanism
+    from dptune.mechanisms.planning import Schedule
+    from dptune.prediction.protocols import Protocol
+    from dptune.privacy.accountants import Epsilons
+    from dptune.privacy.ledger import LedgerContents
+
+
+def of_prices(prices: Epsilons) -> dict[str, Any]:
+    """The three epsilons, and why the certified one is infinite where it is."""
+    return {
+        "epsilon_published": prices.published,
+        "epsilon_noise_only": prices.noise_only,
+        "epsilon_certified": prices.certified,
+        "leaks": list(prices.leaks),
+    }
+
+
+def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
+    """What a run does, as far as its price depends on it."""
+    knobs = mechanism.knobs()
+    return {
+        "mechanism": mechanism.name,
+        "noise_multiplier": knobs.noise_multiplier,
+        "effective_noise_multiplier": mechanism.effective_noise_multiplier(knobs) if mechanism.private else 0.0,
+        "sample_rate": schedule.sample_rate,
+        "steps": schedule.steps,
+        "delta": schedule.delta,
+    }
+
+
+def of_run(mechanism: Mechanism, schedule: Schedule, prices: Epsilons) -> dict[str, Any]:
+    """A planned run, its price, and figures that belong to one family of mechanisms, none of them a guarantee."""
+    mixture = mixture_figures(planned(mechanism, schedule), schedule.delta)
+    return of_schedule(mechanism, schedule) | of_prices(prices) | _repriced(mechanism, schedule) | mixture
+
+
+def _repriced(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
+    """RLDP's Algorithm 1 prices today's noise for all past steps: a diagnostic, next to the mechanism it is of."""
+    if not isinstance(mechanism.controller, RldpPublished):
+        return {}
+    last = mechanism.release(mechanism.knobs(), schedule.sample_rate)
+    return {"epsilon_repriced_diagnostic": repriced_epsilon(last, schedule.steps, schedule.delta)}
+
+
+def of_answers(protocol: Protocol) -> dict[str, Any]:
+    """A protocol that answers within a budget."""
+    return {
+        "mechanism": protocol.name,
+        **{key: value for key, value in asdict(protocol).items() if key not in ("name", "epsilon")},
+        "rdp_budget": protocol.rdp_budget,
+        "rdp_per_token": protocol.rdp_per_token,
+        **protocol.figures,
+        **of_prices(priced_answers(protocol)),
+    }
+
+
+def of_policy_gradient(chosen: method.Dppg, delta: float) -> dict[str, Any]:
+    """DP policy gradient, in which every user takes part once."""
+    return {"mechanism": method.NAME, **asdict(chosen), "delta": delta, **of_prices(chosen.price(delta))}
+
+
+def of_ledger(contents: LedgerContents) -> dict[str, Any]:
+    """A run, from its ledger alone."""
+    header = contents.header
+    releases = sorted(contents.composition, key=lambda release: release.noise_multiplier)
+    effective = sorted({release.effective_noise_multiplier for release in releases})
+    rates = sorted({release.sample_rate for release in releases})
+    return {
+        "mechanism": header.mechanism,
+        "noise_multiplier": _one_or_range([release.noise_multiplier for release in releases]),
+        "effective_noise_multiplier": _one_or_range(effective),
+        "sample_rate": _one_or_range(rates),
+        "steps": contents.releases,
+        "delta": header.delta,
+        **of_prices(contents.epsilons),
+        **_repriced_ledger(contents),
+        **mixture_figures(contents.composition, header.delta),
+        "accounting": header.accounting,
+        "budget_epsilon": header.epsilon,
+        "complete": contents.complete,
+        "inherited_releases": sum(count for _, count in header.inherited),
+        "data": header.data,
+        "run_id": header.run_id,
+        "telemetry": header.telemetry,
+        "unit": header.unit,
+    }
+
+
+def _repriced_ledger(contents: LedgerContents) -> dict[str, Any]:
+    if contents.last is None or not contents.last.adaptive:
+        return {}
+    return {"epsilon_repriced_diagnostic": repriced_epsilon(contents.last, contents.releases, contents.header.delta)}
+
+
+def _one_or_range(values: list[float]) -> float | list[float] | None:
+    if not values:
+        return None
+    return values[0] if values[0] == values[-1] else [values[0], values[-1]]

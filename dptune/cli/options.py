@@ -1,0 +1,71 @@
+"""Options that several commands share, and how they are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dptune.cli.catalogue import completions
+from dptune.errors import ConfigError
+from dptune.options import assignments
+
+Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.", autocompletion=completions)]
+SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=10**12)]
+Records = Annotated[int | None, typer.Option(help="Units in the training data.", max=10**15)]
+Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
+Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
+Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Accounting = Literal["certified", "noise_only", "published"]
+
+
+def read_options(given: list[str] | None) -> dict[str, Any]:
+    """Options of a mechanism, as texts. Raises: ConfigError for one without ``=``, or given twice."""
+    return dict(assignments(given or []))
+
+
+def without_noise(options: dict[str, Any]) -> dict[str, Any]:
+    """The options; raises ConfigError if the noise to be calibrated is among them."""
+    if "noise_multiplier" in options:
+        raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
+    return options
+
+
+def rate_and_steps(sample_rate: float | None, steps: int | None) -> tuple[float, int]:
+    """Both; raises ConfigError naming the option that is missing."""
+    if sample_rate is None:
+        raise ConfigError("--sample-rate", "is missing", fix="give --sample-rate")
+    if steps is None:
+        raise ConfigError("--steps", "is missing", fix="give --steps")
+    return sample_rate, steps
+
+
+def sampling_of(
+    sample_rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: float | None,
+    epochs: float | None,
+) -> tuple[float, int]:
+    """Sample rate and steps, given as such or by the data. Raises: ConfigError for neither or a mixture of both."""
+    from dptune.privacy.calibration import sampling
+
+    if sample_rate is not None and steps is not None and records is batch is epochs is None:
+        return sample_rate, steps
+    if records is not None and batch is not None and epochs is not None and sample_rate is steps is None:
+        return sampling(records, batch, epochs)
+    raise ConfigError(
+        "--sample-rate --steps",
+        "give these two, or all of --records --batch --epochs",
+        fix="choose one of the sets",
+    )
+
+
+def refuse_sampling(name: str, *given: float | None) -> None:
+    """Raises ConfigError if any option about batches of records is given for what takes none."""
+    if any(value is not None for value in given):
+        problem = f"{name} takes no batches of records"
+        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set options alone")

@@ -1,0 +1,99 @@
+"""``dptune account`` and ``dptune calibrate``: what a run costs, and the noise that a budget needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dptune.cli.catalogue import check_mechanism
+from dptune.cli.console import show
+from dptune.cli.options import (
+    Accounting,
+    AsJson,
+    Batch,
+    Delta,
+    Epochs,
+    Mechanism,
+    Options,
+    Records,
+    SampleRate,
+    Steps,
+    rate_and_steps,
+    read_options,
+    refuse_sampling,
+    sampling_of,
+    without_noise,
+)
+from dptune.errors import ConfigError
+
+
+def account(
+    mechanism: Mechanism,
+    delta: Delta,
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the three epsilons of a run: as published, of the noise alone, and certified."""
+    from dptune.cli import figures
+    from dptune.mechanisms.planning import Schedule, price
+    from dptune.mechanisms.registry import build
+    from dptune.policy import method
+    from dptune.prediction.protocols import PROTOCOLS, protocol_of
+
+    if mechanism in PROTOCOLS:
+        refuse_sampling(mechanism, sample_rate, steps)
+        show(figures.of_answers(protocol_of(mechanism, read_options(options) | {"delta": delta})), as_json)
+        return
+    if mechanism == method.NAME:
+        refuse_sampling(mechanism, sample_rate, steps)
+        show(figures.of_policy_gradient(method.method_of(read_options(options)), delta), as_json)
+        return
+    check_mechanism(mechanism)
+    schedule = Schedule(*rate_and_steps(sample_rate, steps), delta)
+    built = build(mechanism, read_options(options))
+    show(figures.of_run(built, schedule, price(built, schedule)), as_json)
+
+
+def calibrate(
+    mechanism: Mechanism,
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    delta: Delta,
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    records: Records = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
+    accounting: Annotated[Accounting, typer.Option(help="Which epsilon meets the budget.")] = "certified",
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
+    from dptune.cli import figures
+    from dptune.mechanisms.planning import Schedule, calibrated, price
+    from dptune.mechanisms.registry import build, takes_noise
+    from dptune.policy import method
+    from dptune.prediction.protocols import PROTOCOLS, protocol_of
+
+    chosen = read_options(options)
+    if mechanism in PROTOCOLS:
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        show(figures.of_answers(protocol_of(mechanism, chosen | {"epsilon": epsilon, "delta": delta})), as_json)
+        return
+    if mechanism == method.NAME:
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        least = method.calibrated_method(without_noise(chosen), epsilon, delta, accounting)
+        show(figures.of_policy_gradient(least, delta), as_json)
+        return
+    check_mechanism(mechanism)
+    schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
+    if not takes_noise(mechanism, chosen):
+        raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
+    chosen = without_noise(chosen)
+    found = calibrated(
+        lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
+    )
+    prices = price(found.mechanism, schedule, found.renyi_filter)
+    show(figures.of_run(found.mechanism, schedule, prices), as_json)

@@ -1,0 +1,116 @@
+"""``dptune audit``: an attack on a private step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dptune.cli.catalogue import check_mechanism
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson, Delta, Mechanism, Options, read_options
+from dptune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dptune.audit.step import StepAudit
+    from dptune.privacy.release import Composition
+
+
+def audit(
+    mechanism: Mechanism,
+    trials: Annotated[int, typer.Option(help="Runs of the steps, with the attacker's sample and without.")] = 20_000,
+    confidence: Annotated[float, typer.Option(help="Of each bound that is printed, by itself.")] = 0.95,
+    false_alarms: Annotated[
+        float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")
+    ] = 0.001,
+    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1, max=10**12)] = 1,
+    sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
+    delta: Delta = 1e-5,
+    options: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a mechanism's private step and print what it shows beside the three epsilons.
+
+    The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
+    log(trials) at most; mu_audited belongs beside mu_certified: where releases are no certain Gaussian ones, both are
+    taken at the attack's false positive rate. Ends with status 1 and a sentence if the attack shows more than is
+    certified. The noise multiplier is 1 if not set.
+    """
+    if not 0 < false_alarms < 1:
+        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")
+    import torch
+
+    from dptune.policy.method import NAME
+
+    torch.set_num_threads(1)  # vectors here are short
+    chosen = read_options(options)
+    if mechanism == NAME:
+        _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
+        return
+    from dptune.audit.step import audit_step
+    from dptune.cli import figures
+    from dptune.mechanisms.planning import Schedule, planned, price
+    from dptune.mechanisms.registry import build, lacks_noise
+    from dptune.privacy.entropy import OsEntropy
+
+    check_mechanism(mechanism)
+    noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
+    built = build(mechanism, noise | chosen)
+    found = audit_step(
+        built,
+        trials=trials,
+        confidence=confidence,
+        delta=delta,
+        entropy=OsEntropy(),
+        steps=steps,
+        sample_rate=sample_rate,
+    )
+    schedule = Schedule(sample_rate, steps, delta)
+    result = {
+        "mechanism": mechanism,
+        **figures.of_schedule(built, schedule),
+        **found.to_dict(),
+        **figures.of_prices(price(built, schedule)),
+    }
+    _show_audit(result, found, planned(built, schedule), false_alarms, as_json)
+
+
+def _audit_policy_gradient(
+    options: dict[str, Any],
+    trials: int,
+    confidence: float,
+    false_alarms: float,
+    updates: int,
+    sample_rate: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    """``audit`` of the mean of users' updates; steps are updates."""
+    from dptune.audit.updates import audit_updates
+    from dptune.cli import figures
+    from dptune.policy.method import method_of
+    from dptune.privacy.entropy import OsEntropy
+
+    if sample_rate != 1.0:
+        raise ConfigError("--sample-rate", f"{sample_rate}: every user takes part in one update", fix="leave it out")
+    chosen = method_of({"noise_multiplier": 1.0} | options)
+    found = audit_updates(
+        chosen, trials=trials, confidence=confidence, delta=delta, entropy=OsEntropy(), updates=updates
+    )
+    result = figures.of_policy_gradient(chosen, delta) | found.to_dict()
+    _show_audit(result, found, chosen.planned(updates), false_alarms, as_json)
+
+
+def _show_audit(
+    result: dict[str, Any], found: StepAudit, releases: Composition, false_alarms: float, as_json: bool
+) -> None:
+    from dptune.audit.verdict import certificate, judged
+
+    # What was attacked: a controller that moves the noise may have moved it before this step.
+    attacked = Counter([found.release]) if sum(releases.values()) == 1 and found.release.part is None else releases
+    verdict = judged(found, certificate(attacked, found.delta), false_alarms)
+    show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
+    if verdict.accusation:
+        notice("Accused", f"{verdict.accusation}.")
+        raise typer.Exit(1)
