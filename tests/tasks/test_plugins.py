@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -14,8 +15,10 @@ import pytest
 import torch
 from mechanism_steps import RATE, batch_of, observed, privatised, shift, started
 from tiny_pipeline import ROOT, cells, write_params
+from typer.testing import CliRunner
 
 from dptune import plugins
+from dptune.cli import app
 from dptune.corpus import catalogue
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
@@ -151,6 +154,9 @@ def test_a_clipper_a_controller_and_a_noise_from_outside_train_a_cell_within_its
     assert radii == pytest.approx([0.5**step for step in range(len(radii))])
     (named,) = read_ledger(cell.directory / "ledger.jsonl").header.plugins
     assert re.fullmatch(r"their_parts sha256:[0-9a-f]{16}", named)
+    assert named in result["guarantee"]
+    verified = CliRunner().invoke(app, ["verify", str(cell.directory / "ledger.jsonl")])
+    assert f"Made with plug-in {named}" in verified.stdout
 
 
 def test_a_cell_brings_the_code_of_its_mechanism_along(pipeline: Path, write: Write) -> None:
@@ -380,6 +386,36 @@ def test_a_source_that_fails_leaves_what_was_there(
     with pytest.raises(DataError, match=problem):
         acquire()
     assert {path: path.read_bytes() for path in Path("data/raw").iterdir()} == before
+
+
+PRICE = ["account", "own", "--set", "noise_multiplier=1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", "100"]
+
+
+@pytest.mark.parametrize("named", ["option", "variable"])
+def test_the_command_line_takes_plug_ins_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, named: str
+) -> None:
+    write("elsewhere", "")
+    (tmp_path / "beside.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    if named == "variable":
+        monkeypatch.setenv("DPTUNE_PLUGINS", "elsewhere, beside")
+    chosen = ["--plugin", "beside"] if named == "option" else []
+    priced = CliRunner().invoke(app, [*chosen, *PRICE, "--json"])
+    assert json.loads(priced.stdout)["epsilon_certified"] < 1
+    listed = CliRunner().invoke(app, [*chosen, "mechanisms", "--parts"]).stdout
+    assert "controller shrinking (plug-in beside): Multiplies the radius after every release.\n" in listed
+    assert "    factor (0.5): by which.\n" in listed
+    assert "own: Clips the whole gradient, smoothly; adds" in CliRunner().invoke(app, [*chosen, "mechanisms"]).stdout
+
+
+@pytest.mark.parametrize("arguments", [["--plugin", "nosuch", *PRICE], ["mechanisms", "static", "--parts"]])
+def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert re.search(r"error: --(plugin|parts): .* Fix: .*\.$", result.stderr.strip().splitlines()[-1])
 
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
