@@ -8,9 +8,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mechanism_steps import RATE, batch_of, observed, privatised, shift, started
@@ -18,6 +20,8 @@ from tiny_pipeline import ROOT, cells, write_params
 from typer.testing import CliRunner
 
 from dptune import plugins
+from dptune.audit import own_scores as own_scores_module
+from dptune.audit.own_scores import own_scores
 from dptune.cli import app
 from dptune.corpus import catalogue
 from dptune.corpus.records import read_records
@@ -25,10 +29,14 @@ from dptune.errors import ConfigError, DataError
 from dptune.mechanisms import registry
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, describe_options, describe_parts, takes_noise
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import RunHeader, read_ledger
+from dptune.training.loop import train
+from tasks import audit
 from tasks.acquire import acquire
 from tasks.cells import Cell
 from tasks.finetune import run_cell
+from tasks.job import ground_of, prepare
 from tasks.paths import NARRATIVES
 from tasks.settings import load_settings
 from tasks.verbalize import verbalize
@@ -107,7 +115,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     len(CLIPPERS)  # dptune's own are to stay
     tables: list[Any] = [*registry.PARTS.values(), MECHANISMS]
     before = [(dict(table._values), dict(table._modules)) for table in tables]
-    sources = dict(catalogue._SOURCES)
+    sources, scores = dict(catalogue._SOURCES), dict(own_scores_module._SCORES)
 
     def module(name: str, code: str) -> str:
         file = folder.joinpath(*name.split(".")).with_suffix(".py")
@@ -120,8 +128,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     yield module
     for table, (values, modules) in zip(tables, before, strict=True):
         table._values, table._modules = values, modules
-    catalogue._SOURCES.clear()
-    catalogue._SOURCES.update(sources)
+    for table, values in ((catalogue._SOURCES, sources), (own_scores_module._SCORES, scores)):
+        table.clear()
+        table.update(values)
     for name in written:
         sys.modules.pop(name, None)
         sys.modules.pop(name.partition(".")[0], None)
@@ -189,6 +198,58 @@ def test_a_run_does_not_go_on_with_other_code(pipeline: Path, write: Write) -> N
     with pytest.raises(ConfigError, match="plugins: changed"):
         run_cell(cell, "cpu")
     assert not (cell.directory / "ledger.jsonl").exists()
+
+
+def test_a_header_that_does_not_name_its_plug_ins_is_refused(pipeline: Path, write: Write) -> None:
+    write("their_parts", PARTS)
+    cell = own_cell()
+    job = prepare(cell, ground_of(cell, torch.device("cpu")), OsEntropy())
+    header = replace(job.header, plugins=())
+    with pytest.raises(ConfigError, match=r"header\.plugins"):
+        train(job.model, job.train, job.units, job.mechanism, job.plan, header, cell.directory, OsEntropy())
+
+
+def test_a_ledger_without_plug_ins_says_nothing_of_them_and_one_with_them_reads_back() -> None:
+    header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "encounter", 8)
+    assert "plugins" not in header.to_dict()
+    named = replace(header, plugins=("their_parts 1.0 sha256:0123",))
+    for one in (header, named):
+        assert RunHeader.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    with pytest.raises(ConfigError, match="not a list of names"):
+        RunHeader.from_dict(named.to_dict() | {"plugins": "their_parts"})
+
+
+SCORE = """
+from dptune.audit.own_scores import score
+
+@score("ratio")
+def ratio(adapted, public):
+    return public / adapted
+"""
+
+
+def test_a_score_of_ones_own_stands_beside_the_others_in_an_audit(pipeline: Path, write: Write) -> None:
+    plugins.load([write("their_score", SCORE)])
+    (cell,) = cells({"experiment": {"mechanisms": ["nonprivate"]}})
+    run_cell(cell, "cpu")
+    (cell.directory / "cell.json").write_text(cell.model_dump_json())
+    settings = load_settings().audit.model_copy(update={"step_trials": 0, "generations": 10})
+    key = audit.audit_key(cell.directory, settings)
+    found = audit.audit_cell(cell.directory, settings, "cpu")
+    assert 0 <= found["membership"]["ratio"]["auc"] <= 1
+    assert 0 <= found["canaries"]["ratio"]["auc"] <= 1
+    write("their_score", SCORE + "# edited")
+    assert audit.audit_key(cell.directory, settings) != key
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [("public[:-1]", "not one finite number"), ("public * float('nan')", "not one finite"), ("nosuch", "NameError")],
+)
+def test_a_score_that_is_none_is_named(write: Write, made: str, problem: str) -> None:
+    plugins.load([write("their_score", SCORE.replace("public / adapted", made))])
+    with pytest.raises(DataError, match=f"their_score: score 'ratio' .*{problem}"):
+        own_scores(np.ones(3), np.ones(3))
 
 
 def test_noise_that_names_a_proven_family_is_the_same_noise(parts: str) -> None:
@@ -419,11 +480,12 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
-    example, letters = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), flags=re.S)
+    example, letters, ratio = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
-    plugins.load([write("my_parts", example), write("my_source", letters)])
+    plugins.load([write("my_parts", example), write("my_source", letters), write("my_score", ratio)])
     mechanism = started("smooth", max_grad_norm=0.5)
     assert shift(mechanism, [], [batch_of(torch.full((1, 8), 1e30))]) == pytest.approx(1.0, abs=1e-6)
+    assert own_scores(np.array([1.0, 2.0]), np.ones(2))["ratio"].tolist() == [1.0, 0.5]
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"letter {number}")
     file = catalogue.acquire_source(tmp_path, "letters", {"folder": str(tmp_path)})
