@@ -2,9 +2,9 @@
 
 They are registered by plug-ins (``dptune.plugins``): modules that are named, and entry points ``dptune.scores``::
 
-    @score("ratio")
-    def ratio(adapted, public):
-        return public / adapted
+    @score("relative")
+    def relative(adapted, public):
+        return (public - adapted) / (public + 1)
 """
 
 from __future__ import annotations

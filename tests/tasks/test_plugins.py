@@ -222,9 +222,9 @@ def test_a_ledger_without_plug_ins_says_nothing_of_them_and_one_with_them_reads_
 SCORE = """
 from dptune.audit.own_scores import score
 
-@score("ratio")
-def ratio(adapted, public):
-    return public / adapted
+@score("relative")
+def relative(adapted, public):
+    return (public - adapted) / (public + 1)
 """
 
 
@@ -236,8 +236,7 @@ def test_a_score_of_ones_own_stands_beside_the_others_in_an_audit(pipeline: Path
     settings = load_settings().audit.model_copy(update={"step_trials": 0, "generations": 10})
     key = audit.audit_key(cell.directory, settings)
     found = audit.audit_cell(cell.directory, settings, "cpu")
-    assert 0 <= found["membership"]["ratio"]["auc"] <= 1
-    assert 0 <= found["canaries"]["ratio"]["auc"] <= 1
+    assert 0 <= found["membership"]["relative"]["auc"] <= 1
     write("their_score", SCORE + "# edited")
     assert audit.audit_key(cell.directory, settings) != key
 
@@ -247,8 +246,8 @@ def test_a_score_of_ones_own_stands_beside_the_others_in_an_audit(pipeline: Path
     [("public[:-1]", "not one finite number"), ("public * float('nan')", "not one finite"), ("nosuch", "NameError")],
 )
 def test_a_score_that_is_none_is_named(write: Write, made: str, problem: str) -> None:
-    plugins.load([write("their_score", SCORE.replace("public / adapted", made))])
-    with pytest.raises(DataError, match=f"their_score: score 'ratio' .*{problem}"):
+    plugins.load([write("their_score", SCORE.replace("(public - adapted) / (public + 1)", made))])
+    with pytest.raises(DataError, match=f"their_score: score 'relative' .*{problem}"):
         own_scores(np.ones(3), np.ones(3))
 
 
@@ -480,12 +479,13 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
-    example, letters, ratio = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), flags=re.S)
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    example, letters, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
-    plugins.load([write("my_parts", example), write("my_source", letters), write("my_score", ratio)])
+    plugins.load([write("my_parts", example), write("my_source", letters), write("my_score", relative)])
     mechanism = started("smooth", max_grad_norm=0.5)
     assert shift(mechanism, [], [batch_of(torch.full((1, 8), 1e30))]) == pytest.approx(1.0, abs=1e-6)
-    assert own_scores(np.array([1.0, 2.0]), np.ones(2))["ratio"].tolist() == [1.0, 0.5]
+    assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"letter {number}")
     file = catalogue.acquire_source(tmp_path, "letters", {"folder": str(tmp_path)})
