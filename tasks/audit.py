@@ -26,6 +26,7 @@ from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
+from dptune.audit.own_scores import own_scores, score_plugins
 from dptune.audit.sampling import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.verdict import certificate, judged
@@ -125,6 +126,7 @@ def violations(audit: dict[str, Any]) -> list[str]:
 def audit_key(directory: Path, settings: Audit) -> str:
     """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
     content = [settings.model_dump_json(), _code_digest(), code_digest()]  # of attacks, and of what they attack
+    content += map(str, score_plugins())
     read = (directory / "ledger.jsonl", crafted_file(directory), SECRETS, TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
@@ -207,6 +209,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     public = _losses(target, target.public, passages)
     scores["calibrated"] = scores["likelihood"] + public
+    scores |= own_scores(-scores["likelihood"], public)
     if settings.shadows and target.cell.telemetry == "private":
         _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
     elif settings.shadows:
@@ -263,10 +266,12 @@ def _record_membership(target: Target) -> dict[str, Any]:
     members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
     passages = [*members, *others]
     likelihood = -_losses(target, target.adapted, passages, mean=True)
-    calibrated = likelihood + _losses(target, target.public, passages, mean=True)
+    public = _losses(target, target.public, passages, mean=True)
+    calibrated = likelihood + public
     whole = [Passage("", passage.prompt + passage.ending) for passage in passages]
     perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
     scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
+    scores |= own_scores(-likelihood, public)
     count = len(members)
     return {name: _compared(values[:count], values[count:]) for name, values in scores.items()}
 

@@ -27,16 +27,23 @@ _MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
 
 
 def guarantee(
-    telemetry: str, leaks: tuple[str, ...], inherited: bool = False, together: tuple[float, float] | None = None
+    telemetry: str,
+    leaks: tuple[str, ...],
+    inherited: bool = False,
+    together: tuple[float, float] | None = None,
+    plugins: tuple[str, ...] = (),
 ) -> str:
     """A few sentences on what a run's certified epsilon covers.
 
     Args:
         together: epsilon and delta of this run and of those of its cell that were set aside; None if none was.
+        plugins: code outside dptune that its mechanism is written in.
     """
     if leaks:
         return f"No guarantee: {'; '.join(leaks)}."
     more = " It includes what the run of its hyper-policy spent." if inherited else ""
+    if plugins:
+        more += f" It holds if plug-ins do what they say: {', '.join(plugins)}."
     if together:
         more += (
             " Runs of this cell that were set aside released about the same records: with them, "
@@ -130,7 +137,9 @@ def result_of(
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": guarantee(cell.telemetry, prices.leaks, bool(spec.header.inherited), together),
+        "guarantee": guarantee(
+            cell.telemetry, prices.leaks, bool(spec.header.inherited), together, spec.header.plugins
+        ),
         "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
         "data": prepared.about["label"],
         "synthetic": bool(prepared.about["synthetic"]),

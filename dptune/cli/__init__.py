@@ -6,6 +6,7 @@ completion answer at once.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -32,12 +33,21 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback(help=(__doc__ or "").partition("\n")[0])
+@reports_errors
 def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
     ] = False,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="Module of yours with mechanisms, beside those that DPTUNE_PLUGINS names.")
+    ] = None,
 ) -> None:
     """Take the options that belong to no command."""
+    if plugin or os.environ.get("DPTUNE_PLUGINS"):
+        from dptune.plugins import load, load_variable
+
+        load(plugin or (), "--plugin")
+        load_variable()
 
 
 for _command in (account, calibrate, search, audit, verify, mechanisms, set_aside, generate, serve):

@@ -39,8 +39,14 @@ def mechanisms(
     name: Annotated[
         str | None, typer.Argument(help="Show the options of this one.", autocompletion=completions)
     ] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="List clippers, noises and controllers instead.")] = False,
 ) -> None:
-    """List the mechanisms, one line each, or the `--set` options of one."""
+    """List the mechanisms, one line each, or the `--set` options of one; or all parts that can be combined."""
+    if parts:
+        if name is not None:
+            raise ConfigError("--parts", f"lists all parts, and not those of {name}", fix="leave one of them out")
+        _show_parts()
+        return
     known = summaries()
     if name is not None and name not in known:
         check_mechanism(name)
@@ -48,6 +54,16 @@ def mechanisms(
         typer.echo(f"{typer.style(key, bold=True)}: {known[key]}")
     if name:
         _show_options(name)
+
+
+def _show_parts() -> None:
+    from dptune.mechanisms.registry import describe_parts
+
+    for part in describe_parts():
+        origin = "" if part.module.startswith("dptune.") else f" (plug-in {part.module})"
+        typer.echo(f"{part.kind} {typer.style(part.name, bold=True)}{origin}: {part.summary}")
+        for option, default, text in part.options:
+            typer.echo(f"    {option} ({default or 'empty'}): {text}")
 
 
 def _show_options(name: str) -> None:

@@ -97,6 +97,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "run_id": header.run_id,
         "telemetry": header.telemetry,
         "unit": header.unit,
+        **({"plugins": list(header.plugins)} if header.plugins else {}),
     }
 
 

@@ -33,6 +33,8 @@ def verify(
         return
     if not contents.complete:
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
+    for plugin in contents.header.plugins:
+        typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     if contents.header.telemetry in _COVERED:
         typer.echo(_COVERED[contents.header.telemetry])
 

@@ -40,15 +40,14 @@ def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
     Raises: DataError naming the first text that is none, or if there are fewer than ten.
     """
     for row, text in enumerate(texts, start=1):
-        if not isinstance(text, str) or not text.split():
-            raise DataError(f"{text!r} is no text", fix="yield non-empty strings", file=label, row=row)
-    about = {"source": SOURCE, "synthetic": False, "label": label}
+        if not (isinstance(text, str) and text.split() and text.encode(errors="ignore").decode() == text):
+            raise DataError(f"{text!r} is no text", fix="yield non-empty strings of Unicode", file=label, row=row)
+    if len(texts) < _FEWEST:
+        raise DataError(f"has {len(texts)} texts, of {_FEWEST} at least", fix="yield more", file=label)
+    about = {"source": SOURCE, "synthetic": False, "label": label, "rows": len(texts)}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as file:
         file.write_text("".join(f"{' '.join(text.split())}\n\n" for text in texts), encoding="utf-8")
-        rows = len(read_paragraphs(file)) if texts else 0
-        if rows < _FEWEST:
-            raise DataError(f"has {rows} texts, of {_FEWEST} at least", fix="yield more", file=label)
-        write_json(manifest, {**about, "rows": rows, "sha256": {TEXT_NAME: sha256(file)}})
+        write_json(manifest, {**about, "sha256": {TEXT_NAME: sha256(file)}})
     return directory / TEXT_NAME
 
 

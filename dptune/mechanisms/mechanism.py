@@ -61,6 +61,9 @@ class Mechanism:
         if noise.family == "gaussian" and not math.isclose(noise.deviation(multiplier), multiplier):
             problem = f"is called Gaussian, with deviation {noise.deviation(multiplier)} at multiplier {multiplier}"
             raise ConfigError(field, problem, fix="make the deviation the multiplier, or name no family")
+        if noise.family.endswith("laplace_mixture") != (noise.law(multiplier) is not None):
+            problem = f"names the family {noise.family!r}, which does not go with its law {noise.law(multiplier)}"
+            raise ConfigError(field, problem, fix="give a law with a Laplace mixture, and with nothing else")
 
     @property
     def _initial(self) -> Knobs:

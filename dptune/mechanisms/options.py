@@ -6,7 +6,7 @@ What an option means is written once, in the docstring of the class; its type an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dptune.errors import ConfigError
@@ -43,7 +43,9 @@ def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _options(cls: Any) -> list[Any]:
-    return [item for item in fields(cls) if item.init] if hasattr(cls, "__dataclass_fields__") else []
+    if not is_dataclass(cls):
+        return []
+    return [item for item in fields(cls) if item.init and not item.name.startswith("_")]  # those are state
 
 
 def _required(cls: Any) -> set[str]:

@@ -221,7 +221,7 @@ class PartDescription:
     Attributes:
         kind: clipper, noise or controller.
         name: as entries of params.yaml name it.
-        summary: the first sentence of its docstring.
+        summary: the first paragraph of its docstring, on one line.
         module: in which it is written.
         options: (option, default or "required", help).
     """
@@ -236,15 +236,14 @@ class PartDescription:
 def describe_parts() -> list[PartDescription]:
     """Every clipper, noise and controller, plug-ins' included."""
     return [
-        PartDescription(kind, name, _first_sentence(cls), registry.module_of(name), option_rows(cls))
+        PartDescription(kind, name, _first_paragraph(cls), registry.module_of(name), option_rows(cls))
         for kind, registry in PARTS.items()
         for name, cls in registry.items()
     ]
 
 
-def _first_sentence(cls: type) -> str:
-    paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-    return paragraph.partition(". ")[0].rstrip(".") + "." if paragraph else ""
+def _first_paragraph(cls: type) -> str:
+    return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
 
 def plugin_modules(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:

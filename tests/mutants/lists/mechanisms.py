@@ -12,6 +12,7 @@ QUANTILE = "dptune/mechanisms/quantile.py"
 RLDP = "dptune/mechanisms/rldp.py"
 RL = "dptune/mechanisms/rl.py"
 POLICY_FILE = "dptune/mechanisms/policy_file.py"
+PLUGINS = "tests/tasks/test_plugins.py"
 SENSITIVITY = "tests/mechanisms/test_sensitivity.py"
 MOVES = f"{SENSITIVITY}::test_one_unit_moves_a_release_by_at_most_its_sensitivity"
 ATTAINS = f"{SENSITIVITY}::test_a_unit_that_saturates_everything_attains_the_sensitivity"
@@ -332,5 +333,45 @@ MUTANTS = (
         'if values.pop("sha256") != sha256(Path(folder) / _TENSORS):',
         'if not values.pop("sha256"):',
         ("tests/mechanisms/test_policy_file.py::test_a_damaged_policy_is_refused_when_the_mechanism_is_priced",),
+    ),
+    Mutant(
+        "unproven_noise_priced",
+        "a plug-in that adds anything at all would get a finite epsilon",
+        "dptune/privacy/release.py",
+        'UNBOUNDED = ("none", "unproven", "unbounded_token")',
+        'UNBOUNDED = ("none", "unbounded_token")',
+        (f"{PLUGINS}::test_noise_that_names_no_family_is_priced_infinite",),
+    ),
+    Mutant(
+        "unproven_noise_named",
+        "nobody would be told why nothing is certified",
+        "dptune/privacy/release.py",
+        '            "unproven": "noise of a family for which no bound is known",\n',
+        "",
+        (f"{PLUGINS}::test_noise_that_names_no_family_is_priced_infinite",),
+    ),
+    Mutant(
+        "half_the_deviation_is_gaussian",
+        "a noise that says it adds half of its multiplier would be priced by the whole",
+        MECHANISM,
+        'if noise.family == "gaussian" and not math.isclose(noise.deviation(multiplier), multiplier):',
+        "if False:",
+        (f"{PLUGINS}::test_noise_cannot_name_what_the_accountants_do_not_know",),
+    ),
+    Mutant(
+        "plugins_unnamed_in_the_header",
+        "a ledger would not say that its epsilons rest on the word of other code",
+        "dptune/training/opening.py",
+        "if header.plugins != mechanism.plugins:",
+        "if False:",
+        (f"{PLUGINS}::test_a_header_that_does_not_name_its_plug_ins_is_refused",),
+    ),
+    Mutant(
+        "plugins_decide_no_cell",
+        "an edited clipper would leave its old results standing",
+        "tasks/cells.py",
+        "inputs = digests(model, options) | plugin_digest(mechanism, options)",
+        "inputs = digests(model, options)",
+        (f"{PLUGINS}::test_an_edit_of_a_plug_in_moves_its_cells_and_no_others",),
     ),
 )

@@ -1,0 +1,69 @@
+"""Membership scores of one's own, by name: functions that tell from losses how likely a text was trained on.
+
+They are registered by plug-ins (``dptune.plugins``): modules that are named, and entry points ``dptune.scores``::
+
+    @score("relative")
+    def relative(adapted, public):
+        return (public - adapted) / (public + 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.errors import ConfigError, DataError
+from dptune.plugins import Plugin, load_installed, plugins_of
+
+Losses = NDArray[np.float64]
+Score = Callable[[Losses, Losses], Losses]
+#: What the audit computes by itself.
+BUILT_IN = ("likelihood", "calibrated", "perplexity", "shadows")
+_SCORES: dict[str, Score] = {}
+
+
+def score(name: str) -> Callable[[Score], Score]:
+    """Register a function of the losses under the adapted and under the public model, (texts,) each.
+
+    It returns (texts,) finite numbers, larger where the text looks like a member. Private, as the losses are.
+
+    Raises: ConfigError if the name is taken.
+    """
+
+    def register(function: Score) -> Score:
+        other = _SCORES.get(name)
+        if name in BUILT_IN or (other is not None and other.__module__ != function.__module__):
+            raise ConfigError("plugins", f"score {name!r} of {function.__module__} exists already", fix="rename it")
+        _SCORES[name] = function
+        return function
+
+    return register
+
+
+def own_scores(adapted: Losses, public: Losses) -> dict[str, Losses]:
+    """Every registered score of these texts, by name.
+
+    Raises: DataError naming a score that fails, or is not one finite number a text.
+    """
+    load_installed("dptune.scores")
+    return {name: _computed(name, function, adapted, public) for name, function in sorted(_SCORES.items())}
+
+
+def score_plugins() -> tuple[Plugin, ...]:
+    """Whose scores they are: they belong to what decides an audit."""
+    load_installed("dptune.scores")
+    return plugins_of(function.__module__ for function in _SCORES.values())
+
+
+def _computed(name: str, function: Score, adapted: Losses, public: Losses) -> Losses:
+    try:
+        values = np.asarray(function(adapted.copy(), public.copy()), dtype=np.float64)
+    except Exception as error:  # whatever a plug-in may raise
+        problem = f"score {name!r} failed ({type(error).__name__}: {error})"
+        raise DataError(problem, fix="mend it", file=function.__module__) from error
+    if values.shape != adapted.shape or not np.isfinite(values).all():
+        problem = f"score {name!r} is not one finite number for each of {len(adapted)} texts"
+        raise DataError(problem, fix="return as many numbers as there are losses", file=function.__module__)
+    return values
