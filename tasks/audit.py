@@ -335,7 +335,7 @@ def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
 def _sampling(target: Target) -> dict[str, Any]:
     """New draws from the run's own units, by its own plan, against the sample rate that its ledger holds.
 
-    Tells of no record: the coins are new and nothing is computed from texts.
+    Tells of no record, also under private telemetry: if the draw is right, p-values have one law whatever the data is.
     """
     cell = target.cell
     corpus = corpus_of(cell, TRAIN, target.tokenizer)

@@ -64,7 +64,7 @@ DATABASE = Path("data/mlflow.db")
 METRICS = re.compile(
     r"(final_)?epsilon_(published|noise_only|certified)|radius_\d+|learning_rate|noise_multiplier|gradient_norm"
     r"|public_perplexity|unclipped_estimate_\d+|epsilon_audited"
-    r"|audit_(one_run|extraction|exposure|canaries_(likelihood|calibrated))_[\w.]+"
+    r"|audit_(one_run|extraction|exposure|sampling|canaries_(likelihood|calibrated))_[\w.]+"
 )
 
 
