@@ -31,7 +31,7 @@ from dptune.privacy.published import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.release import UNBOUNDED, Composition, Release
+from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
 # An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -150,7 +150,7 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
     _check_delta(delta, pure=_is_pure(composition))
     if has_answers(composition):
         return answers_epsilon(composition, delta)
-    if all(release.law is None for release in composition):
+    if all(release.noise == "gaussian" for release in composition):
         return pld_epsilon(composition, delta)
     quick = quick_epsilon(composition, delta)
     if delta == 0 or math.isinf(quick):
@@ -162,7 +162,7 @@ def quick_epsilon(composition: Composition, delta: float) -> float:
     """A bound as ``smallest_epsilon``, faster and near it: on a coarse grid, and of Laplace mixtures without one."""
     if has_answers(composition):
         return answers_epsilon(composition, delta)
-    if all(release.law is None for release in composition):
+    if all(release.noise == "gaussian" for release in composition):
         return pld_epsilon(composition, delta, quick=True)
     if any(release.noise == "shared_laplace_mixture" for release in composition):
         return math.inf
@@ -395,7 +395,7 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
 
 def _has_noiseless(composition: Composition) -> bool:
     """Or tokens, which no accountant of Gaussians knows."""
-    return has_answers(composition) or any(release.noise in UNBOUNDED for release in composition)
+    return has_answers(composition) or any(release.noise not in LIKE_GAUSSIAN for release in composition)
 
 
 def _is_pure(composition: Composition) -> bool:

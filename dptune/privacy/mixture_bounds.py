@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 
 #: Only integers: the expansion under sampling is proven for them.
 INTEGER_ORDERS = (*range(2, 257), *range(272, 513, 16), *range(576, 1025, 64))
@@ -31,7 +31,7 @@ GDP_FACTOR = math.sqrt(2 / math.pi)
 #: Distinct curves that are priced one by one.
 MOST_CURVES = 1024
 _WIDEST = 1e3  # a grid on which all kinds of one family are alike
-_BOUNDED = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
+_BOUNDED = LIKE_GAUSSIAN
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -119,7 +119,7 @@ def gaussian_renyi(rate: float, noise_multiplier: float, orders: tuple[int, ...]
 
 def gaussian_dp_multiplier(release: Release) -> float:
     """The noise multiplier of a Gaussian release that is at most as private."""
-    return release.effective_noise_multiplier * (1.0 if release.law is None else GDP_FACTOR)
+    return release.effective_noise_multiplier * (1.0 if release.noise == "gaussian" else GDP_FACTOR)
 
 
 def limit_multiplier(release: Release) -> float:

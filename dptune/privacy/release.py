@@ -22,6 +22,9 @@ STEP_NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "unprove
 NOISES = (*STEP_NOISES, "token", "unbounded_token")
 #: Families that hide nothing, as far as anyone has proven.
 UNBOUNDED = ("none", "unproven", "unbounded_token")
+#: Families whose noise multiplier is that of a Gaussian with the same zCDP. Accountants know these and price the others
+#: at infinity, so that a family that is new to them gets no finite epsilon by accident.
+LIKE_GAUSSIAN = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
 NORMS = ("l2", "l1")
 _CONSISTENT = 1e-9
 

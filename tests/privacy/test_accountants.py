@@ -17,6 +17,7 @@ from dptune.privacy.accountants import (
     gdp_delta,
     gdp_epsilon,
     pld_epsilon,
+    quick_epsilon,
     rdp_epsilon,
     repriced_epsilon,
 )
@@ -247,3 +248,14 @@ def test_noise_of_very_many_kinds_is_rounded_and_never_up(low: float, spread: fl
     assert exact * (1 - 1e-9) <= found <= exact * 1.011
     fewer = Counter(dict(list(composition.items())[:1024]))
     assert pld_epsilon(fewer, 1e-5) <= found, "a part never costs more than the whole"
+
+
+@pytest.mark.parametrize("accountant", ["gdp_clt", "pure"])
+def test_a_family_that_no_accountant_knows_costs_infinity(monkeypatch: pytest.MonkeyPatch, accountant: str) -> None:
+    """Whoever adds one and forgets the accountants gets no finite epsilon: it is not taken for Gaussian noise."""
+    monkeypatch.setattr("dptune.privacy.release.NOISES", ("novel",))
+    novel = Counter({Release(0.01, 50.0, noise="novel"): 3})
+    prices = epsilons(novel, 1e-5, published_accountant=accountant)
+    assert (prices.noise_only, prices.certified) == (math.inf, math.inf)
+    assert math.isinf(quick_epsilon(novel, 1e-5))
+    assert math.isinf(rdp_epsilon(novel, 1e-5))
