@@ -8,7 +8,7 @@ DRAW = "dptune/audit/draw.py"
 STEP = "dptune/audit/step.py"
 TASK = "tasks/audit.py"
 FINETUNE = "tasks/finetune.py"
-ERRORS = "tests/audit/test_draw.py::test_an_error_in_the_draw_is_found_in_nearly_every_audit"
+ERRORS = "tests/audit/test_drawn_batches.py::test_an_error_in_the_draw_is_found_in_nearly_every_audit"
 AUDITED = "tests/tasks/test_audit.py"
 
 MUTANTS = (
@@ -34,7 +34,7 @@ MUTANTS = (
         DRAW,
         "coins, law = uniform(entropy, len(counts)), binom(trials, rate)",
         "coins, law = np.zeros(len(counts)), binom(trials, rate)",
-        ("tests/audit/test_draw.py::test_p_values_of_the_smallest_counts_are_uniform_too",),
+        ("tests/audit/test_drawn_batches.py::test_p_values_of_the_smallest_counts_are_uniform_too",),
     ),
     Mutant(
         "draw_compared_with_itself",

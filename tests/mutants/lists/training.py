@@ -8,8 +8,8 @@ RUN = "dptune/training/run.py"
 OPENING = "dptune/training/opening.py"
 PER_SAMPLE = "dptune/training/per_sample.py"
 LOOP = "tests/training/test_loop.py"
-CHARGE = "self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate))"
-DRAW = "self.units.draw(self.plan.sample_rate, self.entropy)"
+CHARGE = "self.ledger.charge(mechanism.release(knobs, plan.sample_rate))"
+DRAW = "self.own_units.draw(plan.sample_rate, self.entropy)"
 
 MUTANTS = (
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = (
         "the ledger would be told half of the true sampling rate",
         RUN,
         DRAW,
-        "self.units.draw(min(1.0, 2 * self.plan.sample_rate), self.entropy)",
+        "self.own_units.draw(min(1.0, 2 * plan.sample_rate), self.entropy)",
         ("tests/training/test_loop.py::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = (
         "the ledger would be told half of the true sampling rate",
         RUN,
         CHARGE,
-        "self.ledger.charge(self.mechanism.release(knobs, self.plan.sample_rate / 2))",
+        "self.ledger.charge(mechanism.release(knobs, plan.sample_rate / 2))",
         (f"{LOOP}::test_p07_each_step_is_charged_once_with_what_it_used",),
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = (
         "the ledger would hold the noise that the controller wanted, not what the filter allowed",
         RUN,
         CHARGE,
-        "self.ledger.charge(self.mechanism.release(self.mechanism.knobs(), self.plan.sample_rate))",
+        "self.ledger.charge(mechanism.release(mechanism.knobs(), plan.sample_rate))",
         (
             "tests/training/test_filtered_run.py::test_a_moving_sigma_never_passes_the_budget_and_makes_every_planned_release",
         ),
@@ -84,8 +84,8 @@ MUTANTS = (
         "planned_steps_beyond_the_ledger",
         "a run that died would make all its steps again, past its plan",
         RUN,
-        "if self.ledger.releases >= self.plan.steps:",
-        "if self.step >= self.plan.steps:",
+        "if self.ledger.releases >= plan.steps:",
+        "if self.step >= plan.steps:",
         ("tests/training/test_resume.py::test_killed_between_steps",),
     ),
     Mutant(
@@ -124,8 +124,8 @@ MUTANTS = (
         "knobs_of_the_next_step_charged_first",
         "what is charged must be what the step uses",
         RUN,
-        "return Step(knobs, *parted(self.units.draw(",
-        "return Step(self.mechanism.knobs(), *parted(self.units.draw(",
+        "return Step(knobs, *parted(self.own_units.draw(",
+        "return Step(mechanism.knobs(), *parted(self.own_units.draw(",
         (
             "tests/training/test_filtered_run.py::test_a_greedy_controller_is_raised_and_still_makes_every_planned_release",
         ),
@@ -150,7 +150,7 @@ MUTANTS = (
         "guessable_dropout_masks",
         "on a CPU a seed of 32 bits can be tried through",
         OPENING,
-        "if on_cpu and mechanism.private and not header.leaks and uses_dropout(model):",
+        "if on_cpu and spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):",
         "if False:",
         (f"{LOOP}::test_certified_runs_with_guessable_dropout_masks_are_refused",),
     ),
@@ -158,8 +158,8 @@ MUTANTS = (
         "every_rank_draws_everybody",
         "a unit would be drawn by each rank, and count as often",
         OPENING,
-        "own = units.part(ranks.rank, ranks.world)",
-        "own = units",
+        "RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy",
+        "RankRun(spec, pairs, units, entropy",
         ("tests/training/test_ranks.py::test_two_processes_make_the_run_that_one_makes",),
     ),
     Mutant(
