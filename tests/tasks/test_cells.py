@@ -11,9 +11,9 @@ from tiny_pipeline import BUDGET, cells, static
 
 from dptune.errors import ConfigError
 from dptune.files import sha256
-from tasks import cells as module
-from tasks.canaries import plant
-from tasks.cells import Cell
+from tasks.corpus.canaries import plant
+from tasks.experiment import cells as module
+from tasks.experiment.cells import Cell
 from tasks.identity import source_digest, sources
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
 

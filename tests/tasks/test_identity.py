@@ -9,7 +9,13 @@ import pytest
 import yaml
 from project_imports import ROOT, closure, file_of, imported
 
-from tasks import audit, cells, ensembles, identity, policy, policy_audit, rlhf, tenants
+from tasks import identity
+from tasks.audit.attacks import attacks as audit
+from tasks.experiment import cells
+from tasks.policy.gradient import audit as policy_audit
+from tasks.policy.gradient import gradient as policy
+from tasks.policy.gradient import rlhf, tenants
+from tasks.prediction import ensembles
 
 #: Modules whose change changes no result, and why; what they import counts only where something else imports it too.
 SETTINGS = {
@@ -21,17 +27,17 @@ SETTINGS = {
     "flows": "how long Prefect waits, and what it logs",
     "tasks.identity": "it names what decides",
     "tasks.paths": "where files lie",
-    "tasks.policy_settings": "as tasks.settings",
-    "tasks.settings": "its values are part of what names a run, and the parameters of a stage",
-    "tasks.bounds": "which settings are taken",
+    "tasks.settings.policy": "as tasks.settings.params",
+    "tasks.settings.params": "its values are part of what names a run, and the parameters of a stage",
+    "tasks.settings.bounds": "which settings are taken",
     "tasks.stage": "how a failed command ends",
-    "tasks.strict_yaml": "which files of settings are taken",
+    "tasks.settings.strict_yaml": "which files of settings are taken",
 }
 #: Of a run that spends budget. To run it again because of these would cost privacy and change nothing.
 TOLD = SETTINGS | {
-    "tasks.cells": "it spells a run out, and what it spells out is part of the name",
-    "tasks.plots": "pictures of a finished run",
-    "tasks.results": "what is told of a finished run",
+    "tasks.experiment.cells": "it spells a run out, and what it spells out is part of the name",
+    "tasks.drawing": "pictures of a finished run",
+    "tasks.experiment.results": "what is told of a finished run",
     "tasks.tracking": "what MLflow is sent",
     "tasks.unsent": "what MLflow is sent later",
 }
@@ -41,12 +47,12 @@ ANSWERS = {
 }
 #: Entry point: (its list, what it leaves to others).
 LISTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "tasks.finetune": (cells.CODE, TOLD),
-    "tasks.rlhf": (rlhf.CODE, TOLD),
-    "tasks.policy": (policy.CODE, TOLD),
-    "tasks.policy_audit": (policy.CODE + policy_audit.CODE, TOLD),
-    "tasks.tenants": (cells.CODE + tenants.CODE, TOLD),
-    "tasks.ensembles": (ensembles.CODE, TOLD | ANSWERS),
+    "tasks.experiment.finetune": (cells.CODE, TOLD),
+    "tasks.policy.rlhf": (rlhf.CODE, TOLD),
+    "tasks.policy.gradient": (policy.CODE, TOLD),
+    "tasks.policy.audit": (policy.CODE + policy_audit.CODE, TOLD),
+    "tasks.policy.tenants": (cells.CODE + tenants.CODE, TOLD),
+    "tasks.prediction.ensembles": (ensembles.CODE, TOLD | ANSWERS),
 }
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
@@ -81,7 +87,7 @@ def test_an_audit_knows_the_code_that_its_run_does_not(monkeypatch: pytest.Monke
     monkeypatch.setattr(audit, "sha256", lambda path: seen.add(relative(path)) or "x")
     audit._code_digest.__wrapped__()
     runs = {relative(path) for path in identity.sources(cells.CODE)}
-    assert sorted(reached("tasks.audit", TOLD) - seen - runs) == []
+    assert sorted(reached("tasks.audit.attacks", TOLD) - seen - runs) == []
 
 
 def test_every_module_that_is_passed_over_is_reached_by_something() -> None:
@@ -107,7 +113,7 @@ def test_a_digest_changes_with_content_and_name(tmp_path: Path, monkeypatch: pyt
 
 
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:
-    assert "dptune.policy.rlhf" in imported("tasks.rlhf"), "inside functions"
-    assert "tasks.finetune" in imported("flows.experiment"), "as the name of a process"
+    assert "dptune.policy.rlhf" in imported("tasks.policy.rlhf"), "inside functions"
+    assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
     assert "policy.schedule import" in file_of("dptune.policy.public").read_text(encoding="utf-8")
     assert "dptune.policy.schedule" not in imported("dptune.policy.public"), "for type checkers"

@@ -1,0 +1,335 @@
+"""Hyper-policy across tenants: train ``rldp``'s linear agent over simulated tenants, and compare it on new ones.
+
+python -m tasks.policy.tenants [--size small|large] [--set NAME=VALUE]...      # needs data/models (`dvc repro pretrain`)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dptune.errors import ConfigError, DataError
+from dptune.files import jsonable, locked, private_directory, sha256, write_json
+from dptune.privacy.set_aside import set_aside, spending_of
+from tasks.identity import source_digest
+from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
+from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
+from tasks.settings.strict_yaml import load_assignments
+from tasks.stage import run_command
+
+if TYPE_CHECKING:
+    from dptune.policy.tenant_runs import Outcome, Setting, Tenant
+
+_log = logging.getLogger(__name__)
+TENANTS = DATA / "policy" / "tenants"
+#: Besides those of a cell.
+CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/policy/tenants.py")
+_RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
+Size = Literal["small", "large"]
+
+
+class Tenants(BaseModel):
+    """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
+    in under a minute; ``LARGE`` is for numbers.
+
+    Attributes:
+        cohort_seed: of the synthetic cohort; public.
+        encounters_per_tenant: on average; a quarter is held out.
+        tenants: K, tenants an update; each is in one.
+        updates: releases. Their number costs no privacy, but tenants.
+        runs: of each tenant, with other actions: the others' mean is a run's baseline.
+        noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
+        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
+        seed: of exploration; public.
+        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        delta: of every epsilon.
+        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
+        interval, warmup: releases between actions, and before the first.
+        radius: where every pair's clip radius starts.
+        public_records: behind the public loss.
+        new_tenants: in the ablation; none was trained on.
+        seeds: of adapters and exploration in the ablation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cohort_seed: Seed = 29
+    encounters_per_tenant: Few = 64
+    tenants: Few = 4
+    updates: Few = 2
+    runs: Annotated[Few, Field(ge=2)] = 2
+    noise_multiplier: Positive = 4.0
+    trust: Positive = 0.5
+    miss: Chance = 0.1
+    seed: Seed = 0
+    epsilon: Epsilon = 8.0
+    delta: Delta = 1e-5
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    steps: Few = 12
+    fine_tuning_rate: LearningRate = 0.01
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 4
+    physical_batch_size: Few = 16
+    max_length: Annotated[Few, Field(ge=3)] = 96
+    interval: Few = 3
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 2
+    radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
+    public_records: Annotated[Few, Field(ge=2)] = 64
+    new_tenants: Few = 1
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of ``rldp``, shared by all that act. So few actions leave SAC few transitions: its batch is 4."""
+        return {
+            "pair_radius": self.radius,
+            "radius_cap": max(1.0, self.radius),
+            "interval": self.interval,
+            "warmup": self.warmup,
+            "batch_size": 4,
+        }
+
+
+LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seeds=(0, 1))
+
+
+def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
+    """Train over tenants, run the ablation on new ones, and write results.json, controller/ and ledger.jsonl.
+
+    Unless settings, code or model changed, a training that was cut off goes on where its ledger ends, and what is
+    finished is not done again: it would meet the same tenants a second time.
+
+    Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
+    """
+    from dptune.policy.tenant_runs import ablate, ablation_entries
+    from dptune.policy.tenants import CONTROLLER
+    from dptune.progress import Meter
+
+    private_directory(directory.parent)
+    with locked(directory.parent / f"{directory.name}.lock"):
+        if _finished(private_directory(directory), settings):
+            return dict(json.loads((directory / _RESULTS).read_text(encoding="utf-8")))
+        setting, tenants = _prepared(settings, device)
+        trained, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
+        started = time.monotonic()
+        about = _trained(settings, setting, trained, directory)
+        between = time.monotonic()
+        entries = ablation_entries(settings.options, directory / CONTROLLER)
+        rows: list[Outcome] = []
+
+        def note(outcome: Outcome) -> None:
+            rows.append(outcome)
+            meter.update(len(rows))
+
+        with Meter("ablation", total=len(entries) * len(new) * len(settings.seeds), unit="runs", keep=True) as meter:
+            ablate(setting, new, entries, settings.seeds, note)
+        results = {
+            "data": setting.data,
+            "settings": settings.model_dump(mode="json"),
+            **about,
+            "rows": [_plain(row) for row in rows],
+            "summary": summary_of(rows),
+            "seconds": {"training": round(between - started, 1), "ablation": round(time.monotonic() - between, 1)},
+        }
+        write_json(directory / _RESULTS, results)
+    return results
+
+
+def _finished(directory: Path, settings: Tenants) -> bool:
+    """Whether this very work is done. An unfinished one is left as it is; any other is set aside, ledger and all."""
+    from dptune.policy.opening import LEDGER
+    from dptune.policy.tenants import CONTROLLER, STATE
+
+    told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
+    if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
+        return (directory / _RESULTS).exists()
+    if spending_of(directory):
+        kept, spent = set_aside(directory)
+        _log.warning("an earlier run, of other settings or code, lies in %s now: %s", kept, spent)
+        private_directory(directory)
+    for name in (_SETTINGS, _RESULTS, STATE, LEDGER):  # what a process leaves that dies in between is nobody's work
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
+    write_json(file, told)
+    return False
+
+
+def _inputs() -> dict[str, Any]:
+    """What else decides the results."""
+    from tasks.experiment.cells import code_digest
+    from tasks.settings.params import load_settings
+
+    if not PUBLIC_MODEL.is_dir():
+        raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
+    model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_VALIDATION]
+    return {
+        "code": [code_digest(), source_digest(CODE)],
+        "model": [sha256(path) for path in model],
+        "lora": load_settings().lora.model_dump(mode="json"),
+    }
+
+
+def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
+    """Train unless that is done; what the policy is and costs."""
+    from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
+    from dptune.mechanisms.policy_file import SavedPolicy
+    from dptune.policy.method import Dppg
+    from dptune.policy.opening import LEDGER
+    from dptune.policy.tenants import CONTROLLER, MetaTraining, meta_train
+    from dptune.privacy.accountants import epsilons
+    from dptune.privacy.entropy import OsEntropy
+    from dptune.privacy.ledger import read_ledger
+    from dptune.progress import Meter
+
+    method = Dppg(noise_multiplier=settings.noise_multiplier, critic="none")
+    shared = ("tenants", "updates", "runs", "trust", "miss", "seed")
+    training = MetaTraining(**{name: getattr(settings, name) for name in shared})
+    ledger = directory / LEDGER
+    if not (ledger.exists() and _complete(ledger)):
+        with Meter("training", total=training.tenants * training.updates, unit="tenants", keep=True) as meter:
+            meta_train(setting, tenants, method, training, directory, OsEntropy(), meter.update)
+    policy = SavedPolicy.read(str(directory / CONTROLLER))
+    weights, deviations = policy.tensors["policy.parameters"].split([len(FEATURES) * len(OUTPUTS), len(OUTPUTS)])
+    return {
+        "epsilon_tenant": read_ledger(ledger).epsilons.certified,
+        "epsilon_record": epsilons(policy.price, settings.delta).certified,
+        "clip_radius": training.radius(method),
+        "features": list(FEATURES),
+        "outputs": list(OUTPUTS),
+        "weights": weights.view(len(FEATURES), len(OUTPUTS)).tolist(),
+        "log_deviations": deviations.tolist(),
+    }
+
+
+def _complete(ledger: Path) -> bool:
+    from dptune.privacy.ledger import LedgerError, read_ledger
+
+    try:
+        return read_ledger(ledger).complete
+    except LedgerError:
+        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+
+
+def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
+    """The public model and the cohort, dealt out: tenants to train on, then new ones."""
+    import torch
+
+    from dptune.corpus.narratives import write_narratives
+    from dptune.corpus.records import read_records
+    from dptune.corpus.sources import acquire_synthetic
+    from dptune.policy.tenant_runs import Setting, tenants_of
+    from dptune.training.data import tokenize
+    from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
+    from dptune.training.spec import Plan
+    from tasks.settings.params import load_settings
+
+    count = settings.tenants * settings.updates + settings.new_tenants
+    with TemporaryDirectory(prefix="dptune-") as folder:
+        made = acquire_synthetic(Path(folder), count * settings.encounters_per_tenant, settings.cohort_seed)
+        narratives = Path(folder) / "narratives.parquet"
+        write_narratives(made.table, made.ids_mapping, made.manifest, narratives)
+        records = read_records(narratives)
+    base = BaseModel(str(PUBLIC_MODEL))
+    tokenizer = load_tokenizer(base)
+    public = read_records(PUBLIC_VALIDATION).text.to_pylist()[: settings.public_records]
+    plan = Plan(
+        sample_rate=settings.sample_rate,
+        expected_batch_size=0.0,  # each tenant's own
+        steps=settings.steps,
+        learning_rate=settings.fine_tuning_rate,
+        warmup_steps=settings.warmup_steps,
+        physical_batch_size=settings.physical_batch_size,
+        checkpoint_every=settings.steps,
+    )
+    setting = Setting(
+        base=load_base(base, torch.device(device)),
+        lora=Lora(**load_settings().lora.model_dump()),
+        public=tokenize(public, tokenizer, settings.max_length),
+        plan=plan,
+        options=settings.options,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        data=str(records.about["label"]),
+    )
+    tokens = tokenize(records.text.to_pylist(), tokenizer, settings.max_length)
+    return setting, tenants_of(tokens, records.patient, count)
+
+
+def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One line a label, best first: mean held-out perplexity, and how far below static's on the same tenant and seed,
+    with the standard error over tenants.
+    """
+    static = {(row.tenant, row.seed): row.held_out_perplexity for row in rows if row.label == _STATIC}
+    found: list[dict[str, Any]] = []
+    for label in dict.fromkeys(row.label for row in rows):
+        mine = [row for row in rows if row.label == label]
+        tenants: dict[int, list[float]] = {}
+        for row in mine:
+            tenants.setdefault(row.tenant, []).append(static[row.tenant, row.seed] - row.held_out_perplexity)
+        gains = [fmean(some) for some in tenants.values()]
+        found.append(
+            {
+                "label": label,
+                "runs": len(mine),
+                "epsilon_certified": max(row.epsilon_certified for row in mine),
+                "noise_multiplier": mine[0].noise_multiplier,
+                "before": fmean(row.held_out_before for row in mine),
+                "held_out_perplexity": fmean(row.held_out_perplexity for row in mine),
+                "public_perplexity": fmean(row.public_perplexity for row in mine),
+                "gain_over_static": fmean(gains),
+                "gain_standard_error": stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None,
+            }
+        )
+    return sorted(found, key=lambda line: float(line["held_out_perplexity"]))
+
+
+def _plain(row: Outcome) -> dict[str, Any]:
+    names = {"label": row.label}
+    return names | jsonable({key: value for key, value in asdict(row).items() if key not in names})
+
+
+def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
+    """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
+    values = (LARGE if size == "large" else Tenants()).model_dump()
+    try:
+        return Tenants.model_validate(values | load_assignments(changes))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(place, f"{first['msg']} (it is {first['input']!r})", fix="correct it") from None
+
+
+def main(
+    size: Annotated[Size, typer.Option()] = "small",
+    change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, of the settings")] = None,
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Train over simulated tenants, and compare on new ones."""
+    _show(run_tenants(settings_from(size, change or []), device=device), print)
+
+
+def _show(results: dict[str, Any], tell: Callable[[str], None]) -> None:
+    tell(f"{results['data']}")
+    tell(f"hyper-policy: epsilon {results['epsilon_tenant']:.3f} a tenant, {results['epsilon_record']:.3f} a record")
+    tell(f"{'':>10}  epsilon  held-out  public  below static")
+    for line in results["summary"]:
+        error = line["gain_standard_error"]
+        tell(
+            f"{line['label']:>10}  {line['epsilon_certified']:7.4f}  {line['held_out_perplexity']:8.4f}  "
+            f"{line['public_perplexity']:6.3f}  {line['gain_over_static']:+.4f}"
+            + ("" if error is None else f" +- {error:.4f}")
+        )
+
+
+if __name__ == "__main__":
+    run_command(main)
