@@ -26,11 +26,12 @@ from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy.audit import audits
 from tasks.policy.gradient import JOB, RESULT, Job, check_environments, jobs
-from tasks.policy.rlhf import RESULTS, Rlhf, cells
+from tasks.policy.rlhf import RESULTS, cells
 from tasks.policy.tenants import TENANTS
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import Policy
+from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
 
 _MARKER = "mlflow_run"

@@ -10,7 +10,6 @@ import logging
 import math
 from collections import Counter
 from dataclasses import fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import dptune
 from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.draw import audit_draw
 from dptune.audit.exposure import chance, exposures
@@ -42,10 +40,10 @@ from dptune.privacy.release import Release
 from dptune.training.per_sample import lora_pairs
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
-from tasks.experiment.cells import code_digest
 from tasks.experiment.finetune import crafted_file, read_crafted
 from tasks.experiment.prepare import corpus_of, plan_of, units_of
 from tasks.experiment.results import named
+from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.settings.params import Audit
 
@@ -55,7 +53,6 @@ _CHECKS = 6
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _LARGEST_LOG = 700.0  # of a perplexity that is still a number
-_CODE = Path(dptune.__file__).parent / "audit"
 
 
 def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
@@ -125,23 +122,11 @@ def violations(audit: dict[str, Any]) -> list[str]:
 
 def audit_key(directory: Path, settings: Audit) -> str:
     """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
-    content = [settings.model_dump_json(), _code_digest(), code_digest()]  # of attacks, and of what they attack
+    content = [settings.model_dump_json(), code_digest("audit.attacks")]
     content += map(str, score_plugins())
     read = (directory / "ledger.jsonl", crafted_file(directory), SECRETS, TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=1)
-def _code_digest() -> str:
-    files = [
-        *sorted(_CODE.glob("*.py")),
-        *sorted((_CODE.parent / "corpus").glob("*.py")),
-        Path(__file__),
-        Path(__file__).with_name("shadows.py"),
-        Path(__file__).with_name("target.py"),
-    ]
-    return "".join(sha256(path) for path in files)
 
 
 def _canary_attacks(target: Target, device: str) -> dict[str, Any]:

@@ -22,21 +22,12 @@ from dptune.files import sha256
 from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
 from dptune.privacy.ledger import LedgerError, read_ledger
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.params import Lora, Model, Settings, Training, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
-CODE = (
-    "dptune/audit/crafted.py",
-    "dptune/corpus/records.py",
-    "dptune/mechanisms/*.py",
-    "dptune/privacy/*.py",
-    "dptune/training/*.py",
-    "tasks/experiment/finetune.py",
-    "tasks/experiment/prepare.py",
-)
 
 
 class Cell(BaseModel):
@@ -166,13 +157,8 @@ def shared_digests(model: Model) -> dict[str, str]:
     return {
         "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
         "model": weights,
-        "code": code_digest(),
+        "code": code_digest("experiment.finetune"),
     }
-
-
-def code_digest() -> str:
-    """Digest of the sources that decide a cell's result."""
-    return source_digest(CODE)
 
 
 def _digest_of_folder(folder: Path) -> str:

@@ -14,13 +14,10 @@ from dptune.files import write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from tasks.experiment.results import named
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import POLICY
-from tasks.policy.gradient import code_digest
 from tasks.settings.policy import Policy
 
-#: Besides those of the runs.
-CODE = ("dptune/audit/*.py", "tasks/policy/audit.py")
 _CONFIDENCE = 0.95
 #: Chance that sound updates fail the study, over all checks of all critics.
 FALSE_ALARMS = 0.001
@@ -47,7 +44,7 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
 
 def audit_key(settings: Policy) -> str:
     """Changes with whatever decides the rows: the code of updates and of their audits, and the settings."""
-    return f"{code_digest()} {source_digest(CODE)} {settings.audit_trials} {settings.delta}"
+    return f"{code_digest('policy.audit')} {settings.audit_trials} {settings.delta}"
 
 
 def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:

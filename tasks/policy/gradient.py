@@ -24,20 +24,12 @@ from dptune.policy.schedule import Training
 from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
 from dptune.progress import Meter
 from tasks.experiment.results import named
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import Policy, Run, expanded
 from tasks.stage import run_command
 
 JOB, RESULT = "job.json", "result.json"
-CODE = (
-    "dptune/corpus/records.py",
-    "dptune/mechanisms/*.py",
-    "dptune/policy/*.py",
-    "dptune/privacy/*.py",
-    "dptune/training/*.py",
-    "tasks/policy/gradient.py",
-)
 _log = logging.getLogger("dptune.policy")
 
 
@@ -73,7 +65,7 @@ class Job(BaseModel):
 
 def jobs(settings: Policy) -> list[Job]:
     """Every run of every study, seed by seed."""
-    code = code_digest()
+    code = code_digest("policy.gradient")
     return [
         _job(settings, name, run, seed, code)
         for name, study in settings.studies.items()
@@ -112,11 +104,6 @@ def check_environments(settings: Policy) -> None:
                 check_installed()
         except ConfigError as error:
             raise ConfigError(f"policy.studies.{name}.{error.field}", error.problem, fix=error.fix) from None
-
-
-def code_digest() -> str:
-    """Of the sources that decide a run's result."""
-    return source_digest(CODE)
 
 
 def run_job(job: Job) -> dict[str, Any]:

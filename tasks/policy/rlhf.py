@@ -11,17 +11,15 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
 from secrets import SystemRandom
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.corpus.records import Records, read_records
@@ -30,10 +28,9 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed
-from tasks.settings.strict_yaml import load_assignments
+from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -42,83 +39,8 @@ if TYPE_CHECKING:
 RLHF = DATA / "policy" / "rlhf"
 RESULTS, PROMPTS = "results.json", "prompts.json"
 ATTACKS = ("secrets", "updates")
-CODE = (
-    "dptune/audit/bounds.py",
-    "dptune/audit/exposure.py",
-    "dptune/audit/likelihood.py",
-    "dptune/audit/membership.py",
-    "dptune/audit/one_run.py",
-    "dptune/audit/prompts.py",
-    "dptune/corpus/*.py",
-    "dptune/mechanisms/*.py",
-    "dptune/policy/aggregate.py",
-    "dptune/policy/environments.py",
-    "dptune/policy/lexicon.py",
-    "dptune/policy/local.py",
-    "dptune/policy/method.py",
-    "dptune/policy/opening.py",
-    "dptune/policy/policies.py",
-    "dptune/policy/rlhf.py",
-    "dptune/policy/rollout.py",
-    "dptune/policy/trust_region.py",
-    "dptune/privacy/*.py",
-    "dptune/training/*.py",
-    "tasks/policy/rlhf.py",
-)
 _ROWS = 128
-_FEWEST_CANARIES = 12
 _log = logging.getLogger(__name__)
-
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
-
-
-class Rlhf(BaseModel):
-    """Policy gradient on a language model: the grid is users x epsilons x seeds, and one run without noise for each
-    number of users if ``nonprivate``. See ``dptune.policy.rlhf.Bandit`` for the schedule's names.
-    Under private ``telemetry`` no canary is planted and nothing attacked: the prompts of canaries are records too.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    users: Annotated[tuple[Few, ...], Field(min_length=1)] = (32, 128)
-    epsilons: tuple[Epsilon, ...] = (3.0, 1.0)
-    nonprivate: bool = True
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
-    delta: Delta = 1e-5
-    updates: Few = 24
-    prompt_tokens: Few = 32
-    new_tokens: Few = 24
-    rank: Rank = 4
-    alpha: Few = 8
-    kl_weight: NotNegative = 0.2
-    learning_rate: LearningRate = 1e-2
-    epochs: Few = 2
-    radius: Positive | None = None
-    trust: Positive = 0.2
-    miss: Chance = 0.1
-    server_step: Positive = 1.0
-    prompt_weight: NotNegative = 0.0
-    evaluate_every: Few = 6
-    baseline_prompts: Annotated[Few, Field(ge=2)] = 64
-    held_out_prompts: Few = 200
-    canaries: Annotated[int, Field(ge=0, le=10**6)] = 256
-    candidates: Few = 63
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    false_alarms: Chance = 1e-3
-    telemetry: Literal["research", "private"] = "research"
-
-    @model_validator(mode="after")
-    def _without_leaks(self) -> Rlhf:
-        if self.telemetry == "private" and self.nonprivate:
-            raise ValueError("nonprivate: private telemetry cannot hold without noise: use false, or research")
-        return self
-
-    @field_validator("canaries")
-    @classmethod
-    def _enough(cls, count: int) -> int:
-        if 0 < count < _FEWEST_CANARIES:
-            raise ValueError(f"{count} coins may well all fall alike: use 0, or {_FEWEST_CANARIES} or more")
-        return count
 
 
 @dataclass(frozen=True)
@@ -150,7 +72,9 @@ class Cell:
         shared = self.settings.model_dump(mode="json", exclude={"users", "epsilons", "seeds", "nonprivate"})
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_VALIDATION, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
-        content = json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + source_digest(CODE)
+        content = (
+            json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + code_digest("policy.rlhf")
+        )
         return RLHF / f"{self.label}-{hmac.digest(_salt(), content.encode(), 'sha256').hex()[:8]}"
 
     @property
@@ -401,19 +325,6 @@ def violations(results: dict[str, Any]) -> list[str]:
         for attack in ATTACKS
         if (shown := results["audit"][attack]["epsilon_alarm"]) > certified
     ]
-
-
-def settings_of(options: Iterable[str]) -> Rlhf:
-    """Of ``name=value`` texts, values as YAML has them; one value is a list of one. Raises: ConfigError by name."""
-    values = load_assignments(options)
-    for name in ("users", "epsilons", "seeds"):
-        if name in values and not isinstance(values[name], list):
-            values[name] = [values[name]]
-    try:
-        return Rlhf.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError("policy.rlhf", problems, fix="correct these entries") from None
 
 
 def main(

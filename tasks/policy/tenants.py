@@ -1,6 +1,8 @@
 """Hyper-policy across tenants: train ``rldp``'s linear agent over simulated tenants, and compare it on new ones.
 
-python -m tasks.policy.tenants [--size small|large] [--set NAME=VALUE]...      # needs data/models (`dvc repro pretrain`)
+python -m tasks.policy.tenants [--size small|large] [--set NAME=VALUE]...
+
+It needs data/models (`dvc repro pretrain`).
 """
 
 from __future__ import annotations
@@ -14,18 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dptune.errors import ConfigError, DataError
+from dptune.errors import DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
-from tasks.settings.strict_yaml import load_assignments
+from tasks.settings.tenants import Size, Tenants, settings_from
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -33,74 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
-#: Besides those of a cell.
-CODE = ("dptune/corpus/*.py", "dptune/policy/*.py", "tasks/policy/tenants.py")
 _RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
-Size = Literal["small", "large"]
-
-
-class Tenants(BaseModel):
-    """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
-    in under a minute; ``LARGE`` is for numbers.
-
-    Attributes:
-        cohort_seed: of the synthetic cohort; public.
-        encounters_per_tenant: on average; a quarter is held out.
-        tenants: K, tenants an update; each is in one.
-        updates: releases. Their number costs no privacy, but tenants.
-        runs: of each tenant, with other actions: the others' mean is a run's baseline.
-        noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
-        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
-        seed: of exploration; public.
-        epsilon: certified budget of a run for one encounter, all that it inherits included.
-        delta: of every epsilon.
-        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
-        interval, warmup: releases between actions, and before the first.
-        radius: where every pair's clip radius starts.
-        public_records: behind the public loss.
-        new_tenants: in the ablation; none was trained on.
-        seeds: of adapters and exploration in the ablation.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cohort_seed: Seed = 29
-    encounters_per_tenant: Few = 64
-    tenants: Few = 4
-    updates: Few = 2
-    runs: Annotated[Few, Field(ge=2)] = 2
-    noise_multiplier: Positive = 4.0
-    trust: Positive = 0.5
-    miss: Chance = 0.1
-    seed: Seed = 0
-    epsilon: Epsilon = 8.0
-    delta: Delta = 1e-5
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
-    steps: Few = 12
-    fine_tuning_rate: LearningRate = 0.01
-    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 4
-    physical_batch_size: Few = 16
-    max_length: Annotated[Few, Field(ge=3)] = 96
-    interval: Few = 3
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = 2
-    radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
-    public_records: Annotated[Few, Field(ge=2)] = 64
-    new_tenants: Few = 1
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of ``rldp``, shared by all that act. So few actions leave SAC few transitions: its batch is 4."""
-        return {
-            "pair_radius": self.radius,
-            "radius_cap": max(1.0, self.radius),
-            "interval": self.interval,
-            "warmup": self.warmup,
-            "batch_size": 4,
-        }
-
-
-LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seeds=(0, 1))
 
 
 def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
@@ -166,14 +99,13 @@ def _finished(directory: Path, settings: Tenants) -> bool:
 
 def _inputs() -> dict[str, Any]:
     """What else decides the results."""
-    from tasks.experiment.cells import code_digest
     from tasks.settings.params import load_settings
 
     if not PUBLIC_MODEL.is_dir():
         raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
     model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_VALIDATION]
     return {
-        "code": [code_digest(), source_digest(CODE)],
+        "code": code_digest("policy.tenants"),
         "model": [sha256(path) for path in model],
         "lora": load_settings().lora.model_dump(mode="json"),
     }
@@ -296,17 +228,6 @@ def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
 def _plain(row: Outcome) -> dict[str, Any]:
     names = {"label": row.label}
     return names | jsonable({key: value for key, value in asdict(row).items() if key not in names})
-
-
-def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
-    """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
-    values = (LARGE if size == "large" else Tenants()).model_dump()
-    try:
-        return Tenants.model_validate(values | load_assignments(changes))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(place, f"{first['msg']} (it is {first['input']!r})", fix="correct it") from None
 
 
 def main(

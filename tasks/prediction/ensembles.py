@@ -23,18 +23,12 @@ from dptune.training.data import Tokens, tokenize
 from dptune.training.model import BaseModel, check_device, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.model import Lora as LoraShape
 from tasks.experiment.cells import digests
-from tasks.identity import source_digest
+from tasks.identity import code_digest
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.params import Lora, Model, Prediction, Serve, Settings, Tuning
 
-CODE = (
-    "dptune/corpus/records.py",
-    "dptune/prediction/ensemble.py",
-    "dptune/prediction/partition.py",
-    "dptune/privacy/entropy.py",
-    "dptune/training/*.py",
-    "tasks/prediction/ensembles.py",
-)
+#: Modules that answer, when an ensemble is trained already.
+ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
 PLAN, _SALT = "plan.json", "salt"
 
 
@@ -66,7 +60,7 @@ class Plan(Frozen):
 def plans(settings: Settings) -> list[Plan]:
     """One ensemble for each number of models, on the experiment's first base model."""
     model, chosen = next(iter(settings.experiment.models.values())), settings.prediction
-    inputs = digests(model, {}) | {"code": source_digest(CODE)}
+    inputs = digests(model, {}) | {"code": code_digest("prediction.ensembles", ANSWERING)}
     return [
         Plan(
             model=model,

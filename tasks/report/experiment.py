@@ -101,7 +101,7 @@ def write_report(
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
 ) -> None:
-    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``tasks.report.claims.claims`` takes them.
+    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``claims`` takes them.
 
     Args:
         others: what runs spent that are none of ``results``; those on the same records are added to the totals.

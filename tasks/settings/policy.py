@@ -14,10 +14,10 @@ from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
 from dptune.privacy.ledger import ACCOUNTINGS
-from tasks.policy.rlhf import Rlhf
-from tasks.policy.tenants import Tenants
 from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, distinct
+from tasks.settings.rlhf import Rlhf
 from tasks.settings.sweeps import combinations
+from tasks.settings.tenants import Tenants
 
 BASELINES = ("ppo", "a2c", "ucb_vi")
 _METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, Training))

@@ -32,7 +32,7 @@ from flows.experiment import experiment
 from flows.policy import policy_of
 from flows.prediction import prediction
 from tasks import tracking
-from tasks.audit.attacks import attacks as audit_task
+from tasks.audit import attacks as audit_task
 from tasks.audit.target import load_target
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell

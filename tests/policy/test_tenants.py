@@ -41,7 +41,7 @@ from dptune.training.data import PrivacyUnits
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
 from dptune.training.spec import Plan
-from tasks.policy.gradient import tenants as tenants_task
+from tasks.policy import tenants as tenants_task
 from tasks.policy.tenants import Tenants, run_tenants, settings_from, summary_of
 
 ROWS = 12

@@ -27,7 +27,7 @@ from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
-from tasks.audit.attacks import attacks as audit_task
+from tasks.audit import attacks as audit_task
 from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsilon, violations
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune

@@ -10,7 +10,7 @@ from tiny_pipeline import static
 
 from dptune.files import write_text
 from dptune.privacy.ledger import read_ledger
-from tasks.audit.attacks import attacks as module
+from tasks.audit import attacks as module
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
 from tasks.settings.params import Audit

@@ -32,7 +32,7 @@ from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import RunHeader, read_ledger
 from dptune.training.loop import train
-from tasks.audit.attacks import attacks as audit
+from tasks.audit import attacks as audit
 from tasks.corpus.acquire import acquire
 from tasks.corpus.verbalize import verbalize
 from tasks.experiment.cells import Cell

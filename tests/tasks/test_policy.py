@@ -18,8 +18,8 @@ from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger import read_ledger
+from tasks.policy import audit as policy_audit
 from tasks.policy.gradient import RESULT, Job, check_environments, jobs, run_job
-from tasks.policy.gradient import audit as policy_audit
 from tasks.report.policy import rows_of, write_page
 from tasks.report.policy_plots import _but_for_noise, _line_name
 from tasks.settings.policy import Policy, Study, expanded, swept
@@ -204,16 +204,9 @@ def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypa
 def test_rows_of_an_audit_whose_own_code_was_another_are_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "none", "accusation": None})
     policy_audit.audits(attacked())
-    monkeypatch.setattr(policy_audit, "source_digest", lambda _: "another")
+    monkeypatch.setattr(policy_audit, "code_digest", lambda _: "another")
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "again", "accusation": None})
     assert policy_audit.audits(attacked())[0]["critic"] == "again"
-
-
-def test_the_code_of_audits_belongs_to_the_key_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, ...]] = []
-    monkeypatch.setattr(policy_audit, "source_digest", lambda code: read.append(code) or "digest")
-    policy_audit.audit_key(attacked())
-    assert ("dptune/audit/*.py", "tasks/policy/audit.py") in read
 
 
 @pytest.mark.parametrize(

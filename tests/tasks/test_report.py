@@ -18,7 +18,7 @@ from tiny_pipeline import read_json
 from dptune.errors import DataError
 from tasks.drawing import over_seeds
 from tasks.experiment.results import GUARANTEE
-from tasks.report.experiment import experiment as module
+from tasks.report import experiment as module
 from tasks.report.experiment import read_results, write_report
 
 PICTURES = ("perplexity.png", "epsilon.png", "curves.png")

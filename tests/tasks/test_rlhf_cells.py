@@ -23,7 +23,7 @@ from dptune.privacy.ledger import read_ledger
 from dptune.training.model import BaseModel, load_base
 from dptune.training.pretrain import Pretraining, pretrain
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.policy.gradient import rlhf
+from tasks.policy import rlhf
 from tasks.policy.rlhf import Plan, Rlhf, cells, run_cell, settings_of, violations
 
 SMALL = (

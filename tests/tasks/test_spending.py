@@ -22,7 +22,7 @@ from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import crafted_file, run_cell
 from tasks.paths import EXPERIMENT, RUNS
-from tasks.report.experiment import experiment as report
+from tasks.report import experiment as report
 from tasks.report.experiment import write_report
 from tasks.report.spending import totals, unlisted
 
