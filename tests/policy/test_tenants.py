@@ -37,10 +37,10 @@ from dptune.policy.tenant_runs import (
 from dptune.policy.tenants import CONTROLLER, Experience, MetaTraining, experience_of, meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
-from dptune.training.data import PrivacyUnits
+from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
-from dptune.training.spec import Plan
+from dptune.training.spec import Plan, RunSpec
 from tasks.policy import tenants as tenants_task
 from tasks.policy.tenants import Tenants, run_tenants, settings_from, summary_of
 
@@ -223,6 +223,10 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
     assert all(math.isfinite(row.held_out_perplexity) and row.tenant == 7 for row in rows)
 
 
+def spec_of(units: PrivacyUnits, mechanism: Any, header: RunHeader) -> RunSpec:
+    return RunSpec(None, Tokens([], 0, 4), units, mechanism, Plan(0.5, 2.0, 1), header)
+
+
 def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
     """Its patients may be in many of them."""
     policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
@@ -236,9 +240,9 @@ def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
         header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, units.kind, len(units), inherited=inherited)
         if refused:
             with pytest.raises(ConfigError, match="private about one tenant, this one about one client"):
-                _check_header(units, mechanism, header, OsEntropy())
+                _check_header(spec_of(units, mechanism, header), OsEntropy())
         else:
-            _check_header(units, mechanism, header, OsEntropy())
+            _check_header(spec_of(units, mechanism, header), OsEntropy())
 
 
 def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: Path) -> None:
@@ -251,10 +255,10 @@ def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: P
     for inherited in ((), whole[:1], whole):
         header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 4, inherited=inherited)
         if inherited == whole:
-            _check_header(units, mechanism, header, OsEntropy())
+            _check_header(spec_of(units, mechanism, header), OsEntropy())
         else:
             with pytest.raises(ConfigError, match="not what the mechanism was made from"):
-                _check_header(units, mechanism, header, OsEntropy())
+                _check_header(spec_of(units, mechanism, header), OsEntropy())
 
 
 def test_the_adapters_run_is_priced_with_its_hyper_policy(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def ended_with(cell: Cell, capsys: pytest.CaptureFixture[str], device: str = "cp
     cell.directory.mkdir(parents=True, exist_ok=True)
     (path := cell.directory / "cell.json").write_text(cell.model_dump_json())
     with pytest.raises(SystemExit) as ended:
-        main([path], device=device)
+        run_stage(lambda: main([path], device=device))
     return ended.value.code, capsys.readouterr().err.strip().splitlines()[-1]
 
 

@@ -37,7 +37,7 @@ from tasks.corpus.acquire import acquire
 from tasks.corpus.verbalize import verbalize
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.prepare import ground_of, prepare
+from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.paths import NARRATIVES
 from tasks.settings.params import load_settings
 
@@ -203,10 +203,10 @@ def test_a_run_does_not_go_on_with_other_code(pipeline: Path, write: Write) -> N
 def test_a_header_that_does_not_name_its_plug_ins_is_refused(pipeline: Path, write: Write) -> None:
     write("their_parts", PARTS)
     cell = own_cell()
-    job = prepare(cell, ground_of(cell, torch.device("cpu")), OsEntropy())
-    header = replace(job.header, plugins=())
+    spec = prepare(cell, shared_inputs(cell, torch.device("cpu")), OsEntropy()).spec
+    header = replace(spec.header, plugins=())
     with pytest.raises(ConfigError, match=r"header\.plugins"):
-        train(job.model, job.train, job.units, job.mechanism, job.plan, header, cell.directory, OsEntropy())
+        train(replace(spec, header=header), cell.directory, OsEntropy())
 
 
 def test_a_ledger_without_plug_ins_says_nothing_of_them_and_one_with_them_reads_back() -> None:
