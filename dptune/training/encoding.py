@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
+from dptune.corpus.reading.report import Encoded
 from dptune.errors import ConfigError, DataError
 from dptune.training.data import Tokens, with_context
 from dptune.training.token_file import token_batch
@@ -25,7 +26,7 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DEFAULT: dict[type, LossOn] = {Text: "all", PromptTarget: "completion", Chat: "assistant"}
 _RECORDS = 4096  # of one batch of a token file
 
-Encoded = tuple[list[int], NDArray[np.bool_]]
+Counted = tuple[list[int], NDArray[np.bool_]]  # ids, and which of them count
 
 
 def tokens_of(records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None) -> Tokens:
@@ -52,6 +53,11 @@ def record_batches(
         yield token_batch(rows, np.array([record.unit for record in some], dtype=np.int64), cut)
 
 
+def summary(tokens: Tokens) -> Encoded:
+    """What the reader's report says of tokens. Private."""
+    return Encoded([len(row) for row in tokens.rows], tokens.width - 1, tokens.truncated, tokens.without_loss)
+
+
 def encode_records(
     records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None
 ) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
@@ -66,7 +72,7 @@ def encode_records(
     return rows, cut
 
 
-def _encoded(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Encoded:
+def _encoded(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Counted:
     """All token ids of one record, and which count in the loss."""
     content = record.content
     loss_on = loss_on or _DEFAULT[type(content)]
@@ -96,7 +102,7 @@ def _ended(ids: list[int], tokenizer: Any) -> list[int]:
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
-def _whole(ids: list[int]) -> Encoded:
+def _whole(ids: list[int]) -> Counted:
     return ids, np.ones(len(ids), dtype=bool)
 
 
@@ -109,7 +115,7 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 # --- chats ---------------------------------------------------------------------------------------------------
 
 
-def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Encoded:
+def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted:
     if not every and all(message["role"] != "assistant" for message in chat.messages):
         raise _refused(record, "no message is an assistant's", "give one, or use training.loss_on: all")
     if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):

@@ -23,19 +23,29 @@ class RecordMaker:
     Which columns are meant follows from ``columns`` once, so that all rows are read alike.
     """
 
-    def __init__(self, source: RecordSource, file: str, columns: Sequence[str], first_row: int, table: bool) -> None:
+    def __init__(
+        self,
+        source: RecordSource,
+        file: str,
+        columns: Sequence[str],
+        first_row: int,
+        table: bool,
+        public: bool = False,
+    ) -> None:
         """Find the columns.
 
         Args:
             first_row: where ``columns`` stand, for messages.
             table: whether every row has all of ``columns``, so that it can be told without a template.
+            public: whether these are records of nobody, which need neither units nor ids, and tell neither.
 
         Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
         """
         self._source, self._file, self._seen = source, file, dict[str, int]()
         self._way = _way(source, file, columns, first_row, table)
         self._told = tuple(name for name in columns if name not in (source.unit, source.id))
-        needed = [*self._needed(), *(name for name in (source.unit, source.id) if name is not None)]
+        self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
+        needed = [*self._needed(), *(name for name in (self._unit_column, self._id_column) if name is not None)]
         for name in needed:
             if name not in columns:
                 fix = f"name one of {_listed(columns)}"
@@ -79,7 +89,7 @@ class RecordMaker:
         return Text(" ".join(f"{name.replace('_', ' ')} is {_told(row, name, refuse)}." for name in self._told))
 
     def _id(self, number: int, row: Row, refuse: Refuse) -> str | None:
-        column = self._source.id
+        column = self._id_column
         if column is None:
             return None
         own = _scalar(row, column, refuse)
@@ -93,7 +103,7 @@ class RecordMaker:
         return own
 
     def _unit(self, row: Row, content: Content, own_id: str | None, refuse: Refuse) -> int:
-        column = self._source.unit
+        column = self._unit_column
         if column is None:
             return row_key(content, own_id)
         _scalar(row, column, refuse)
@@ -165,6 +175,8 @@ def _scalar(row: Row, column: str, refuse: Refuse) -> str:
         return ""
     if isinstance(value, Mapping | list | tuple | set | bytes):
         raise refuse(column, f"holds a {type(value).__name__}", "give text or a number")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a table turns a whole column into 7.0 where one record's value is missing
     text = str(value).strip()
     return checked_text(text, lambda problem, fix: refuse(column, problem, fix))
 
@@ -189,4 +201,15 @@ def _messages(row: Row, column: str, refuse: Refuse) -> tuple[Mapping[str, Any],
             if not isinstance(message.get(name), str):
                 raise refuse(column, f"message {place} has no text as its {name}", fix)
             checked_text(message[name], lambda problem, fix: refuse(column, problem, fix))
-    return tuple(dict(message) for message in value)
+    return tuple(_present(message) for message in value)
+
+
+def _present(value: Any) -> Any:
+    """``value`` without names that say nothing.
+
+    In a table one record's tool call gives the messages of all others a name with nothing in it, by which their keys,
+    and so their sides of the split, would change.
+    """
+    if isinstance(value, Mapping):
+        return {name: _present(one) for name, one in value.items() if one is not None}
+    return [_present(one) for one in value] if isinstance(value, list | tuple) else value

@@ -38,13 +38,16 @@ class Sides:
         return len(trained & {record.unit for side in (self.eval, self.test) for record in side})
 
 
-def read(source: RecordSource, data: Data | None = None) -> Records:
+def read(source: RecordSource, data: Data | None = None, *, public: bool = False) -> Records:
     """Every record of ``data`` (None: of the source's own), in order and in memory.
+
+    Args:
+        public: whether these are records of nobody, which need no column of units or ids.
 
     Raises: ConfigError for what the source cannot mean; DataError naming file, row, column and fix.
     """
     found = rows_of(source, source.data if data is None else data)
-    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table)
+    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
     return tuple(maker.record(number, row) for number, row in found.rows)
 
 
@@ -55,7 +58,7 @@ def read_sides(source: RecordSource) -> Sides:
 
     Raises: as ``read``; ConfigError also if a side that is asked for stays empty.
     """
-    public = () if source.public is None else read(replace(source, unit=None, id=None), source.public)
+    public = () if source.public is None else read(source, source.public, public=True)
     whole = read(source)
     if isinstance(source.split, Fractions):
         return replace(_dealt(source, source.split, whole), public=public)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.record import Chat, Record, Text
+from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError
 from dptune.files import write_json
 
@@ -78,17 +79,16 @@ class ReadReport:
 
 
 def describe(
+    source: RecordSource,
     sides: Sides,
     *,
-    named_units: bool,
     encoded: Encoded | None = None,
     most: int | None = None,
     delta: float | None = None,
 ) -> ReadReport:
-    """The report of ``read_sides``, which all figures but ``sides`` give for the train side.
+    """The report of what ``read_sides`` found; all figures but the counts of sides are of the train side.
 
     Args:
-        named_units: whether a column names the units; else each record is one.
         most: m, the most records that one unit brings to a batch.
         delta: of the guarantee that the run is to have.
 
@@ -97,7 +97,7 @@ def describe(
     train = sides.train
     if not train:
         raise ConfigError("data", "there is no train record", fix="give records")
-    counts = np.array(list(Counter(record.unit for record in train).values())) if named_units else np.ones(len(train))
+    counts = np.array(list(Counter(record.unit for record in train).values())) if source.unit else np.ones(len(train))
     lengths = encoded.lengths if encoded else [len(shown(record)) for record in train]
     names = ("train", "eval", "test", "public")
     return ReadReport(
