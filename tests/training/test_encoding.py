@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CPU
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
@@ -136,6 +136,35 @@ def test_a_token_of_both_sides_counts() -> None:
     ids, counts = encoded(PromptTarget("ab", "cd"), tokens)
     assert tokens.convert_ids_to_tokens(ids) == ["a", "bc", "d", "<end>"]
     assert counts == [False, True, True, True]
+
+
+def learned_pieces(spaced: bool) -> Any:
+    """A byte-level tokenizer as GPT-2's, or one that marks spaces as Llama's, whose tokens join letters."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Metaspace() if spaced else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.Metaspace() if spaced else decoders.ByteLevel()
+    some = ["ab cd ab cab dab", "abcd dcba ab: cd", "a b c d : 1 12 123"] * 20
+    alphabet = list("abcd: 123\n") if spaced else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(some, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<end>")
+
+
+@pytest.mark.parametrize("spaced", [False, True], ids=["bytes", "spaces"])
+@given(prompt=st.text("abcd: 12", max_size=10), target=st.text("abcd: 12", min_size=1, max_size=10).filter(str.strip))
+def test_every_character_of_a_target_counts_whatever_tokens_join(spaced: bool, prompt: str, target: str) -> None:
+    tokens = PIECES[spaced]
+    ids, counts = encoded(PromptTarget(prompt, target), tokens)
+    assert ids == [*tokens(prompt + target)["input_ids"], tokens.eos_token_id]
+    assert counts == sorted(counts)
+    read = tokens.decode([i for i, counted in zip(ids, counts, strict=True) if not counted])
+    assert prompt.strip().startswith(read.strip())
+    assert sum(counts) >= 2
+
+
+PIECES = [learned_pieces(False), learned_pieces(True)]
 
 
 def test_all_counts_prompts_too() -> None:
