@@ -7,8 +7,11 @@ covers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +22,19 @@ from dptune.corpus.text import SOURCE as TEXT
 from dptune.errors import ConfigError
 
 UNITS = ("encounter", "patient")
-SIDES = ("attack", "train", "eval")
+#: Shares of all units, as the paper has them.
+SHARES = {"attack": 0.2, "train": 0.72, "eval": 0.08}
+SIDES = tuple(SHARES)
 _HASHES = 2**64
-#: Where attack and train end: 20 % and 72 % of all hashes.
-_ENDS = (_HASHES * 20 // 100, _HASHES * 92 // 100)
 
 
-def side_of(key: int, seed: int, unit: str) -> str:
+def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES) -> str:
     """The side of the unit whose own key (in 64 bits, signed) is ``key``. It depends on nobody else.
 
     Args:
         seed: public. Whoever knows a unit's key knows its side.
-        unit: "encounter" or "patient"; an encounter and a patient of equal number are dealt independently.
+        unit: such as "encounter" or "patient"; those of equal number are dealt independently. 16 bytes at most.
+        shares: by side, 1 in all.
     """
     named = blake2b(
         key.to_bytes(8, "little", signed=True),
@@ -38,13 +42,29 @@ def side_of(key: int, seed: int, unit: str) -> str:
         key=_hash_key(seed),
         person=unit.encode(),
     )
-    return SIDES[sum(int.from_bytes(named.digest(), "little") >= end for end in _ENDS)]
+    ends = _ends(tuple(shares.values()))
+    return tuple(shares)[sum(int.from_bytes(named.digest(), "little") >= end for end in ends)]
+
+
+@lru_cache
+def _ends(shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Where each side but the last ends among all hashes; exact in the decimal digits of the shares."""
+    exact = [Fraction(str(share)) for share in shares]
+    return tuple(int(_HASHES * end) for end in accumulate(exact[:-1]))
 
 
 @lru_cache
 def _hash_key(seed: int) -> bytes:
     """64 bytes, the most that BLAKE2 takes, of a seed of any length."""
     return blake2b(str(seed).encode()).digest()
+
+
+def sides_of(keys: np.ndarray, seed: int, unit: str, shares: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """The rows of each side, in ascending order; arguments as of ``side_of`` and ``split``. A side may be empty."""
+    units, owners = np.unique(keys, return_inverse=True)
+    names = tuple(shares)
+    sides = np.array([names.index(side_of(key, seed, unit, shares)) for key in units.tolist()], dtype=np.int64)[owners]
+    return {name: np.flatnonzero(sides == number) for number, name in enumerate(names)}
 
 
 def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
@@ -62,12 +82,10 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
     """
     if unit not in UNITS:
         raise ConfigError("split.unit", f"{unit!r} is unknown", fix=f"use one of {', '.join(UNITS)}")
-    units, owners = np.unique(keys, return_inverse=True)
-    sides = np.array([SIDES.index(side_of(key, seed, unit)) for key in units.tolist()], dtype=np.int64)[owners]
-    rows = {name: np.flatnonzero(sides == number) for number, name in enumerate(SIDES)}
+    rows = sides_of(keys, seed, unit, SHARES)
     empty = [name for name in SIDES if not len(rows[name])]
     if empty:
-        problem = f"{len(units)} {unit}s leave no one on the side {empty[0]}"
+        problem = f"{len(np.unique(keys))} {unit}s leave no one on the side {empty[0]}"
         raise ConfigError("split.unit", problem, fix="use 100 or more, or another data.split_seed")
     return rows
 

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows, read_source
+from dptune.corpus.reading.rows import rows_of
+from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
 from dptune.files import replacing, sha256, write_json
@@ -22,9 +24,11 @@ _FEWEST = 10
 def acquire_text(directory: Path, path: Path) -> Path:
     """Copy a text file into ``directory`` with a description beside it; whole or not at all. Returns the copy.
 
-    Raises: DataError as ``read_paragraphs``.
+    Raises: DataError as ``read_paragraphs``, and for what a reader of records refuses: NUL bytes, a table or JSONL, and
+        paragraphs that may have joined records; ConfigError for a file that is a table or JSONL by its ending.
     """
     rows = len(read_paragraphs(path))
+    rows_of(RecordSource(path, format="text"), path)
     about = {"source": SOURCE, "synthetic": False, "label": f"text file {path.name}, the user's own"}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
         text.write_bytes(path.read_bytes())

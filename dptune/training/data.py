@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
+from dptune.training.losses import CONTEXT, COUNTED, PADDING
 
 UNITS = ("encounter", "patient")
 
@@ -22,7 +23,9 @@ class Tokens:
 
     Attributes:
         rows: one int32 array a record, with the end-of-text token where it fits; a list, or what a file holds
-            (``token_file.MappedRows``). Whoever changes them makes a new list.
+            (``token_file.MappedRows``). Whoever changes them makes a new list. A token that is read and has no loss, as
+            those of a prompt, is stored as ``~id``, which is negative (``with_context``): ids and loss mask cannot
+            come apart, and code that takes rows for plain ids fails instead of training on prompts.
         padding: token id that fills the right-hand side of a batch.
         width: tokens of every batch, longer than any record, whatever records it holds.
         truncated: how many records were longer than the limit.
@@ -38,6 +41,8 @@ class Tokens:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and mask of these records, both (height, width), padded on the right.
 
+        The mask holds ``losses.PADDING``, ``COUNTED`` or ``CONTEXT`` for every position.
+
         The shape is public and at least one position is always padding, because kernels round differently
         by shape and by whether there is padding: with a shape that followed the records, one record would
         move the gradients of all others by up to half a percent in bfloat16, beyond what clipping bounds.
@@ -49,11 +54,11 @@ class Tokens:
         chosen = [self.rows[index] for index in indices]
         height = len(chosen) if height is None else height
         ids = np.full((height, self.width), self.padding, dtype=np.int64)
-        mask = np.zeros((height, self.width), dtype=np.int64)
-        mask[len(chosen) :, 0] = 1
+        mask = np.full((height, self.width), PADDING, dtype=np.int64)
+        mask[len(chosen) :, 0] = COUNTED
         for position, row in enumerate(chosen):
-            ids[position, : len(row)] = row
-            mask[position, : len(row)] = 1
+            ids[position, : len(row)] = plain_ids(row)
+            mask[position, : len(row)] = np.where(row < 0, CONTEXT, COUNTED)
         return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
 
     def compact(self, indices: NDArray[np.int64], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,6 +66,24 @@ class Tokens:
         ids, mask = self.batch(indices, device)
         longest = max(len(self.rows[index]) for index in indices)
         return ids[:, :longest], mask[:, :longest]
+
+    @property
+    def without_loss(self) -> int:
+        """Records none of whose tokens counts, such as a prompt that fills the whole width. Private.
+
+        They stay records, which are drawn as all others, and their gradient is zero. Reads every row.
+        """
+        return sum(not (row[1:] >= 0).any() for row in self.rows)
+
+
+def with_context(ids: NDArray[np.int32], counts: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """A row of ``Tokens`` from plain ids and, for each, whether it counts in the loss."""
+    return np.where(counts, ids, ~ids)
+
+
+def plain_ids(row: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The token ids of a row of ``Tokens``, whether they count in the loss or not."""
+    return np.where(row < 0, ~row, row)
 
 
 def tokenize(texts: list[str], tokenizer: Any, max_length: int) -> Tokens:

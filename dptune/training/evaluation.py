@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dptune.errors import ConfigError
 from dptune.training.data import Tokens
-from dptune.training.losses import token_losses
+from dptune.training.losses import attended, token_losses
 
 _LARGEST_LOG = 700.0
 
@@ -22,15 +23,17 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
 
 @torch.no_grad()
 def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
-    """Total negative log-likelihood (nats) over the number of predicted tokens, in eval mode.
+    """Total negative log-likelihood (nats) over the number of predicted tokens that count, in eval mode.
 
     An aggregate of the records: private if they are.
 
     Args:
         model: causal language model; its training mode is restored.
-        tokens: the records, at least one with two tokens.
+        tokens: the records.
         rows: physical batch size.
         autocast: dtype of the forward pass.
+
+    Raises: ConfigError if no token of any record counts.
     """
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
@@ -41,10 +44,13 @@ def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | 
     for start in range(0, len(order), rows):
         ids, mask = tokens.compact(order[start : start + rows], device)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=attended(mask), use_cache=False).logits
         losses, valid = token_losses(logits, ids, mask)
         total += float(losses.double().sum())
         count += int(valid.sum())
     for module, mode in modes:
         module.training = mode
+    if not count:
+        problem = "leaves no token of these records that counts in the loss"
+        raise ConfigError("training.max_length", problem, fix="raise it, or give records with shorter prompts")
     return total / count

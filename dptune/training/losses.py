@@ -11,11 +11,18 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+#: What a mask says of a position: no token; a token that counts in the loss; one that is only read, as of a prompt.
+PADDING, COUNTED, CONTEXT = 0, 1, 2
 #: Model types whose logits are the output layer on the last hidden states, and nothing else.
 _PLAIN_HEADS = ("gpt2", "llama", "mistral")
 #: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator; but no fewer positions than
 #: a matrix product needs to be efficient.
 _LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
+
+
+def attended(mask: torch.Tensor) -> torch.Tensor:
+    """The model's attention mask: 1 for every token, whether it counts in the loss or not."""
+    return (mask != PADDING).to(mask.dtype)
 
 
 def token_losses(
@@ -26,17 +33,17 @@ def token_losses(
     Args:
         logits: (rows, tokens, vocabulary); any float dtype, the loss is float32.
         input_ids: (rows, tokens).
-        mask: (rows, tokens), 1 for real tokens; padding on the right.
+        mask: (rows, tokens), ``COUNTED`` for tokens that count; ``PADDING`` on the right.
 
-    Returns: (rows, tokens - 1) losses, zero at padding, and the (rows, tokens - 1) mask.
+    Returns: (rows, tokens - 1) losses, zero where none counts, and (rows, tokens - 1) which count.
     """
-    targets, valid = input_ids[:, 1:], mask[:, 1:].bool()
+    targets, valid = input_ids[:, 1:], mask[:, 1:] == COUNTED
     losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
     return losses.where(valid, 0.0), valid
 
 
 def sequence_losses(logits: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(rows,): each sequence's mean loss over its own valid tokens; 0 for a sequence without a second token."""
+    """(rows,): each sequence's mean loss over its own tokens that count; 0 where no token after the first does."""
     losses, valid = token_losses(logits, input_ids, mask)
     return losses.sum(dim=1) / valid.sum(dim=1).clamp(min=1)
 
@@ -47,15 +54,16 @@ def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tor
     Args:
         model: of transformers, with or without PEFT's adapters.
         input_ids: (rows, tokens).
-        mask: (rows, tokens), 1 for real tokens; padding on the right.
+        mask: (rows, tokens), of ``PADDING`` (on the right), ``COUNTED`` and ``CONTEXT``.
     """
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = causal.get_output_embeddings()
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
     if not (plain and causal.config.model_type in _PLAIN_HEADS):
-        return sequence_losses(model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits, input_ids, mask)
+        logits = model(input_ids=input_ids, attention_mask=attended(mask), use_cache=False).logits
+        return sequence_losses(logits, input_ids, mask)
     decoder = getattr(causal, causal.base_model_prefix)
-    hidden = decoder(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+    hidden = decoder(input_ids=input_ids, attention_mask=attended(mask), use_cache=False).last_hidden_state
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -76,7 +84,7 @@ class _HeadLosses(torch.autograd.Function):
     ) -> torch.Tensor:
         """(rows,) float32 losses from (rows, tokens, width) states and the frozen (vocabulary, width) weight."""
         rows, tokens, width = hidden.shape
-        valid = mask[:, 1:].bool()
+        valid = mask[:, 1:] == COUNTED
         counts = valid.sum(dim=1, keepdim=True).clamp(min=1)
         targets, shares = input_ids[:, 1:].reshape(-1, 1), (valid / counts).reshape(-1, 1)
         states = hidden[:, :-1].reshape(-1, width)
@@ -96,7 +104,7 @@ class _HeadLosses(torch.autograd.Function):
             slope.scatter_add_(1, targets[piece], torch.full_like(total, -1.0))
             slope.mul_(shares[piece])
             torch.mm(slope.to(weight.dtype), weight, out=gradients[piece])
-        # Padding has no gradient, whatever its state: 0 times infinity is no number.
+        # What does not count has no gradient, whatever its state: 0 times infinity is no number.
         gradients.masked_fill_(~valid.reshape(-1, 1), 0.0)
         context.save_for_backward(gradients)
         context.shape = (rows, tokens, width)

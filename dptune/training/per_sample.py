@@ -322,7 +322,7 @@ def per_sample_gradients(
         model: the PEFT model.
         pairs: from ``lora_pairs(model)``.
         input_ids: (rows, tokens), rows > 0.
-        mask: (rows, tokens).
+        mask: (rows, tokens), as ``losses.model_losses`` takes it.
         owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch. None: row j is unit j.
         units: number of units in this micro-batch.
         autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
-from dptune.training.data import PrivacyUnits, micro_batches, parted, tokenize
+from dptune.training.data import PrivacyUnits, Tokens, micro_batches, parted, plain_ids, tokenize, with_context
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)
 
@@ -235,6 +235,24 @@ def test_padding_is_on_the_right_and_masked() -> None:
         length = len(tokens.rows[index])
         assert ids[position, :length].tolist() == tokens.rows[index].tolist()
         assert mask[position].tolist() == [1] * length + [0] * (mask.shape[1] - length)
+
+
+@given(data=st.data(), ids=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9))
+def test_rows_hold_ids_and_what_counts(data: st.DataObject, ids: list[int]) -> None:
+    """Also token 0 and the largest id; with nothing but counted tokens a row is its ids, bit for bit."""
+    counts = np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
+    plain = np.array(ids, dtype=np.int32)
+    row = with_context(plain, counts)
+    assert (row.dtype, plain_ids(row).dtype) == (np.int32, np.int32)
+    assert plain_ids(row).tolist() == ids
+    assert (row >= 0).tolist() == counts.tolist()
+    assert with_context(plain, np.ones(len(ids), dtype=bool)).tolist() == ids
+    tokens = Tokens([row], padding=0, width=10)
+    shown, mask = tokens.batch(np.array([0]), CPU, height=2)
+    assert shown[0].tolist() == ids + [0] * (10 - len(ids))
+    assert mask[0].tolist() == [1 if counted else 2 for counted in counts] + [0] * (10 - len(ids))
+    assert mask[1].tolist() == [1] + [0] * 9
+    assert tokens.without_loss == (not counts[1:].any())
 
 
 def test_long_records_are_truncated_and_never_chunked() -> None:

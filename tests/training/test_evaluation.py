@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tiny_models import VOCABULARY, adapted, records, row_loss
+from tiny_models import VOCABULARY, adapted, records, row_loss, with_prompts
 
+from dptune.errors import ConfigError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 
@@ -19,6 +21,23 @@ def test_perplexity_is_exp_of_the_mean_token_loss() -> None:
     with torch.no_grad():
         total = sum(float(row_loss(model, row)) * n for row, n in zip(tokens.rows, counts, strict=True))
     assert perplexity(model, tokens, 3) == pytest.approx(math.exp(total / sum(counts)), rel=1e-5)
+
+
+def test_perplexity_is_that_of_the_tokens_that_count() -> None:
+    """One long prompt weighs nothing: the mean is over the tokens that count, not over records."""
+    model, tokens = adapted(randomised=True), with_prompts(records(8))
+    counts = [int((row[1:] >= 0).sum()) for row in tokens.rows]
+    assert min(counts) == 0
+    with torch.no_grad():
+        total = sum(float(row_loss(model, row)) * n for row, n in zip(tokens.rows, counts, strict=True))
+    for rows in (1, 3, 8):
+        assert perplexity(model, tokens, rows) == pytest.approx(math.exp(total / sum(counts)), rel=1e-5)
+
+
+def test_records_without_a_token_that_counts_have_no_perplexity() -> None:
+    tokens = with_prompts(records(4))
+    with pytest.raises(ConfigError, match=r"training\.max_length: leaves no token"):
+        perplexity(adapted(), replace(tokens, rows=tokens.rows[3:]), 2)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, FAMILIES, adapted, llama, records, row_gradient, trainable
+from tiny_models import CPU, FAMILIES, adapted, llama, records, row_gradient, trainable, with_prompts
 
 from dptune.errors import ConfigError
 from dptune.training import losses
 from dptune.training.data import Tokens
-from dptune.training.losses import sequence_losses
+from dptune.training.evaluation import perplexity
+from dptune.training.losses import model_losses, sequence_losses
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
 
@@ -51,6 +52,42 @@ def test_equal_to_batch_size_one(family: str, dropped_in: bool) -> None:
     """Right-padded records of 3 to 12 tokens; also at B = 0, where the gradient of A is exactly zero."""
     model, tokens = adapted(family, randomised=dropped_in), records(6)
     assert error(computed(model, tokens), looped(model, tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("plain_head", [True, False], ids=["loss in pieces", "loss of logits"])
+def test_prompts_are_read_and_have_no_loss(family: str, plain_head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the loop; a record that is all prompt has a gradient of exactly zero and stays a row."""
+    if not plain_head:
+        monkeypatch.setattr(losses, "_PLAIN_HEADS", ())
+    model, tokens = adapted(family, randomised=True), with_prompts(records(8))
+    found, expected = computed(model, tokens), looped(model, tokens)
+    silent = torch.tensor([3, 7])
+    assert not found[silent].any()
+    kept = torch.tensor([0, 1, 2, 4, 5, 6])
+    assert error(found[kept], expected[kept]) < 1e-5
+    assert not torch.allclose(found[2], looped(model, records(8))[2].double(), rtol=0.1)
+
+
+@pytest.mark.parametrize("plain_head", [True, False])
+def test_models_attend_to_prompts_and_see_masks_of_zeros_and_ones(
+    plain_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our masks also say which tokens count; a model that multiplies by its mask would take a 2 for more attention."""
+    if not plain_head:
+        monkeypatch.setattr(losses, "_PLAIN_HEADS", ())
+    model, tokens = adapted(randomised=True), records(8)
+    ids, mask = with_prompts(tokens).batch(np.arange(8), CPU)
+    plain_ids, plain_mask = tokens.batch(np.arange(8), CPU)
+    assert torch.equal(ids, plain_ids)
+    seen = []
+    decoder = model.get_base_model().transformer
+    decoder.register_forward_pre_hook(lambda _, args, given: seen.append(given["attention_mask"]), with_kwargs=True)
+    model_losses(model, ids, mask)
+    perplexity(model, with_prompts(tokens), 8)
+    assert torch.equal(seen[0], plain_mask)
+    assert sorted(set(seen[1].flatten().tolist())) == [0, 1]
+    assert int(seen[1].sum()) == int(plain_mask.sum())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, encounters, make_header, make_plan, records, weights
+from tiny_models import FAMILIES, encounters, make_header, make_plan, records, weights, with_prompts
 
 from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.registry import build
@@ -94,6 +94,19 @@ def side_by_side(base: Any, runs: list[Run]) -> list[Exception | None]:
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_runs_on_prompts_end_where_each_would_alone(tmp_path: Path) -> None:
+    base, tokens = FAMILIES["gpt2"](), with_prompts(records())
+    group = cells(tokens, ["static", "dp_lora"], sample_rate=0.5, learning_rate=1e-3)
+    expected = [alone(cell, base, tokens, tmp_path / f"alone{cell.seed}") for cell in group]
+    runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
+    assert side_by_side(base, runs) == [None] * len(group)
+    for cell, weights_alone in zip(group, expected, strict=True):
+        assert_close(weights(cell.model), weights_alone)
+    plain = cells(tokens, ["static"], sample_rate=0.5, learning_rate=1e-3)[0]
+    other = alone(plain, base, records(), tmp_path / "plain")
+    assert any(not torch.equal(other[name], value) for name, value in expected[0].items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

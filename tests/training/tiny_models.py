@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import PrivacyUnits, Tokens, with_context
 from dptune.training.model import Lora, attach_lora
 from dptune.training.spec import Plan
 
@@ -85,6 +86,15 @@ def records(count: int = 8, seed: int = 0, longest: int = 12) -> Tokens:
     return Tokens(rows=rows, padding=0, width=longest + 2)
 
 
+def with_prompts(tokens: Tokens) -> Tokens:
+    """The same records, of which the first tokens are only read: none, some, or (of every fourth) all."""
+    rows = []
+    for number, row in enumerate(tokens.rows):
+        prompt = (0, 1, len(row) // 2, len(row))[number % 4]
+        rows.append(with_context(row, np.arange(len(row)) >= prompt))
+    return replace(tokens, rows=rows)
+
+
 def trainable(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -94,10 +104,12 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def row_loss(model: Any, row: Any) -> torch.Tensor:
-    """The loss of one unpadded record, written down a second time."""
-    ids = torch.from_numpy(np.asarray(row, dtype=np.int64))[None]
+    """The loss of one unpadded record, written down a second time; tokens that are only read are negative."""
+    signed = torch.from_numpy(np.asarray(row, dtype=np.int64))
+    ids, labels = signed.where(signed >= 0, ~signed)[None], signed.where(signed >= 0, -100)
     logits = model(input_ids=ids, use_cache=False).logits
-    return cross_entropy(logits[0, :-1].float(), ids[0, 1:])
+    total = cross_entropy(logits[0, :-1].float(), labels[1:], reduction="sum")
+    return total / max(1, int((labels[1:] >= 0).sum()))
 
 
 def row_gradient(model: Any, row: Any) -> torch.Tensor:

@@ -1,0 +1,215 @@
+"""From a row (column to value) to a record, by the columns that a source names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text, row_key, unit_key
+from dptune.corpus.reading.source import RecordSource, template_columns
+from dptune.errors import DataError
+
+UNKNOWN = "unknown"
+Row = Mapping[str, Any]
+#: Raises DataError about one column of the row at hand.
+Refuse = Callable[[str, str, str], DataError]
+
+
+class RecordMaker:
+    """Makes records of the rows of one file, in order.
+
+    Which columns are meant follows from ``columns`` once, so that all rows are read alike.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        file: str,
+        columns: Sequence[str],
+        first_row: int,
+        table: bool,
+        public: bool = False,
+    ) -> None:
+        """Find the columns.
+
+        Args:
+            first_row: where ``columns`` stand, for messages.
+            table: whether every row has all of ``columns``, so that it can be told without a template.
+            public: whether these are records of nobody, which need neither units nor ids, and tell neither.
+
+        Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
+        """
+        self._source, self._file, self._seen = source, file, dict[str, int]()
+        self._way = _way(source, file, columns, first_row, table)
+        self._told = tuple(name for name in columns if name not in (source.unit, source.id))
+        self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
+        needed = [*self._needed(), *(name for name in (self._unit_column, self._id_column) if name is not None)]
+        for name in needed:
+            if name not in columns:
+                fix = f"name one of {_listed(columns)}"
+                raise DataError("there is no such column", fix=fix, file=file, row=first_row, column=name)
+
+    def record(self, number: int, row: Row) -> Record:
+        """The record of one row.
+
+        Raises: DataError naming row and column for a value that is missing, empty, of another type, or not text in
+            Unicode, and for an id that an earlier row has.
+        """
+
+        def refuse(column: str, problem: str, fix: str) -> DataError:
+            return DataError(problem, fix=fix, file=self._file, row=number, column=column)
+
+        content, own_id = self._content(row, refuse), self._id(number, row, refuse)
+        return Record(content, self._unit(row, content, own_id, refuse), self._file, number, own_id)
+
+    def _needed(self) -> tuple[str, ...]:
+        source = self._source
+        if self._way == "pair":
+            return (source.prompt or "prompt", source.completion or "completion")
+        if self._way == "template":
+            return template_columns(source.template or "")
+        if self._way == "told":
+            return ()
+        return (source.messages or "messages",) if self._way == "messages" else (source.text or "text",)
+
+    def _content(self, row: Row, refuse: Refuse) -> Content:
+        names = self._needed()
+        if self._way == "messages":
+            return Chat(_messages(row, names[0], refuse))
+        if self._way == "pair":
+            return PromptTarget(_text(row, names[0], refuse, empty=True), _text(row, names[1], refuse))
+        if self._way == "text":
+            return Text(_text(row, names[0], refuse))
+        if self._way == "template":
+            parts = Formatter().parse(self._source.template or "")
+            told = "".join(before + ("" if name is None else _told(row, name, refuse)) for before, name, _, _ in parts)
+            return Text(told)
+        return Text(" ".join(f"{name.replace('_', ' ')} is {_told(row, name, refuse)}." for name in self._told))
+
+    def _id(self, number: int, row: Row, refuse: Refuse) -> str | None:
+        column = self._id_column
+        if column is None:
+            return None
+        own = _scalar(row, column, refuse)
+        if not own:
+            raise refuse(column, "the id is missing", "give every record one")
+        earlier = self._seen.setdefault(own, number)
+        if earlier != number:
+            raise refuse(
+                column, f"the id of row {earlier} appears again", "keep each record once, or leave out data.id"
+            )
+        return own
+
+    def _unit(self, row: Row, content: Content, own_id: str | None, refuse: Refuse) -> int:
+        column = self._unit_column
+        if column is None:
+            return row_key(content, own_id)
+        _scalar(row, column, refuse)
+        try:
+            key = unit_key(row[column])
+        except TypeError as error:
+            raise refuse(column, f"holds a {error}", "give text or a number") from None
+        if key is None:
+            raise refuse(column, "names no unit, so nobody would be protected", "fill it in, or remove the record")
+        return key
+
+
+def _way(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
+    if source.template is not None:
+        return "template"
+    stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}
+    found = [way for way, name in stated.items() if name is not None]
+    if not found:
+        by_name = {"messages": ["messages"], "pair": ["prompt", "completion"], "text": ["text"]}
+        found = [way for way, names in by_name.items() if set(names) <= set(columns)]
+    if len(found) > 1:
+        problem = f"{' and '.join(found)} could each be the record"
+        raise DataError(problem, fix="name data.text, data.prompt and completion, or data.messages", file=file, row=row)
+    if not found and not table:
+        problem = "has no column text, prompt and completion, or messages"
+        fix = f"name one of {_listed(columns)} as data.text, or give data.template"
+        raise DataError(problem, fix=fix, file=file, row=row)
+    return found[0] if found else "told"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = [repr(name[:40]) for name in columns[:12]]
+    return ", ".join(shown) + (", ..." if len(columns) > 12 else "") if shown else "the file's columns"
+
+
+def _value(row: Row, column: str, refuse: Refuse) -> Any:
+    if column not in row:
+        raise refuse(column, "the row lacks this column", "give every record one")
+    return row[column]
+
+
+def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:
+    value = _value(row, column, refuse)
+    if isinstance(value, list):
+        raise refuse(column, "holds a list", "give text here, and lists of messages as data.messages")
+    if not isinstance(value, str):
+        kind = "nothing" if value is None else type(value).__name__
+        raise refuse(column, f"holds {kind} and not text", "write it as text, or remove the record")
+    if not empty and not value.strip():
+        raise refuse(column, "is empty", "fill it in, or remove the record")
+    return checked_text(value, lambda problem, fix: refuse(column, problem, fix))
+
+
+def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
+    """``text``, if a tokenizer can read it. Raises DataError for NUL characters and for halves of characters."""
+    if "\0" in text:
+        raise refuse("holds a NUL character", "remove it; a binary file is no text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise refuse("holds half of a character (a lone surrogate)", "write it as UTF-8") from None
+    return text
+
+
+def _scalar(row: Row, column: str, refuse: Refuse) -> str:
+    """A value as text; "" where it is missing."""
+    value = _value(row, column, refuse)
+    if value is None or value != value:  # a NaN is how some tables say nothing
+        return ""
+    if isinstance(value, Mapping | list | tuple | set | bytes):
+        raise refuse(column, f"holds a {type(value).__name__}", "give text or a number")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a table turns a whole column into 7.0 where one record's value is missing
+    text = str(value).strip()
+    return checked_text(text, lambda problem, fix: refuse(column, problem, fix))
+
+
+def _told(row: Row, column: str, refuse: Refuse) -> str:
+    return _scalar(row, column, refuse) or UNKNOWN
+
+
+def _messages(row: Row, column: str, refuse: Refuse) -> tuple[Mapping[str, Any], ...]:
+    value, fix = _value(row, column, refuse), "give a list of messages such as {'role': 'user', 'content': 'Hello'}"
+    if isinstance(value, str):  # a table holds lists as JSON
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise refuse(column, "is no list of messages, nor one as JSON", fix) from None
+    if not isinstance(value, list | tuple) or not value:
+        raise refuse(column, "is no list of messages", fix)
+    for place, message in enumerate(value, start=1):
+        if not isinstance(message, Mapping):
+            raise refuse(column, f"message {place} is no mapping", fix)
+        for name in ("role", "content"):
+            if not isinstance(message.get(name), str):
+                raise refuse(column, f"message {place} has no text as its {name}", fix)
+            checked_text(message[name], lambda problem, fix: refuse(column, problem, fix))
+    return tuple(_present(message) for message in value)
+
+
+def _present(value: Any) -> Any:
+    """``value`` without names that say nothing.
+
+    In a table one record's tool call gives the messages of all others a name with nothing in it, by which their keys,
+    and so their sides of the split, would change.
+    """
+    if isinstance(value, Mapping):
+        return {name: _present(one) for name, one in value.items() if one is not None}
+    return [_present(one) for one in value] if isinstance(value, list | tuple) else value

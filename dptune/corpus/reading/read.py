@@ -1,0 +1,79 @@
+"""Records of a source, whole or a located error, and the sides of their split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dptune.corpus.reading.fields import RecordMaker
+from dptune.corpus.reading.record import Record
+from dptune.corpus.reading.rows import rows_of
+from dptune.corpus.reading.source import Data, Fractions, RecordSource
+from dptune.corpus.splits import sides_of
+from dptune.errors import ConfigError
+
+Records = tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """All that a run reads. Private, but for ``public``.
+
+    Attributes:
+        train, eval, test: of the source; a side that is not asked for is empty.
+        public: of nobody.
+    """
+
+    train: Records = field(repr=False)
+    eval: Records = field(default=(), repr=False)
+    test: Records = field(default=(), repr=False)
+    public: Records = field(default=(), repr=False)
+
+    @property
+    def shared_units(self) -> int:
+        """Units of which train and another side hold records; none where the split is by fractions."""
+        trained = {record.unit for record in self.train}
+        return len(trained & {record.unit for side in (self.eval, self.test) for record in side})
+
+
+def read(source: RecordSource, data: Data | None = None, *, public: bool = False) -> Records:
+    """Every record of ``data`` (None: of the source's own), in order and in memory.
+
+    Args:
+        public: whether these are records of nobody, which need no column of units or ids.
+
+    Raises: ConfigError for what the source cannot mean; DataError naming file, row, column and fix.
+    """
+    found = rows_of(source, source.data if data is None else data)
+    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
+    return tuple(maker.record(number, row) for number, row in found.rows)
+
+
+def read_sides(source: RecordSource) -> Sides:
+    """The records of all sides, and the public ones.
+
+    By fractions a record's side is a keyed hash of its unit's key, and of nothing else.
+
+    Raises: as ``read``; ConfigError also if a side that is asked for stays empty.
+    """
+    public = () if source.public is None else read(source, source.public, public=True)
+    whole = read(source)
+    if isinstance(source.split, Fractions):
+        return replace(_dealt(source, source.split, whole), public=public)
+    given = {name: getattr(source.split, name) for name in ("eval", "test")}
+    others = {name: read(source, data) for name, data in given.items() if data is not None}
+    return Sides(whole, public=public, **others)
+
+
+def _dealt(source: RecordSource, split: Fractions, whole: Records) -> Sides:
+    shares = {name: getattr(split, name) for name in ("train", "eval", "test")}
+    asked: Mapping[str, float] = {name: share for name, share in shares.items() if share}
+    keys = np.array([record.unit for record in whole], dtype=np.int64)
+    sides = sides_of(keys, split.seed, "unit" if source.unit else "record", asked)
+    for name, rows in sides.items():
+        if not len(rows):
+            problem = f"{len(np.unique(keys))} units leave no one on the side {name}"
+            raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
+    return Sides(**{name: tuple(whole[row] for row in rows) for name, rows in sides.items()})

@@ -1,0 +1,88 @@
+"""One record of one's own: what it says, whose it is, and where it came from."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text, all of which is learned."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PromptTarget:
+    """A prompt, which is read, and the target that is learned; between them nothing is inserted."""
+
+    prompt: str = field(repr=False)
+    target: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages, each with at least ``role`` and ``content``, which the tokenizer's own chat template renders."""
+
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+
+Content = Text | PromptTarget | Chat
+
+
+@dataclass(frozen=True)
+class Record:
+    """One training example. Private.
+
+    Attributes:
+        unit: key of the unit of privacy, a number of 63 bits that follows from the record alone (``unit_key``,
+            ``row_key``): nobody who joins or leaves changes it.
+        file: where it was read, for messages.
+        row: 1-based, in ``file``; the header of a table is row 1.
+        id: the record's own, if the source names a column of them.
+    """
+
+    content: Content
+    unit: int = field(repr=False)
+    file: str
+    row: int
+    id: str | None = field(default=None, repr=False)
+
+
+def unit_key(value: object) -> int | None:
+    """The key of the unit that a column names; None where it names nobody.
+
+    Spaces at the ends, the Unicode form of a letter, and whether a whole number is written as 7, "7" or 7.0 make no
+    other unit: two units in place of one person would each be protected, and the person would not.
+
+    Raises: TypeError for a value that is neither text nor a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise TypeError(type(value).__name__)
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = unicodedata.normalize("NFC", str(value)).strip()
+    return _key(b"unit", name) if name else None
+
+
+def row_key(content: Content, own_id: str | None = None) -> int:
+    """The key of a record that is a unit of its own: a hash of its content and of its id, if it has one.
+
+    Equal records without ids share a key, so that they are on one side of a split; they are units of their own there.
+    """
+    said = content.messages if isinstance(content, Chat) else tuple(vars(content).values())
+    return _key(b"row", json.dumps([type(content).__name__, said, own_id], sort_keys=True, default=str))
+
+
+def _key(kind: bytes, name: str) -> int:
+    """63 bits, as the columns of files hold them; ``kind`` keys the hash, so that a row never meets a unit's number."""
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"dptune " + kind).digest()
+    return int.from_bytes(digest, "little") >> 1

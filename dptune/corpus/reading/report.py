@@ -1,0 +1,208 @@
+"""What a reader found: counts, lengths, units, three samples, and what looks wrong. For the owner of the data only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dptune.corpus.reading.read import Sides
+from dptune.corpus.reading.record import Chat, Record, Text
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError
+from dptune.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
+_SAMPLES, _SHOWN = 3, 200
+#: Times m that a unit must have, so that most of its records would go unused in an epoch.
+_FAR_MORE = 10
+#: Shares of records from which a cut, or a loss without tokens, is worth a word.
+_MANY_CUT, _MANY_SILENT = 0.1, 0.01
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of the train records as tokens.
+
+    Attributes:
+        lengths: tokens of each record, after the cut.
+        limit: the most tokens that a record may have.
+        cut: records that were longer.
+        without_loss: records none of whose tokens counts in the loss.
+    """
+
+    lengths: Sequence[int] = field(repr=False)
+    limit: int
+    cut: int
+    without_loss: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that looks wrong, by a name that does not change."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """A description of records. Private: every figure is exact, and samples are records.
+
+    Attributes:
+        sides: records of each side.
+        units: of the train side; a record is one where no column names them.
+        records_per_unit, lengths: quantiles by name.
+        measure: of lengths: "tokens" after the cut, or "characters" where nothing was encoded.
+        cut, without_loss: shares of the train records; None where nothing was encoded.
+        samples: the beginnings of the first, the middle and the last record.
+    """
+
+    file: str
+    kind: str
+    sides: dict[str, int]
+    units: int
+    records_per_unit: dict[str, float]
+    measure: str
+    lengths: dict[str, float]
+    cut: float | None
+    without_loss: float | None
+    samples: tuple[str, ...] = field(repr=False)
+    findings: tuple[Finding, ...]
+
+
+def describe(
+    source: RecordSource,
+    sides: Sides,
+    *,
+    encoded: Encoded | None = None,
+    most: int | None = None,
+    delta: float | None = None,
+) -> ReadReport:
+    """The report of what ``read_sides`` found; all figures but the counts of sides are of the train side.
+
+    Args:
+        most: m, the most records that one unit brings to a batch.
+        delta: of the guarantee that the run is to have.
+
+    Raises: ConfigError if there is no train record, or ``delta`` is no probability.
+    """
+    train = sides.train
+    if not train:
+        raise ConfigError("data", "there is no train record", fix="give records")
+    counts = np.array(list(Counter(record.unit for record in train).values())) if source.unit else np.ones(len(train))
+    lengths = encoded.lengths if encoded else [len(shown(record)) for record in train]
+    names = ("train", "eval", "test", "public")
+    return ReadReport(
+        file=train[0].file,
+        kind={"Text": "text", "PromptTarget": "prompt and target", "Chat": "messages"}[type(train[0].content).__name__],
+        sides={name: len(getattr(sides, name)) for name in names},
+        units=len(counts),
+        records_per_unit=_quantiles(counts),
+        measure="tokens" if encoded else "characters",
+        lengths=_quantiles(np.asarray(lengths)),
+        cut=encoded.cut / len(train) if encoded else None,
+        without_loss=encoded.without_loss / len(train) if encoded else None,
+        samples=tuple(_sample(train[place]) for place in _places(len(train))),
+        findings=(*_of_units(sides, counts, most, delta), *(_of_tokens(encoded, len(train)) if encoded else ())),
+    )
+
+
+def write_report(path: Path, report: ReadReport) -> None:
+    """Write a report as JSON; whole or not at all, mode 0600."""
+    write_json(path, asdict(report))
+
+
+def as_table(report: ReadReport) -> Table:
+    """The report as a rich table, for the owner's terminal."""
+    from rich.table import Table
+    from rich.text import Text as Plain
+
+    table = Table(title=f"Records of {report.file} (private)", show_header=False)
+    for name, value in _lines(report):
+        table.add_row(name, Plain(value))  # plain, so that brackets in records are no markup
+    return table
+
+
+def _lines(report: ReadReport) -> list[tuple[str, str]]:
+    def told(figures: dict[str, float]) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in figures.items())
+
+    lines = [
+        ("kind", report.kind),
+        ("records", ", ".join(f"{name} {count:,}" for name, count in report.sides.items() if count)),
+        ("units in train", f"{report.units:,}"),
+        ("records per unit", told(report.records_per_unit)),
+        (report.measure, told(report.lengths)),
+    ]
+    if report.cut is not None and report.without_loss is not None:
+        lines += [("cut", f"{report.cut:.2%}"), ("without loss", f"{report.without_loss:.2%}")]
+    lines += [(f"sample {number}", sample) for number, sample in enumerate(report.samples, start=1)]
+    return lines + [(f"warning: {finding.name}", finding.text) for finding in report.findings]
+
+
+def shown(record: Record) -> str:
+    """A record as one text, for people."""
+    content = record.content
+    if isinstance(content, Text):
+        return content.text
+    if isinstance(content, Chat):
+        return "\n".join(f"{message['role']}: {message['content']}" for message in content.messages)
+    return f"{content.prompt} => {content.target}"
+
+
+def _sample(record: Record) -> str:
+    text = shown(record)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _places(count: int) -> list[int]:
+    return sorted({0, count // 2, count - 1})[:_SAMPLES]
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float]:
+    return {name: float(np.quantile(values, share)) for name, share in _QUANTILES.items()}
+
+
+def _of_units(sides: Sides, counts: np.ndarray, most: int | None, delta: float | None) -> list[Finding]:
+    found = []
+    if most is not None and (large := int((counts > _FAR_MORE * most).sum())):
+        text = (
+            f"{large} of {len(counts)} units have more than {_FAR_MORE} times the {most} records that a unit brings to "
+            f"a batch, at most {int(counts.max())}; most of these are rarely used"
+        )
+        found.append(Finding("large_units", text))
+    if delta is not None:
+        if not 0 <= delta < 1:
+            raise ConfigError("delta", f"{delta} is no probability below 1", fix="use less than 1 over the units")
+        if delta * len(counts) >= 1:
+            text = (
+                f"delta {delta:g} is 1 over the {len(counts)} units or more: publishing one unit in full would "
+                f"satisfy such a guarantee. Use less than {1 / len(counts):.2g}"
+            )
+            found.append(Finding("large_delta", text))
+    if shared := sides.shared_units:
+        text = f"{shared} units have records in train and in another side, whose figures are then no held-out ones"
+        found.append(Finding("shared_units", text))
+    return found
+
+
+def _of_tokens(encoded: Encoded, records: int) -> list[Finding]:
+    found = []
+    if encoded.cut > _MANY_CUT * records:
+        text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and lose what is beyond"
+        found.append(Finding("many_cut", text))
+    if encoded.without_loss > _MANY_SILENT * records:
+        text = (
+            f"{encoded.without_loss} of {records} records have no token that counts in the loss, so nothing is learned "
+            "from them. Raise training.max_length, or shorten their prompts"
+        )
+        found.append(Finding("without_loss", text))
+    return found

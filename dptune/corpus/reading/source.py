@@ -1,0 +1,160 @@
+"""How records of one's own are read: a frozen description, checked as far as that goes without the data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal
+
+from dptune.errors import ConfigError
+
+Format = Literal["text", "table", "jsonl", "datasets"]
+FORMATS = ("text", "table", "jsonl", "datasets")
+#: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
+Data = str | Path | Iterable[Mapping[str, Any]]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ENDINGS: dict[str, Format] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".csv": "table",
+    ".tsv": "table",
+    ".parquet": "table",
+    ".pq": "table",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """Shares of the units that each side of the split gets; a unit's side is a keyed hash of its own key alone.
+
+    Attributes:
+        seed: public.
+    """
+
+    train: float = 0.8
+    eval: float = 0.1
+    test: float = 0.1
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        shares = (self.train, self.eval, self.test)
+        if not (all(0 <= share <= 1 for share in shares) and self.train > 0 and math.isclose(sum(shares), 1)):
+            problem = f"train, eval and test are {', '.join(map(str, shares))}"
+            raise ConfigError("data.split", problem, fix="give shares that add up to 1, with train above 0")
+
+
+@dataclass(frozen=True)
+class GivenSides:
+    """A split that exists already: ``RecordSource.data`` is the train side, and these are the others."""
+
+    eval: Data | None = field(default=None, repr=False)
+    test: Data | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class RecordSource:
+    """Where records are and how they are read.
+
+    What a row is for is found by the names of its columns (``messages``; ``prompt`` and ``completion``; ``text``) where
+    none is given here; a table that has none of them is told column by column ("column is value").
+
+    Attributes:
+        data: see ``Data``. Rows from Python are not shown.
+        format: None finds it by the file's ending.
+        text, prompt, completion, messages: names of columns; ``prompt`` and ``completion`` go together.
+        template: a text with columns in braces, such as ``"{age}-year-old, {diagnosis}"``; a missing value is
+            "unknown". Doubled braces are braces.
+        unit: the column whose values name units of privacy; None: every record is a unit of its own.
+        id: the column of the records' own ids, which must be distinct.
+        records_are: of a text file, "lines" or "paragraphs" (separated by empty lines, which become single spaces);
+            None takes paragraphs where a line is empty, and refuses a file in which that may be meant otherwise.
+        revision: the 40-digit commit of a hub data set.
+        part: which part of a data set of the ``datasets`` library is read, such as "train".
+        public: records of nobody, read in the same way, for validation, controllers and rehearsal.
+        split: of ``data``.
+    """
+
+    data: Data = field(repr=False)
+    format: Format | None = None
+    text: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    messages: str | None = None
+    template: str | None = None
+    unit: str | None = None
+    id: str | None = None
+    records_are: Literal["lines", "paragraphs"] | None = None
+    revision: str | None = None
+    part: str = "train"
+    public: Data | None = field(default=None, repr=False)
+    split: Fractions | GivenSides = Fractions()
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, *FORMATS):
+            raise ConfigError("data.format", f"{self.format!r} is unknown", fix=f"use one of {', '.join(FORMATS)}")
+        if self.records_are not in (None, "lines", "paragraphs"):
+            problem = f"{self.records_are!r} is unknown"
+            raise ConfigError("data.records_are", problem, fix="use lines or paragraphs")
+        ways = [
+            name for name in ("text", "prompt", "completion", "messages", "template") if getattr(self, name) is not None
+        ]
+        if ways not in ([], ["text"], ["prompt", "completion"], ["messages"], ["template"]):
+            fix = "give text, or prompt with completion, or messages, or template"
+            raise ConfigError("data", f"{' and '.join(ways)} cannot be given like this", fix=fix)
+        if self.template is not None:
+            template_columns(self.template)
+
+    def format_of(self, path: Path) -> Format:
+        """How a file is read, as stated or by its ending.
+
+        Raises: ConfigError if neither says it, or a table or JSONL file is stated to be text.
+        """
+        by_ending = _ENDINGS.get(path.suffix.lower())
+        if self.format == "text" and by_ending in ("table", "jsonl"):
+            problem = f"is text, and {path.name} is {'a table' if by_ending == 'table' else 'JSONL'} by its ending"
+            raise ConfigError("data.format", problem, fix=f"use {by_ending}, or give the file another ending")
+        if path.is_dir() and self.format in (None, "datasets"):
+            return "datasets"
+        if self.format is None and by_ending is None:
+            problem = f"the ending of {path.name} tells no format"
+            raise ConfigError("data.format", problem, fix=f"give data.format, one of {', '.join(FORMATS)}")
+        return self.format or by_ending or "text"
+
+
+def is_hub_name(source: RecordSource, data: Data) -> bool:
+    """Whether ``data`` is a data set of the hub, by name; never where a file or folder of that name exists.
+
+    Raises: ConfigError unless its revision is a commit.
+    """
+    if not isinstance(data, str) or Path(data).exists() or source.format not in (None, "datasets"):
+        return False
+    if source.format is None and source.revision is None:
+        return False  # a path that does not exist, rather
+    if not (source.revision and _COMMIT.fullmatch(source.revision)):
+        problem = f"{data!r} is no local folder and its revision {source.revision!r} is no commit"
+        raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
+    return True
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, in order.
+
+    Raises: ConfigError if it is malformed, names none, or formats one.
+    """
+    fix = "write columns in braces, as in 'age is {age}', and double other braces"
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError("data.template", f"is malformed ({error})", fix=fix) from None
+    columns = tuple(name for _, name, _, _ in parts if name is not None)
+    if not columns or "" in columns or any(form or turned for _, name, form, turned in parts if name):
+        raise ConfigError("data.template", "names no columns, or gives one a format", fix=fix)
+    return columns

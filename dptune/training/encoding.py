@@ -1,0 +1,172 @@
+"""Records of one's own as token ids, of which prompts are read and have no loss.
+
+A text or a target is followed by the tokenizer's end-of-text token; a beginning-of-text token stands where the
+tokenizer puts one. A chat is what the tokenizer's own template makes of it, and nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
+from dptune.corpus.reading.report import Encoded
+from dptune.errors import ConfigError, DataError
+from dptune.training.data import Tokens, with_context
+from dptune.training.token_file import token_batch
+
+#: The tokens that count in the loss: those of targets; those that an assistant says; or all.
+LossOn = Literal["completion", "assistant", "all"]
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_DEFAULT: dict[type, LossOn] = {Text: "all", PromptTarget: "completion", Chat: "assistant"}
+_RECORDS = 4096  # of one batch of a token file
+
+Counted = tuple[list[int], NDArray[np.bool_]]  # ids, and which of them count
+
+
+def tokens_of(records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None) -> Tokens:
+    """All records in memory, each cut to ``max_length - 1`` tokens, the last ones going first.
+
+    Args:
+        loss_on: None counts targets, what assistants say, and all of a text.
+
+    Raises: ConfigError for a length that leaves nothing to predict, a ``loss_on`` that the records have nothing for, or
+        a chat without a chat template; DataError naming the record for messages that the template does not take, or
+        in which what an assistant says cannot be found.
+    """
+    rows, cut = encode_records(records, tokenizer, max_length, loss_on)
+    return Tokens(rows, padding=tokenizer.pad_token_id, width=max_length, truncated=int(cut.sum()))
+
+
+def record_batches(
+    records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The same rows as batches for ``token_file.write``, each with its unit's key as its patient."""
+    for start in range(0, len(records), _RECORDS):
+        some = records[start : start + _RECORDS]
+        rows, cut = encode_records(some, tokenizer, max_length, loss_on)
+        yield token_batch(rows, np.array([record.unit for record in some], dtype=np.int64), cut)
+
+
+def summary(tokens: Tokens) -> Encoded:
+    """What the reader's report says of tokens. Private."""
+    return Encoded([len(row) for row in tokens.rows], tokens.width - 1, tokens.truncated, tokens.without_loss)
+
+
+def encode_records(
+    records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None
+) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
+    """The rows of ``tokens_of``, and (records,) which were cut. Raises as it does."""
+    if max_length < 3:
+        raise ConfigError("training.max_length", f"{max_length} is below 3", fix="allow at least three tokens")
+    rows, cut = [], np.zeros(len(records), dtype=bool)
+    for place, record in enumerate(records):
+        ids, counts = _encoded(record, tokenizer, loss_on)
+        cut[place] = len(ids) > max_length - 1
+        rows.append(with_context(np.array(ids[: max_length - 1], dtype=np.int32), counts[: max_length - 1]))
+    return rows, cut
+
+
+def _encoded(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Counted:
+    """All token ids of one record, and which count in the loss."""
+    content = record.content
+    loss_on = loss_on or _DEFAULT[type(content)]
+    if loss_on not in ("all", _DEFAULT[type(content)]):
+        fix = f"use all, or {_DEFAULT[type(content)]}"
+        problem = f"{loss_on!r} is nothing that row {record.row} of {record.file} has"
+        raise ConfigError("training.loss_on", problem, fix=fix)
+    if isinstance(content, Chat):
+        return _chat(record, content, tokenizer, every=loss_on == "all")
+    if isinstance(content, Text):
+        return _whole(_ended(_ids(content.text, tokenizer), tokenizer))
+    ids = _ended(_ids(content.prompt + content.target, tokenizer), tokenizer)
+    if loss_on == "all":
+        return _whole(ids)
+    # A token that holds characters of both sides counts; with them apart, as most tokenizers keep them, this is the
+    # number of the prompt's own tokens.
+    return ids, np.arange(len(ids)) >= _shared(_ids(content.prompt, tokenizer), ids)
+
+
+def _ids(text: str, tokenizer: Any) -> list[int]:
+    """Ids with the special tokens that the tokenizer adds by itself."""
+    return list(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
+
+def _ended(ids: list[int], tokenizer: Any) -> list[int]:
+    end = tokenizer.eos_token_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+
+def _whole(ids: list[int]) -> Counted:
+    return ids, np.ones(len(ids), dtype=bool)
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
+
+
+# --- chats ---------------------------------------------------------------------------------------------------
+
+
+def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted:
+    if not every and all(message["role"] != "assistant" for message in chat.messages):
+        raise _refused(record, "no message is an assistant's", "give one, or use training.loss_on: all")
+    if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
+        marked = _rendered(
+            record, chat.messages, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return list(marked["input_ids"]), np.array(marked["assistant_masks"], dtype=bool)
+    _template(tokenizer)
+    text = _rendered(record, chat.messages, tokenizer, tokenize=False)
+    ids = _plain(text, tokenizer)
+    return _whole(ids) if every else (ids, _said_by_assistant(record, chat, tokenizer, text, ids))
+
+
+def _template(tokenizer: Any) -> str:
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError:
+        fix = "use an instruction-tuned model, or give prompts and completions"
+        raise ConfigError("data.messages", "the tokenizer has no chat template", fix=fix) from None
+
+
+def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, ids: Sequence[int]) -> NDArray[np.bool_]:
+    """(tokens,) which an assistant says, with the end of its turn: what each of its messages adds to those before."""
+    counts = np.zeros(len(ids), dtype=bool)
+    for place, message in enumerate(chat.messages):
+        if message["role"] != "assistant":
+            continue
+        before = _rendered(record, chat.messages[:place], tokenizer, tokenize=False, add_generation_prompt=True)
+        after = _rendered(record, chat.messages[: place + 1], tokenizer, tokenize=False)
+        if not (text.startswith(after) and after.startswith(before)):
+            problem = f"the chat template renders what precedes or ends message {place + 1} otherwise in a longer chat"
+            fix = "use a template that marks generations, or training.loss_on: all"
+            raise _refused(record, problem, fix)
+        counts[_shared(_plain(before, tokenizer), ids) : _shared(_plain(after, tokenizer), ids)] = True
+    return counts
+
+
+def _rendered(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> Any:
+    if not messages:
+        return ""  # an assistant speaks first; templates take no empty chat
+    try:
+        return tokenizer.apply_chat_template(list(messages), **options)
+    except Exception as error:  # whatever a template may raise
+        problem = f"the chat template does not take these messages ({type(error).__name__})"
+        raise _refused(record, problem, "give the roles and the order that the model knows") from error
+
+
+def _plain(text: str, tokenizer: Any) -> list[int]:
+    """Ids of a rendered chat, which holds its special tokens already."""
+    return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+
+
+def _refused(record: Record, problem: str, fix: str) -> DataError:
+    return DataError(problem, fix=fix, file=record.file, row=record.row, column="messages")

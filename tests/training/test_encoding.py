@@ -1,0 +1,279 @@
+"""Which tokens count: against the rules of completion-only collators written down again, and character by character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import CPU
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast
+
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.errors import ConfigError, DataError
+from dptune.training import token_file
+from dptune.training.data import Tokens, plain_ids
+from dptune.training.encoding import record_batches, summary, tokens_of
+from dptune.training.losses import sequence_losses
+
+LETTERS = "abcdefgh 123:\n"
+WIDTH = 40
+IGNORED = -100
+CHATML = (
+    "{% for message in messages %}<s>{{ message['role'] }}:{{ message['content'] }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}<s>{{ message['role'] }}:{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}<e>{% endgeneration %}{% else %}{{ message['content'] }}<e>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+
+
+def tokenizer(*, begins: bool = False, merges: tuple[str, ...] = (), template: str | None = None) -> Any:
+    """A token for every character, and for ``merges``, which it prefers."""
+    special = ["<end>", "<begin>", "<s>", "<e>"]
+    pieces = [*special, *merges, *dict.fromkeys(LETTERS + "usertianym")]
+    core = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<end>"))
+    pattern = "|".join([*special, *merges, r"[\s\S]"])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    if begins:
+        core.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 1)])
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<end>", pad_token="<end>", bos_token="<begin>", extra_special_tokens=["<s>"]
+    )
+    found.chat_template = template
+    return found
+
+
+def records(*contents: Content) -> list[Record]:
+    return [Record(content, number, "a.jsonl", number + 1) for number, content in enumerate(contents)]
+
+
+def encoded(content: Content, tokens: Any, loss_on: Any = None, width: int = WIDTH) -> tuple[list[int], list[bool]]:
+    """Ids and which count, of one record."""
+    (row,) = tokens_of(records(content), tokens, width, loss_on).rows
+    return plain_ids(row).tolist(), (row >= 0).tolist()
+
+
+def counted_text(content: Content, tokens: Any, loss_on: Any = None) -> str:
+    ids, counts = encoded(content, tokens, loss_on, 400)
+    return "".join(tokens.convert_ids_to_tokens([i for i, counted in zip(ids, counts, strict=True) if counted]))
+
+
+# --- texts and special tokens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_text_begins_as_the_tokenizer_does_and_ends_once(begins: bool) -> None:
+    tokens = tokenizer(begins=begins)
+    start = ["<begin>"] if begins else []
+    for text in ("ab", "ab<end>"):
+        ids, counts = encoded(Text(text), tokens)
+        assert tokens.convert_ids_to_tokens(ids) == [*start, "a", "b", "<end>"]
+        assert all(counts)
+
+
+def test_a_tokenizer_that_ends_texts_by_itself_ends_a_prompt_nowhere() -> None:
+    tokens = tokenizer()
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 0)]
+    )
+    ids, counts = encoded(PromptTarget("ab", "cd"), tokens)
+    assert tokens.convert_ids_to_tokens(ids) == ["a", "b", "c", "d", "<end>"]
+    assert counts == [False, False, True, True, True]
+
+
+# --- prompts and targets ---------------------------------------------------------------------------------------
+
+words = st.text(LETTERS, max_size=12)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@given(prompt=words, target=words.filter(str.strip))
+def test_labels_are_those_of_trl_for_prompts_and_completions(begins: bool, prompt: str, target: str) -> None:
+    """TRL's trainer: tokens of prompt + completion + end, of which those of the prompt alone are ignored by number."""
+    tokens = tokenizer(begins=begins)
+    ours, counts = encoded(PromptTarget(prompt, target), tokens)
+    whole = tokens(prompt + target + "<end>")["input_ids"]
+    ignored = len(tokens(prompt)["input_ids"])
+    labels = [IGNORED] * ignored + whole[ignored:]
+    assert [i if counted else IGNORED for i, counted in zip(ours, counts, strict=True)] == labels
+
+
+@given(question=st.text("abc ", max_size=8), answer=st.text("abc ", min_size=1, max_size=8).filter(str.strip))
+def test_labels_are_those_of_a_completion_only_collator(question: str, answer: str) -> None:
+    """TRL's older rule: whatever precedes and includes the ids of the response template is ignored."""
+    tokens, response = tokenizer(), "\n12:"
+    ids, counts = encoded(PromptTarget(question + response, answer), tokens)
+    sought = tokens(response)["input_ids"]
+    starts = [n for n in range(len(ids)) if ids[n : n + len(sought)] == sought]
+    labels = [IGNORED] * (starts[-1] + len(sought)) + ids[starts[-1] + len(sought) :]
+    assert [i if counted else IGNORED for i, counted in zip(ids, counts, strict=True)] == labels
+
+
+def test_losses_are_those_of_ignored_labels() -> None:
+    """The mean over the tokens that count, as ``cross_entropy`` with ``ignore_index`` has it for one record."""
+    pairs = [PromptTarget("ab", "cde"), PromptTarget("", "a"), PromptTarget("abcd ef", "1")]
+    tokens = tokens_of(records(*pairs), tokenizer(), WIDTH)
+    ids, mask = tokens.batch(np.arange(3), CPU)
+    logits = torch.randn(3, WIDTH, 40, generator=torch.Generator().manual_seed(0))
+    for row, loss in enumerate(sequence_losses(logits, ids, mask)):
+        signed = torch.from_numpy(tokens.rows[row].astype(np.int64))
+        labels = signed.where(signed >= 0, IGNORED)
+        expected = cross_entropy(logits[row, : len(labels) - 1], labels[1:], ignore_index=IGNORED)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_token_of_both_sides_counts() -> None:
+    tokens = tokenizer(merges=("bc",))
+    ids, counts = encoded(PromptTarget("ab", "cd"), tokens)
+    assert tokens.convert_ids_to_tokens(ids) == ["a", "bc", "d", "<end>"]
+    assert counts == [False, True, True, True]
+
+
+def learned_pieces(spaced: bool) -> Any:
+    """A byte-level tokenizer as GPT-2's, or one that marks spaces as Llama's, whose tokens join letters."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Metaspace() if spaced else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.Metaspace() if spaced else decoders.ByteLevel()
+    some = ["ab cd ab cab dab", "abcd dcba ab: cd", "a b c d : 1 12 123"] * 20
+    alphabet = list("abcd: 123\n") if spaced else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(some, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<end>")
+
+
+@pytest.mark.parametrize("spaced", [False, True], ids=["bytes", "spaces"])
+@given(prompt=st.text("abcd: 12", max_size=10), target=st.text("abcd: 12", min_size=1, max_size=10).filter(str.strip))
+def test_every_character_of_a_target_counts_whatever_tokens_join(spaced: bool, prompt: str, target: str) -> None:
+    tokens = PIECES[spaced]
+    ids, counts = encoded(PromptTarget(prompt, target), tokens)
+    assert ids == [*tokens(prompt + target)["input_ids"], tokens.eos_token_id]
+    assert counts == sorted(counts)
+    read = tokens.decode([i for i, counted in zip(ids, counts, strict=True) if not counted])
+    assert prompt.strip().startswith(read.strip())
+    assert sum(counts) >= 2
+
+
+PIECES = [learned_pieces(False), learned_pieces(True)]
+
+
+def test_all_counts_prompts_too() -> None:
+    assert counted_text(PromptTarget("ab", "cd"), tokenizer(), "all") == "abcd<end>"
+
+
+def test_what_is_cut_is_counted_and_a_record_without_loss_stays_one() -> None:
+    pairs = [PromptTarget("ab", "c"), PromptTarget("abcdefgh", "c"), PromptTarget("abcd", "ef"), Text("a" * 9)]
+    tokens = tokens_of(records(*pairs), tokenizer(), 6)
+    assert [len(row) for row in tokens.rows] == [4, 5, 5, 5]
+    assert (tokens.truncated, tokens.without_loss) == (3, 1)
+    told = summary(tokens)
+    assert (list(told.lengths), told.limit, told.cut, told.without_loss) == ([4, 5, 5, 5], 5, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "loss_on"),
+    [(Text("a"), "completion"), (PromptTarget("a", "b"), "assistant"), (Chat(({"role": "user"},)), "completion")],
+)
+def test_a_loss_on_nothing_is_refused(content: Content, loss_on: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"training\.loss_on: '{loss_on}' is nothing that row 1 of a\.jsonl has"):
+        encoded(content, tokenizer(), loss_on)
+
+
+def test_a_length_that_predicts_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.max_length"):
+        tokens_of(records(Text("a")), tokenizer(), 2)
+
+
+# --- chats -----------------------------------------------------------------------------------------------------
+
+
+def chat(*said: str) -> Chat:
+    """A user and an assistant in turn."""
+    return Chat(tuple({"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)))
+
+
+turns = st.lists(st.text("abc 12", max_size=6), min_size=2, max_size=7)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by prefixes", "by marks"])
+@given(said=turns)
+def test_what_an_assistant_says_counts_with_its_end(template: str, said: list[str]) -> None:
+    expected = "".join(text + "<e>" for text in said[1::2])
+    assert counted_text(chat(*said), tokenizer(template=template)) == expected
+
+
+@given(said=turns)
+def test_prefixes_find_what_marks_say(said: list[str]) -> None:
+    one, other = (encoded(chat(*said), tokenizer(template=template)) for template in (CHATML, MARKED))
+    assert one == other
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_a_chat_is_its_template_and_nothing_more(template: str) -> None:
+    tokens = tokenizer(begins=True, template=template)
+    ids, counts = encoded(chat("ab", "1"), tokens, "all")
+    assert "".join(tokens.convert_ids_to_tokens(ids)) == "<s>user:ab<e><s>assistant:1<e>"
+    assert all(counts)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
+    """As those that drop the thoughts of all assistants but the last: its prefixes are no prefixes."""
+    template = (
+        "{% for message in messages %}<s>{{ message['role'] }}:"
+        "{{ message['content'] if loop.last or message['role'] == 'user' else '' }}<e>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+    )
+    tokens = tokenizer(template=template)
+    assert counted_text(chat("a", "b"), tokens) == "b<e>"
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1, column 'messages': .*message 2 otherwise.*loss_on: all"):
+        encoded(chat("a", "b", "c", "d"), tokens)
+    assert encoded(chat("a", "b", "c", "d"), tokens, "all")[1]
+
+
+def test_a_chat_that_cannot_be_rendered_is_located() -> None:
+    template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    first = Chat(({"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}))
+    with pytest.raises(DataError, match=r"row 2, column 'messages': the chat template does not take"):
+        tokens_of(records(chat("a", "b"), first), tokenizer(template=template), WIDTH)
+
+
+def test_a_chat_without_an_assistant_is_refused() -> None:
+    with pytest.raises(DataError, match=r"row 1, .*no message is an assistant's.*loss_on: all"):
+        encoded(chat("a"), tokenizer(template=CHATML))
+    assert encoded(chat("a"), tokenizer(template=CHATML), "all")
+
+
+@pytest.mark.parametrize("loss_on", [None, "all"])
+def test_a_tokenizer_without_a_template_is_refused(loss_on: Any) -> None:
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        encoded(chat("a", "b"), tokenizer(), loss_on)
+
+
+# --- on disk ---------------------------------------------------------------------------------------------------
+
+
+def test_masks_survive_a_token_file(tmp_path: Path) -> None:
+    mixed = records(PromptTarget("ab", "c"), Text("abc"), PromptTarget("a" * 50, "b"))
+    expected = tokens_of(mixed, tokenizer(), WIDTH)
+    path = tmp_path / "train.arrow"
+    token_file.write(path, record_batches(mixed, tokenizer(), WIDTH), padding=0, width=WIDTH)
+    found = token_file.opened(path)
+    assert [row.tolist() for row in found.tokens.rows] == [row.tolist() for row in expected.rows]
+    assert found.patients.tolist() == [0, 1, 2]
+    assert (found.tokens.truncated, found.tokens.without_loss) == (1, 1)
+    for ours, theirs in zip(batch(found.tokens), batch(expected), strict=True):
+        assert ours.equal(theirs)
+
+
+def batch(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens.batch(np.array([2, 0, 1]), CPU, height=4)
