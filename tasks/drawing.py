@@ -16,6 +16,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from dptune.files import naming
+
 Result = dict[str, Any]
 EPSILONS = {
     "epsilon_published": "published (claimed)",
@@ -272,5 +274,6 @@ def legend_below(figure: Any, axis: Axes, columns: int = 3) -> None:
 def save(figure: Any, path: Path) -> None:
     """Write the PNG and forget the figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
+    with naming(path):
+        figure.savefig(path, dpi=_DPI)
     plt.close(figure)

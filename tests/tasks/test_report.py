@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import pytest
 from tiny_pipeline import read_json
 
 from dptune.errors import DataError
-from tasks.drawing import over_seeds
+from tasks.drawing import over_seeds, save
 from tasks.experiment.results import GUARANTEE
 from tasks.report import experiment as module
 from tasks.report.experiment import read_results, write_report
@@ -310,3 +311,11 @@ def test_a_cell_that_diverged_does_not_end_the_report(tmp_path: Path, worth: str
     ]
     write_report([*diverged, *[result()] * beside], tmp_path / "report", "tiny")
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_a_picture_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
+    full = tmp_path / "curves.png"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save(plt.figure(), full)
+    assert caught.value.filename == str(full)
