@@ -17,35 +17,35 @@ from pydantic import ValidationError
 
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
-from dptune.policy.opening import LEDGER
+from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
 from flows.experiment import run_process
 from flows.places import free_place
 from tasks import tracking
 from tasks.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
-from tasks.policy import JOB, RESULT, Job, check_environments, jobs
+from tasks.policy import Job, check_environments, jobs
 from tasks.policy_audit import audits
 from tasks.policy_report import write_page
 from tasks.policy_settings import Policy
-from tasks.rlhf import RESULTS, Rlhf, cells
+from tasks.rlhf import Rlhf, cells
 from tasks.settings import Settings, load_settings
 from tasks.stage import run_stage
 from tasks.tenants import TENANTS
 
-_MARKER = "mlflow_run"
 _DEVICE = "cpu"  # networks of a few thousand parameters
 
 
 @task(name="policy run", task_run_name="{job.name}", retries=1)
 def run_one(job: Job, processes: int) -> dict[str, Any]:
     """Train one policy; a finished one is kept, and one that died resumes from its ledger."""
-    if not (job.directory / RESULT).exists():
+    folder = RunFolder(job.directory)
+    if not folder.result.exists():
         private_directory(job.directory)
-        write_text(job.directory / JOB, job.model_dump_json(indent=2))
+        write_text(folder.job, job.model_dump_json(indent=2))
         with free_place([_DEVICE], processes):
-            run_process(job.name, child("tasks.policy", str(job.directory / JOB)))
-    return read_json(job.directory / RESULT)
+            run_process(job.name, child("tasks.policy", str(folder.job)))
+    return read_json(folder.result)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
     extra = {"audits": attacks, **other_results(settings)}
     publish_others(settings, extra, parent)
-    write_json(POLICY / "results.json", {"runs": results, **extra})
+    write_json(RunFolder(POLICY).results, {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
     tracking.send(parent, POLICY / "policy.html", timed=False)
     tracking.finish_parent(parent, failed=False, timed=False)
@@ -150,9 +150,9 @@ def other_results(settings: Policy) -> dict[str, Any]:
     """What those parts wrote."""
     found: dict[str, Any] = {}
     if settings.rlhf:
-        found["rlhf"] = [read_json(cell.directory / RESULTS) for cell in cells(settings.rlhf)]
+        found["rlhf"] = [read_json(RunFolder(cell.directory).results) for cell in cells(settings.rlhf)]
     if settings.tenants:
-        found["tenants"] = read_json(TENANTS / RESULTS)
+        found["tenants"] = read_json(RunFolder(TENANTS).results)
     return found
 
 
@@ -197,12 +197,12 @@ def _publish(
     """A run in MLflow, once: its curve, what it came to, and its ledger."""
     if parent == tracking.LATER or (directory / PUBLISHED).exists():
         return
-    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False, kept=False)
+    child = tracking.ChildRun(parent, name, RunFolder(directory).mlflow_run, params, tags, timed=False, kept=False)
     for step, metrics in curve.items():
         child.log(step, metrics)
     child.log(max(curve, default=0), ends)
-    if (directory / LEDGER).exists():
-        child.artifact(directory / LEDGER)
+    if (ledger := RunFolder(directory).ledger).exists():
+        child.artifact(ledger)
     if child.end():
         write_text(directory / PUBLISHED, child.run_id)
 

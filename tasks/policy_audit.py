@@ -17,7 +17,6 @@ from tasks.identity import source_digest
 from tasks.paths import POLICY
 from tasks.policy import code_digest
 from tasks.policy_settings import Policy
-from tasks.results import named
 
 #: Besides those of the runs.
 CODE = ("dptune/audit/*.py", "tasks/policy_audit.py")
@@ -65,7 +64,7 @@ def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
     )
     certified = certificate(method.planned(updates), settings.delta)
     verdict = judged(found, certified, FALSE_ALARMS, checks=CHECKS * len(ATTACKED))
-    row = {**asdict(method), **found.to_dict(), **verdict.to_dict(), **named(method.price(settings.delta))}
+    row = {**asdict(method), **found.to_dict(), **verdict.to_dict(), **method.price(settings.delta).to_dict()}
     return {key: str(value) if value == math.inf else value for key, value in row.items()} | {
         "accusation": verdict.accusation
     }

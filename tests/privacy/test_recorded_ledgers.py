@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 
 RECORDED = Path(__file__).parent / "recorded"
 #: Published, noise only and certified, as this dptune priced them when they were recorded.
