@@ -15,11 +15,11 @@ from prefect.context import TaskRunContext
 from dptune.files import private_directory
 from flows.child import end_server_with_me
 from flows.experiment import available_devices
-from tasks.audit import audit_cell, audit_file, audit_key
+from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.experiment.results import publish_audit
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
-from tasks.report import listed_cells, report
-from tasks.results import publish_audit
-from tasks.settings import Audit, load_settings
+from tasks.report.experiment import listed_cells, report
+from tasks.settings.params import Audit, load_settings
 from tasks.stage import run_stage
 
 

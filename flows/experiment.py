@@ -28,10 +28,10 @@ from flows.child import child, end_server_with_me
 from flows.places import free_place
 from flows.runners import THREADS, started
 from tasks import tracking
-from tasks.cells import Cell, grid, is_finished, is_published
-from tasks.groups import Group, grouped
+from tasks.experiment.cells import Cell, grid, is_finished, is_published
+from tasks.experiment.groups import Group, grouped
 from tasks.paths import DATA, EXPERIMENT, RUNS, TRAIN
-from tasks.settings import Experiment, load_settings, merge
+from tasks.settings.params import Experiment, load_settings, merge
 from tasks.stage import USER_ERROR, run_stage
 
 _LAST_LINES = 15
@@ -105,7 +105,7 @@ def fine_tune(group: Group, errand: Errand) -> list[str]:
             options.append("--wait")
             # A lone process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if errand.terminal else run_process
-            run(group.label, child("tasks.finetune", *files, *options), errand.home, _environment(errand))
+            run(group.label, child("tasks.experiment.finetune", *files, *options), errand.home, _environment(errand))
     return [str(cell.directory) for cell in group.cells]
 
 

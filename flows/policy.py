@@ -22,16 +22,17 @@ from flows.child import child, end_server_with_me
 from flows.experiment import run_process
 from flows.places import free_place
 from tasks import tracking
-from tasks.cells import PUBLISHED
+from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
-from tasks.policy import Job, check_environments, jobs
-from tasks.policy_audit import audits
-from tasks.policy_report import write_page
-from tasks.policy_settings import Policy
-from tasks.rlhf import Rlhf, cells
-from tasks.settings import Settings, load_settings
+from tasks.policy.audit import audits
+from tasks.policy.gradient import Job, check_environments, jobs
+from tasks.policy.rlhf import cells
+from tasks.policy.tenants import TENANTS
+from tasks.report.policy import write_page
+from tasks.settings.params import Settings, load_settings
+from tasks.settings.policy import Policy
+from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
-from tasks.tenants import TENANTS
 
 _DEVICE = "cpu"  # networks of a few thousand parameters
 
@@ -44,7 +45,7 @@ def run_one(job: Job, processes: int) -> dict[str, Any]:
         private_directory(job.directory)
         write_text(folder.job, job.model_dump_json(indent=2))
         with free_place([_DEVICE], processes):
-            run_process(job.name, child("tasks.policy", str(folder.job)))
+            run_process(job.name, child("tasks.policy.gradient", str(folder.job)))
     return read_json(folder.result)
 
 
@@ -136,13 +137,13 @@ def parts(settings: Policy) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, module, settings) of what is no environment: language models, one run each, and tenants."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     if settings.tenants:  # first: it takes longest
-        found.append(("tenants", "tasks.tenants", settings.tenants.model_dump(mode="json")))
+        found.append(("tenants", "tasks.policy.tenants", settings.tenants.model_dump(mode="json")))
     if settings.rlhf:
         shared = settings.rlhf.model_dump(mode="json")
         for cell in cells(settings.rlhf):
             one = {"users": [cell.users], "seeds": [cell.seed], "nonprivate": cell.epsilon is None}
             budgets = [] if cell.epsilon is None else [cell.epsilon]
-            found.append((f"rlhf.{cell.label}", "tasks.rlhf", shared | one | {"epsilons": budgets}))
+            found.append((f"rlhf.{cell.label}", "tasks.policy.rlhf", shared | one | {"epsilons": budgets}))
     return found
 
 

@@ -17,11 +17,11 @@ from flows.child import child, end_server_with_me
 from flows.experiment import available_devices, run_process, tags_of
 from flows.places import free_place
 from tasks import tracking
-from tasks.answers import publish_answers, score
-from tasks.ensembles import PLAN, Plan, close_plan, compared, open_plan, plans, served
 from tasks.paths import ENSEMBLES, PREDICTION
-from tasks.prediction_report import write_page
-from tasks.settings import Settings, load_settings
+from tasks.prediction.answers import publish_answers, score
+from tasks.prediction.ensembles import PLAN, Plan, close_plan, compared, open_plan, plans, served
+from tasks.report.prediction import write_page
+from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
 
 
@@ -31,7 +31,7 @@ def tune_one(plan: Plan, shard: int, devices: list[str], places: int) -> int:
     if not is_tuned(plan.directory, shard):
         with free_place(devices, places) as device:
             arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
-            run_process(f"shard {shard}", child("tasks.tune", *arguments))
+            run_process(f"shard {shard}", child("tasks.prediction.tune", *arguments))
     return shard
 
 

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from dptune.errors import ConfigError
-from tasks.settings import Experiment
+from tasks.settings.params import Experiment
 
 THREADS = "threads"
 

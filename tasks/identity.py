@@ -1,32 +1,122 @@
-"""The sources that decide a result, and the digest by which a finished run is known to come from them."""
+"""What decides a result: the code that an entry point can run, found by reading the imports of its sources.
+
+Imports inside functions count, and so do modules that are named in a string, because a process of its own runs them.
+Imports for type checkers alone do not count.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from functools import lru_cache
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from dptune.files import sha256
 
 ROOT = Path(__file__).parents[1]
+_PACKAGES = ("dptune", "tasks", "flows")
+#: Modules whose change changes no result, and why; what they import counts only where something else imports it too.
+#: To run a finished run again because of one of these would cost privacy and change nothing.
+NO_RESULT = {
+    "dptune": "a version and the package's description",
+    "dptune.errors": "the words of an error",
+    "dptune.files": "how a file is written, not what",
+    "dptune.plugins": "it names the code of others, which has a digest of its own",
+    "dptune.progress": "bars for people",
+    "flows": "how long Prefect waits, and what it logs",
+    "tasks.drawing": "pictures of a finished run",
+    "tasks.experiment.cells": "it spells a run out, and what it spells out is part of the name",
+    "tasks.experiment.results": "what is told of a finished run",
+    "tasks.identity": "it names what decides",
+    "tasks.paths": "where files lie",
+    "tasks.settings.bounds": "which settings are taken",
+    "tasks.settings.params": "its values are part of what names a run, and the parameters of a stage",
+    "tasks.settings.policy": "as tasks.settings.params",
+    "tasks.settings.rlhf": "as tasks.settings.params",
+    "tasks.settings.strict_yaml": "which files of settings are taken",
+    "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",
+    "tasks.settings.tenants": "as tasks.settings.params",
+    "tasks.stage": "how a failed command ends",
+    "tasks.tracking": "what MLflow is sent",
+    "tasks.unsent": "what MLflow is sent later",
+}
 
 
-def sources(patterns: tuple[str, ...]) -> list[Path]:
-    """The files that match, each once; patterns are relative to the repository.
+def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
+    """A digest of the code that decides what ``entry`` results in: the path and content of each of its modules.
 
-    Raises: FileNotFoundError if a pattern matches nothing: a file was renamed, and would no longer count.
+    Args:
+        entry: the module of ``tasks`` that does the work, such as "experiment.finetune".
+        passed_over: modules besides ``NO_RESULT`` that decide nothing here.
     """
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        matches = sorted(ROOT.glob(pattern))
-        if not matches:
-            raise FileNotFoundError(f"{pattern}: no such source")
-        found |= dict.fromkeys(matches)
-    return list(found)
+    return _digest(f"tasks.{entry}", frozenset(passed_over))
 
 
-@lru_cache
-def source_digest(patterns: tuple[str, ...]) -> str:
-    """Changes with the path or the content of any of these files."""
-    lines = [f"{path.relative_to(ROOT).as_posix()} {sha256(path)}\n" for path in sources(patterns)]
+@cache
+def _digest(entry: str, passed_over: frozenset[str]) -> str:
+    paths = sorted(file_of(name) for name in closure([entry], {*NO_RESULT, *passed_over} - {entry}))
+    lines = [f"{path.relative_to(ROOT).as_posix()} {sha256(path)}\n" for path in paths]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def closure(entries: Collection[str], passed_over: Collection[str] | Mapping[str, str] = ()) -> set[str]:
+    """Dotted names of the modules that ``entries`` reach, themselves included; none that holds a docstring alone.
+
+    Args:
+        passed_over: modules that are left out, and not followed.
+    """
+    seen: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and name not in passed_over:
+            seen.add(name)
+            waiting += imported(name)
+    return {name for name in seen if _does_something(name)}
+
+
+def file_of(name: str) -> Path:
+    """The source of a module of this project."""
+    path = ROOT.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@cache
+def imported(name: str) -> frozenset[str]:
+    """The project's modules that a module imports or names, and the packages that they lie in."""
+    found: set[str] = set()
+    for text in _names(_source(name)):
+        parts = text.split(".")
+        if parts[0] in _PACKAGES and all(part.isidentifier() for part in parts):
+            found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    if name == "dptune.mechanisms.registry":  # which loads its whole package
+        found |= {f"dptune.mechanisms.{path.stem}" for path in file_of("dptune.mechanisms").parent.glob("*.py")}
+    return frozenset(module for module in found if file_of(module).is_file())
+
+
+def _does_something(name: str) -> bool:
+    body = _source(name).body
+    return bool(body[1:] if ast.get_docstring(_source(name)) else body)
+
+
+@cache
+def _source(name: str) -> ast.Module:
+    return ast.parse(file_of(name).read_text(encoding="utf-8"))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=others):
+            for other in others:
+                yield from _names(other)
+            return
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=str(module), names=names):
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in names)
+        case ast.Constant(value=str(text)):
+            yield text
+    for child in ast.iter_child_nodes(node):
+        yield from _names(child)

@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
-from tasks.settings import load_settings
+from tasks.settings.params import load_settings
 from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")

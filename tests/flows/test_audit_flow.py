@@ -13,8 +13,8 @@ from dptune.files import write_json, write_text
 from flows import audit as module
 from flows.audit import audit
 from tasks import tracking
-from tasks.audit import audit_file
-from tasks.finetune import run_cell
+from tasks.audit.attacks import audit_file
+from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT
 
 QUICK = {"training": {"max_length": 400}, "audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}}

@@ -28,8 +28,8 @@ from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
 from tasks.paths import EVAL, EXPERIMENT, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
-from tasks.report import report
-from tasks.settings import load_settings
+from tasks.report.experiment import report
+from tasks.settings.params import load_settings
 
 QUICK = {"experiment": {"cells_per_device": 4}}
 # A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
@@ -214,7 +214,7 @@ def test_the_process_is_told_its_cell_device_and_runs(stand_in: Callable[..., No
     write_params()
     (folder,) = experiment(mechanisms=["nonprivate"])
     (run,) = ran()
-    assert run["argv"][0] == "tasks.finetune"
+    assert run["argv"][0] == "tasks.experiment.finetune"
     assert run["argv"][-1] == "--wait"
     options = dict(zip(run["argv"][2:-1:2], run["argv"][3::2], strict=True))
     assert options["--device"] == "cpu"

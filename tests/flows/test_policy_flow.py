@@ -14,10 +14,10 @@ from flows import policy as module
 from flows.policy import policy
 from tasks import tracking
 from tasks.paths import POLICY, PUBLIC_VALIDATION, SPLITS
-from tasks.policy import JOB, RESULT
-from tasks.rlhf import cells, settings_of
-from tasks.settings import load_settings
-from tasks.tenants import TENANTS, settings_from
+from tasks.policy.gradient import JOB, RESULT
+from tasks.policy.rlhf import cells, settings_of
+from tasks.policy.tenants import TENANTS, settings_from
+from tasks.settings.params import load_settings
 
 QUICK: dict[str, Any] = {
     "policy": {

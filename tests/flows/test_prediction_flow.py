@@ -16,9 +16,9 @@ from dptune.files import write_json, write_text
 from flows import prediction as module
 from flows.prediction import prediction
 from tasks import tracking
-from tasks.finetune import run_cell
+from tasks.experiment.finetune import run_cell
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
-from tasks.prediction_report import METRIC
+from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
 
 QUICK: dict[str, Any] = {

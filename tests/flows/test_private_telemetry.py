@@ -31,15 +31,16 @@ from flows.audit import audit
 from flows.experiment import experiment
 from flows.policy import policy_of
 from flows.prediction import prediction
-from tasks import audit as audit_task
-from tasks import finetune, tracking
-from tasks.cells import Cell
-from tasks.finetune import run_cell, run_cells
-from tasks.job import corpus_of
+from tasks import tracking
+from tasks.audit import attacks as audit_task
+from tasks.audit.target import load_target
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell, run_cells
+from tasks.experiment.prepare import corpus_of
 from tasks.paths import AUDITS, EVAL, EXPERIMENT, PREDICTION, REPORT, RUNS, SPLITS
-from tasks.report import report
-from tasks.settings import load_settings
-from tasks.target import load_target
+from tasks.report.experiment import report
+from tasks.settings.params import load_settings
 from tasks.tracking import NO_TIME
 
 PRIVATE = {
@@ -87,7 +88,7 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
     def shard(_label: str, command: list[str]) -> None:
-        from tasks.ensembles import Plan, tune
+        from tasks.prediction.ensembles import Plan, tune
 
         file = next(word for word in command if word.endswith("plan.json"))
         tune(Plan.model_validate_json(Path(file).read_text()), int(command[command.index(file) + 1]), "cpu")

@@ -23,7 +23,7 @@ from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place
 from flows.runners import started
-from tasks.settings import Experiment, load_settings
+from tasks.settings.params import Experiment, load_settings
 
 
 def settings(**changes: object) -> Experiment:
@@ -159,8 +159,8 @@ def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from flows.experiment import Errand
-    from tasks.cells import Cell
-    from tasks.groups import Group
+    from tasks.experiment.cells import Cell
+    from tasks.experiment.groups import Group
 
     errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):

@@ -20,7 +20,7 @@ from tiny_pipeline import BUDGET, UNITS, cells, read_json
 from dptune.privacy.calibration import sampling
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
-from tasks.cells import Cell
+from tasks.experiment.cells import Cell
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1800)]
 

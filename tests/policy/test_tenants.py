@@ -41,8 +41,8 @@ from dptune.training.data import PrivacyUnits
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
 from dptune.training.spec import Plan
-from tasks import tenants as tenants_task
-from tasks.tenants import Tenants, run_tenants, settings_from, summary_of
+from tasks.policy import tenants as tenants_task
+from tasks.policy.tenants import Tenants, run_tenants, settings_from, summary_of
 
 ROWS = 12
 METHOD = Dppg(noise_multiplier=1.0, critic="none")

@@ -14,6 +14,7 @@ from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.mixture_bounds import scalar_renyi
 from dptune.privacy.published import (
+    _Kind,
     _log_moments,
     _moment,
     lmo_dp_epsilon,
@@ -48,17 +49,16 @@ def test_plrvo_table_13(epsilon: float, radius: float, theta: float, k: float) -
 
 def test_plrvo_moments() -> None:
     last = release(plrvo(4e4, 6e-5 * 0.5), 0.01, dimension=CNN)
-    assert _moment(last, 10, None) == pytest.approx(0.0266468838, rel=1e-8)
-    assert _moment(last, 11, None) == pytest.approx(0.0320187517, rel=1e-8)
+    assert _moment(_Kind(CNN, 0.01, 4e4, 3e-5), 10) == pytest.approx(0.0266468838, rel=1e-8)
+    assert _moment(_Kind(CNN, 0.01, 4e4, 3e-5), 11) == pytest.approx(0.0320187517, rel=1e-8)
     assert plrvo_epsilon(Counter({last: 300}), 1e-5) == pytest.approx(1.606956, rel=1e-6)
-    first = release(plrvo(6e4, 1e-6), 0.01, dimension=CNN)
-    assert _moment(first, 1, None) == pytest.approx(1.2655054612e-6, rel=1e-8)
+    assert _moment(_Kind(CNN, 0.01, 6e4, 1e-6), 1) == pytest.approx(1.2655054612e-6, rel=1e-8)
 
 
 def test_the_integrated_tail_is_the_sum() -> None:
     law, n = plrvo(4e4, 3e-5), 20_000
     whole = float(_log_moments(np.arange(1.0, n + 1), *law.gamma, 0.01, 11).sum())
-    assert _moment(release(law, 0.01, dimension=n), 11, None) == pytest.approx(whole, rel=1e-8)
+    assert _moment(_Kind(n, 0.01, *law.gamma), 11) == pytest.approx(whole, rel=1e-8)
 
 
 @pytest.mark.parametrize(("k", "theta", "eta"), [(2, 0.1, 2), (50, 0.004, 5), (4e4, 3e-5, 12)])

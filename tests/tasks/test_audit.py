@@ -28,16 +28,16 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
-from tasks import audit as audit_task
-from tasks import finetune
-from tasks.audit import audit_cell, audit_file, audit_key, power_on_epsilon, violations
-from tasks.cells import Cell
-from tasks.finetune import crafted_file, run_cell
+from tasks.audit import attacks as audit_task
+from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsilon, violations
+from tasks.audit.target import Target, load_target
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import crafted_file, run_cell
+from tasks.experiment.results import audit_metrics
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN
-from tasks.report import report, write_report
-from tasks.results import audit_metrics
-from tasks.settings import Audit, load_settings
-from tasks.target import Target, load_target
+from tasks.report.experiment import report, write_report
+from tasks.settings.params import Audit, load_settings
 
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
 WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}

@@ -10,10 +10,10 @@ from tiny_pipeline import static
 
 from dptune.files import write_text
 from dptune.privacy.ledger_file import read_ledger
-from tasks import audit as module
-from tasks.audit import audit_cell
-from tasks.finetune import run_cell
-from tasks.settings import Audit
+from tasks.audit import attacks as module
+from tasks.audit.attacks import audit_cell
+from tasks.experiment.finetune import run_cell
+from tasks.settings.params import Audit
 
 
 def test_the_audited_step_has_the_noise_of_the_ledger(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import limit_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader
-from tasks.claims import claims, limit_of
-from tasks.plots import over_seeds
-from tasks.report import write_report
+from tasks.drawing import over_seeds
+from tasks.report.claims import claims, limit_of
+from tasks.report.experiment import write_report
 
 SCHEDULE = Schedule(0.5, 2, 1e-5)
 STEP = {"epsilon_published": 0.5, "epsilon_audited": 0.7, "epsilon_certified": 3.0}

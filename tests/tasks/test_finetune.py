@@ -27,11 +27,12 @@ from dptune.privacy.set_aside import spending_of
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
 from dptune.training.model import BaseModel, load_base, load_tokenizer
-from tasks import finetune, job
-from tasks.cells import Cell, digests
-from tasks.finetune import check_converged, main, run_cell
+from tasks.experiment import finetune
+from tasks.experiment import prepare as job
+from tasks.experiment.cells import Cell, digests
+from tasks.experiment.finetune import check_converged, main, run_cell
+from tasks.experiment.results import GUARANTEE
 from tasks.paths import EVAL, RUNS, SECRETS, TOKENS, TRAIN
-from tasks.results import GUARANTEE
 from tasks.stage import run_stage
 
 KEYS = {

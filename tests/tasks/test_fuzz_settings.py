@@ -12,8 +12,8 @@ import yaml
 from tiny_pipeline import ROOT
 
 from dptune.errors import ConfigError
-from tasks.settings import Settings, load_settings
-from tasks.strict_yaml import load_yaml
+from tasks.settings.params import Settings, load_settings
+from tasks.settings.strict_yaml import load_yaml
 
 MUTATIONS = 300
 VALUES: tuple[Any, ...] = (

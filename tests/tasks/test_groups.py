@@ -14,12 +14,13 @@ from tiny_pipeline import BUDGET, STEPS, cells
 from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
-from tasks import finetune, job
-from tasks.cells import Cell, is_finished
-from tasks.finetune import CellsError, run_cells
-from tasks.groups import Group, grouped
+from tasks.experiment import finetune
+from tasks.experiment import prepare as job
+from tasks.experiment.cells import Cell, is_finished
+from tasks.experiment.finetune import CellsError, run_cells
+from tasks.experiment.groups import Group, grouped
 from tasks.paths import TOKENS, TRAIN
-from tasks.settings import Model
+from tasks.settings.params import Model
 
 SEVERAL = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"], "seeds": [0, 1]}}
 

@@ -1,4 +1,4 @@
-"""What decides a result: each list of sources holds every module that its entry point reaches."""
+"""What decides a result: the modules that an entry point reaches, and the files that a stage of DVC depends on."""
 
 from __future__ import annotations
 
@@ -7,46 +7,24 @@ from typing import Any
 
 import pytest
 import yaml
-from project_imports import ROOT, closure, file_of, imported
 
-from tasks import audit, cells, ensembles, identity, policy, policy_audit, rlhf, tenants
+from tasks import identity
+from tasks.identity import NO_RESULT, ROOT, closure, code_digest, file_of, imported
+from tasks.prediction.ensembles import ANSWERING
 
-#: Modules whose change changes no result, and why; what they import counts only where something else imports it too.
-SETTINGS = {
-    "dptune": "a version and the package's description",
-    "dptune.errors": "the words of an error",
-    "dptune.files": "how a file is written, not what",
-    "dptune.plugins": "it names the code of others, which has a digest of its own",
-    "dptune.progress": "bars for people",
-    "flows": "how long Prefect waits, and what it logs",
-    "tasks.identity": "it names what decides",
-    "tasks.paths": "where files lie",
-    "tasks.policy_settings": "as tasks.settings",
-    "tasks.settings": "its values are part of what names a run, and the parameters of a stage",
-    "tasks.bounds": "which settings are taken",
-    "tasks.stage": "how a failed command ends",
-    "tasks.strict_yaml": "which files of settings are taken",
-}
-#: Of a run that spends budget. To run it again because of these would cost privacy and change nothing.
-TOLD = SETTINGS | {
-    "tasks.cells": "it spells a run out, and what it spells out is part of the name",
-    "tasks.plots": "pictures of a finished run",
-    "tasks.results": "what is told of a finished run",
-    "tasks.tracking": "what MLflow is sent",
-    "tasks.unsent": "what MLflow is sent later",
-}
-ANSWERS = {
-    "dptune.prediction.deployment": "an ensemble is trained before anything is asked of it",
-    "dptune.prediction.protocols": "as deployment",
-}
-#: Entry point: (its list, what it leaves to others).
-LISTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "tasks.finetune": (cells.CODE, TOLD),
-    "tasks.rlhf": (rlhf.CODE, TOLD),
-    "tasks.policy": (policy.CODE, TOLD),
-    "tasks.policy_audit": (policy.CODE + policy_audit.CODE, TOLD),
-    "tasks.tenants": (cells.CODE + tenants.CODE, TOLD),
-    "tasks.ensembles": (ensembles.CODE, TOLD | ANSWERS),
+#: Whatever names its results by the code that they come from.
+ENTRIES = (
+    "tasks.experiment.finetune",
+    "tasks.audit.attacks",
+    "tasks.policy.gradient",
+    "tasks.policy.audit",
+    "tasks.policy.rlhf",
+    "tasks.policy.tenants",
+    "tasks.prediction.ensembles",
+)
+#: What MLflow is sent and what a page shows of a run is a result of a stage, if not of a run.
+NO_STAGE = {name: why for name, why in NO_RESULT.items() if name.startswith(("dptune", "tasks.settings", "flows"))} | {
+    name: NO_RESULT[name] for name in ("tasks.identity", "tasks.paths", "tasks.stage")
 }
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
@@ -55,59 +33,69 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def reached(entry: str, passed_over: dict[str, str]) -> set[str]:
-    return {relative(file_of(name)) for name in closure([entry], passed_over)}
-
-
-@pytest.mark.parametrize("entry", LISTS)
-def test_a_list_holds_all_that_its_entry_point_reaches(entry: str) -> None:
-    patterns, passed_over = LISTS[entry]
-    listed = {relative(path) for path in identity.sources(patterns)}
-    assert relative(file_of(entry)) in listed
-    assert sorted(reached(entry, passed_over) - listed) == []
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_all_that_its_command_reaches(stage: str) -> None:
     """Not only on the modules of its own process: a flow starts others by name."""
     entry, deps = STAGES[stage]["cmd"].split()[2], STAGES[stage]["deps"]
-    missing = [path for path in reached(entry, SETTINGS) if not any(Path(path).is_relative_to(dep) for dep in deps)]
+    reached = {relative(file_of(name)) for name in closure([entry], NO_STAGE)}
+    missing = [path for path in reached if not any(Path(path).is_relative_to(dep) for dep in deps)]
     assert sorted(missing) == []
 
 
-def test_an_audit_knows_the_code_that_its_run_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger is part of its key, and changes with every run; the rest it must name itself."""
-    seen: set[str] = set()
-    monkeypatch.setattr(audit, "sha256", lambda path: seen.add(relative(path)) or "x")
-    audit._code_digest.__wrapped__()
-    runs = {relative(path) for path in identity.sources(cells.CODE)}
-    assert sorted(reached("tasks.audit", TOLD) - seen - runs) == []
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_change_in_any_module_that_is_reached_changes_the_digest_and_one_outside_does_not(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_over = ANSWERING if entry == "tasks.prediction.ensembles" else ()
+    changed: set[Path] = set()
+    real = identity.sha256
+    monkeypatch.setattr(identity, "sha256", lambda path: "another" if path in changed else real(path))
+
+    def digest_with(name: str | None) -> str:
+        identity._digest.cache_clear()
+        changed.clear()
+        changed.update([file_of(name)] if name else [])
+        return code_digest(entry.removeprefix("tasks."), passed_over)
+
+    before, inside = digest_with(None), closure([entry], {*NO_RESULT, *passed_over} - {entry})
+    everything = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("dptune/**/*.py")}
+    assert entry in inside
+    assert all(digest_with(name) != before for name in inside)
+    assert all(digest_with(name) == before for name in sorted(everything - inside)[:40])
+    identity._digest.cache_clear()
+
+
+def test_a_cell_is_named_by_the_code_that_trains_and_charges_it() -> None:
+    names = closure(["tasks.experiment.finetune"], NO_RESULT)
+    assert {"dptune.training.run", "dptune.privacy.ledger", "dptune.mechanisms.quantile"} <= names
+    assert not {"tasks.audit.attacks", "dptune.policy.rlhf"} & names
 
 
 def test_every_module_that_is_passed_over_is_reached_by_something() -> None:
     """An exception for what nobody imports any more would hide a new module of that name."""
-    everything = closure([*LISTS, *(stage["cmd"].split()[2] for stage in STAGES.values())])
-    assert {*TOLD, *ANSWERS} <= everything
+    everything = closure([*ENTRIES, *(stage["cmd"].split()[2] for stage in STAGES.values())])
+    assert {*NO_RESULT, *ANSWERING} <= everything
 
 
-def test_a_source_that_was_renamed_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError, match=r"dptune/nosuch\.py"):
-        identity.sources(("dptune/errors.py", "dptune/nosuch.py"))
-
-
-def test_a_digest_changes_with_content_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_changes_with_a_modules_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "ROOT", tmp_path)
-    digest = identity.source_digest.__wrapped__
-    (tmp_path / "one.py").write_text("1")
-    first = digest(("*.py",))
-    (tmp_path / "one.py").write_text("2")
-    second = digest(("*.py",))
-    (tmp_path / "one.py").rename(tmp_path / "two.py")
-    assert len({first, second, digest(("*.py",))}) == 3
+    digests = set()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "x.py").write_text("import json\n")
+    for name in ("one", "two"):
+        for cached in (identity._digest, identity._source, identity.imported):
+            cached.cache_clear()
+        (tmp_path / "tasks" / "x.py").write_text(f"import tasks.{name}\n")
+        (tmp_path / "tasks" / f"{name}.py").write_text("import json\n")
+        digests.add(code_digest("x"))
+        (tmp_path / "tasks" / f"{name}.py").unlink()
+    for cached in (identity._digest, identity._source, identity.imported):
+        cached.cache_clear()
+    assert len(digests) == 2
 
 
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:
-    assert "dptune.policy.rlhf" in imported("tasks.rlhf"), "inside functions"
-    assert "tasks.finetune" in imported("flows.experiment"), "as the name of a process"
+    assert "dptune.policy.rlhf" in imported("tasks.policy.rlhf"), "inside functions"
+    assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
     assert "policy.schedule import" in file_of("dptune.policy.public").read_text(encoding="utf-8")
     assert "dptune.policy.schedule" not in imported("dptune.policy.public"), "for type checkers"

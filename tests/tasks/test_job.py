@@ -20,8 +20,8 @@ from dptune.training import token_file
 from dptune.training.data import tokenize
 from dptune.training.model import BaseModel, load_tokenizer
 from dptune.training.token_file import MappedRows
-from tasks import job
-from tasks.job import PreparedCell, prepare, shared_inputs
+from tasks.experiment import prepare as job
+from tasks.experiment.prepare import PreparedCell, prepare, shared_inputs
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 

@@ -18,13 +18,13 @@ from tiny_pipeline import BUDGET, UNITS, read_json, static
 
 from dptune.privacy.calibration import sampling
 from dptune.privacy.ledger_file import chain_after, read_ledger
-from tasks.cells import Cell
+from tasks.experiment.cells import Cell
 
 KILLS = 5
 
 
 def start(cell: Cell) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tasks.finetune", str(cell.directory / "cell.json")]
+    command = [sys.executable, "-m", "tasks.experiment.finetune", str(cell.directory / "cell.json")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -88,7 +88,7 @@ FORKING = """
 import os, sys
 from pathlib import Path
 from dptune.mechanisms.mechanism import Mechanism
-from tasks import finetune
+from tasks.experiment import finetune
 from tasks.stage import run_stage
 
 made = os.open("made", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -12,11 +12,11 @@ from tiny_pipeline import BUDGET, STEPS, cells
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy.ledger_file import read_ledger
-from tasks import finetune
-from tasks.cells import Cell
-from tasks.finetune import run_cell
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell
 from tasks.paths import RUNS
-from tasks.settings import load_settings
+from tasks.settings.params import load_settings
 
 QUICK = {"interval": 1, "warmup": 1, "rounds": 1, "batch_size": 1}
 #: What a mechanism needs to run for four steps of a model with one pair.

@@ -15,15 +15,15 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, price
 from dptune.mechanisms.registry import MECHANISMS, build, of_model
 from dptune.mechanisms.rl import LearnedControl, published_batch_size
-from tasks import cells as cells_module
-from tasks import finetune
-from tasks.cells import Cell, grid
-from tasks.finetune import run_cells
-from tasks.job import plan_of
+from tasks.experiment import cells as cells_module
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell, grid
+from tasks.experiment.finetune import run_cells
+from tasks.experiment.prepare import plan_of
 from tasks.profile import apply_profile
-from tasks.report import write_report
-from tasks.settings import load_settings
-from tasks.steps_needed import STEPS_FILE
+from tasks.report.experiment import write_report
+from tasks.report.steps_needed import STEPS_FILE
+from tasks.settings.params import load_settings
 
 PROFILES = {"paper": "published", "paper-certified": "certified"}
 EPSILONS = (0.5, 2, 4, 5, 8)

@@ -33,14 +33,14 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
 from dptune.training.loop import train
-from tasks import audit
-from tasks.acquire import acquire
-from tasks.cells import Cell
-from tasks.finetune import run_cell
-from tasks.job import ground_of, prepare
+from tasks.audit import attacks as audit
+from tasks.corpus.acquire import acquire
+from tasks.corpus.verbalize import verbalize
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell
+from tasks.experiment.prepare import ground_of, prepare
 from tasks.paths import NARRATIVES
-from tasks.settings import load_settings
-from tasks.verbalize import verbalize
+from tasks.settings.params import load_settings
 
 Write = Callable[[str, str], str]
 

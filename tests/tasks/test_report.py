@@ -16,10 +16,10 @@ import pytest
 from tiny_pipeline import read_json
 
 from dptune.errors import DataError
-from tasks import report as module
-from tasks.plots import over_seeds
-from tasks.report import read_results, write_report
-from tasks.results import GUARANTEE
+from tasks.drawing import over_seeds
+from tasks.experiment.results import GUARANTEE
+from tasks.report import experiment as module
+from tasks.report.experiment import read_results, write_report
 
 PICTURES = ("perplexity.png", "epsilon.png", "curves.png")
 

@@ -22,9 +22,9 @@ from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import BaseModel, load_base
 from dptune.training.pretrain import Pretraining, pretrain
-from tasks import rlhf
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
-from tasks.rlhf import Plan, Rlhf, cells, run_cell, settings_of, violations
+from tasks.policy import rlhf
+from tasks.policy.rlhf import Plan, Rlhf, cells, run_cell, settings_of, violations
 
 SMALL = (
     *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),

@@ -13,8 +13,8 @@ from tiny_pipeline import ROOT, merge, params, repository_params, write_params
 
 from dptune.errors import ConfigError
 from tasks.profile import apply_profile
-from tasks.settings import load_settings
-from tasks.settings import merge as merge_settings
+from tasks.settings.params import load_settings
+from tasks.settings.params import merge as merge_settings
 
 PAPER = ROOT / "profiles" / "paper.yaml"
 

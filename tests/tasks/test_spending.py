@@ -18,12 +18,14 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.set_aside import Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
-from tasks import finetune, report, tracking
-from tasks.cells import Cell
-from tasks.finetune import crafted_file, run_cell
+from tasks import tracking
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import crafted_file, run_cell
 from tasks.paths import EXPERIMENT, RUNS
-from tasks.report import write_report
-from tasks.spending import totals, unlisted
+from tasks.report import experiment as report
+from tasks.report.experiment import write_report
+from tasks.report.spending import totals, unlisted
 
 DATA = "SYNTHETIC private cohort; no real patient"
 

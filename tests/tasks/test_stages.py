@@ -17,12 +17,12 @@ from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import DataError
 from dptune.files import sha256
-from tasks.acquire import acquire
-from tasks.canaries import plant
+from tasks.corpus.acquire import acquire
+from tasks.corpus.canaries import plant
+from tasks.corpus.split import split
+from tasks.corpus.verbalize import verbalize
 from tasks.paths import EVAL, MANIFEST, NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, RAW, SECRETS, SPLITS, TRAIN
-from tasks.split import split
 from tasks.stage import USER_ERROR, run_stage
-from tasks.verbalize import verbalize
 
 
 def test_the_stages_leave_their_files(pipeline: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_wrapper_closes_data_and_dvcs_cache(empty: Path) -> None:
 
 def test_a_stage_as_a_process_ends_with_status_two(empty: Path) -> None:
     """And says nothing but the error: no traceback, no chatter."""
-    command = [sys.executable, "-m", "tasks.split"]
+    command = [sys.executable, "-m", "tasks.corpus.split"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stdout == ""

@@ -13,8 +13,8 @@ from test_report import page, private, result
 from tiny_pipeline import read_json
 
 from tasks import tracking
-from tasks.report import epsilon_text, write_report
-from tasks.steps_needed import NAME, STEPS_FILE, publish_steps, steps_needed, steps_over_seeds
+from tasks.report.experiment import epsilon_text, write_report
+from tasks.report.steps_needed import NAME, STEPS_FILE, publish_steps, steps_needed, steps_over_seeds
 
 
 def run(mechanism: str, curve: list[float], *, agent: bool = False, seed: int = 0, **changes: Any) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from mlflow.exceptions import MlflowException
 from tiny_pipeline import BUDGET, STEPS, UNITS, built, copied, mode, nonprivate, prepare_environment, read_json, static
 
 from dptune.privacy.ledger_file import read_ledger
-from tasks import finetune, tracking
-from tasks.cells import Cell
-from tasks.finetune import run_cell
+from tasks import tracking
+from tasks.experiment import finetune
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell
+from tasks.experiment.results import GUARANTEE
 from tasks.paths import SECRETS, TRAIN
-from tasks.results import GUARANTEE
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.
@@ -33,10 +34,10 @@ LOCK = f"""
 schema: '2.0'
 stages:
   split:
-    cmd: python -m tasks.split
+    cmd: python -m tasks.corpus.split
     outs: [{{path: data/splits, md5: aaaa.dir}}]
   canaries:
-    cmd: python -m tasks.canaries
+    cmd: python -m tasks.corpus.canaries
     outs:
     - {{path: data/canaries, hash: md5, md5: {MD5}, size: 1, nfiles: 2}}
     - {{path: data/secrets, hash: md5, md5: bbbb.dir, size: 1, nfiles: 1}}

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
-from tasks.cells import Cell, grid
-from tasks.settings import load_settings
+from tasks.experiment.cells import Cell, grid
+from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
 ROOT = Path(__file__).parents[2]
@@ -107,11 +107,11 @@ def nonprivate(*changes: dict[str, Any]) -> Cell:
 
 def run_stages(*changes: dict[str, Any], pretrained: bool = True) -> None:
     """All stages before the experiment, in the current directory."""
-    from tasks.acquire import acquire
-    from tasks.canaries import plant
-    from tasks.pretrain import pretrain_public_model
-    from tasks.split import split
-    from tasks.verbalize import verbalize
+    from tasks.corpus.acquire import acquire
+    from tasks.corpus.canaries import plant
+    from tasks.corpus.pretrain import pretrain_public_model
+    from tasks.corpus.split import split
+    from tasks.corpus.verbalize import verbalize
 
     write_params(*changes)
     stages = [acquire, verbalize, split, plant]

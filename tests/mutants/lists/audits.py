@@ -6,8 +6,8 @@ from tests.mutants.mutant import Mutant
 
 DRAW = "dptune/audit/draw.py"
 STEP = "dptune/audit/step.py"
-TASK = "tasks/audit.py"
-FINETUNE = "tasks/finetune.py"
+TASK = "tasks/audit/attacks.py"
+FINETUNE = "tasks/experiment/finetune.py"
 ERRORS = "tests/audit/test_drawn_batches.py::test_an_error_in_the_draw_is_found_in_nearly_every_audit"
 AUDITED = "tests/tasks/test_audit.py"
 

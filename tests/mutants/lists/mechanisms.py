@@ -369,7 +369,7 @@ MUTANTS = (
     Mutant(
         "plugins_decide_no_cell",
         "an edited clipper would leave its old results standing",
-        "tasks/cells.py",
+        "tasks/experiment/cells.py",
         "inputs = digests(model, options) | plugin_digest(mechanism, options)",
         "inputs = digests(model, options)",
         (f"{PLUGINS}::test_an_edit_of_a_plug_in_moves_its_cells_and_no_others",),

@@ -168,17 +168,9 @@ MUTANTS = (
         "another_schedule_resumed",
         "other numbers of users would meet some of them twice",
         OPENING,
-        "if replace(header, run_id=found.run_id) != found:",
-        "if False:",
+        "Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned)",
+        "Ledger.open(RunFolder(directory).ledger, header, planned)",
         (f"{RUNS}::test_a_run_is_not_resumed_with_another_schedule",),
-    ),
-    Mutant(
-        "state_without_its_ledger",
-        "what was released would be forgotten, and its users be met again",
-        OPENING,
-        "if left := [name for name in state if (directory / name).exists()]:",
-        "if left := []:",
-        (f"{RUNS}::test_a_state_without_its_ledger_is_no_start",),
     ),
     Mutant(
         "policy_header_hides_its_seed",
@@ -209,7 +201,7 @@ MUTANTS = (
     Mutant(
         "coins_of_prompts_ignored_in_a_cell",
         "a canary that its coin left out would take part, and the audit see nothing",
-        "tasks/rlhf.py",
+        "tasks/policy/rlhf.py",
         "present[one.slot] = bool(one.included)",
         "present[one.slot] = True",
         ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_every_other_slot_is_taken",),
@@ -217,7 +209,7 @@ MUTANTS = (
     Mutant(
         "coins_of_prompts_all_alike",
         "coins that are not fair void the bound of one run",
-        "tasks/rlhf.py",
+        "tasks/policy/rlhf.py",
         "next(secrets), entropy.getrandbits(1))",
         "next(secrets), 1)",
         ("tests/tasks/test_rlhf_cells.py::test_coins_and_secrets_are_fair_and_new_every_time",),
@@ -342,7 +334,7 @@ MUTANTS = (
     Mutant(
         "step_audited_at_twice_the_noise",
         "an audit of another step than the ledger charged finds nothing",
-        "tasks/audit.py",
+        "tasks/audit/attacks.py",
         'options["noise_multiplier"] = charged.noise_multiplier',
         'options["noise_multiplier"] = 2 * charged.noise_multiplier',
         ("tests/tasks/test_audited_step.py",),

@@ -1,0 +1,393 @@
+"""Attack one finished cell: what its adapter gives away, and what its private step gives away.
+
+Everything here reads; the one thing written is the audit itself, data/audits/<run>/audit.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.draw import audit_draw
+from dptune.audit.exposure import chance, exposures
+from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
+from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.membership import auc, membership_report, roc
+from dptune.audit.one_run import one_run
+from dptune.audit.own_scores import own_scores, score_plugins
+from dptune.audit.sampling import audited_sample_rate
+from dptune.audit.step import audit_step
+from dptune.audit.verdict import certificate, judged
+from dptune.corpus.canaries import suffix
+from dptune.corpus.carriers import public_texts
+from dptune.corpus.records import Records, read_records
+from dptune.errors import DataError
+from dptune.files import jsonable, sha256, write_json
+from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.registry import build, of_model, takes_noise
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.release import Release
+from dptune.privacy.run_folder import RunFolder
+from dptune.training.per_sample import lora_pairs
+from tasks.audit.shadows import shadow_scores
+from tasks.audit.target import Target, load_target
+from tasks.experiment.finetune import crafted_file, read_crafted
+from tasks.experiment.prepare import corpus_of, plan_of, units_of
+from tasks.identity import code_digest
+from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
+from tasks.settings.params import Audit
+
+#: Comparisons with what the ledger says, in every cell: two kinds of canaries, the draw by planted gradients and by
+#: itself, and a step's mu and epsilon.
+_CHECKS = 6
+_log = logging.getLogger(__name__)
+_CONTEXTS, _GENERATED_ROWS = 8, 512
+_LARGEST_LOG = 700.0  # of a perplexity that is still a number
+
+
+def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
+    """Run every attack on the cell in ``directory``, write the audit and return it.
+
+    Args:
+        cells: that are audited together: they share ``settings.false_alarms``.
+
+    Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
+    those that it was trained with.
+    """
+    checks = cells * _CHECKS
+    target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / checks)
+    audit: dict[str, Any] = {
+        "label": target.cell.label,
+        "telemetry": target.cell.telemetry,
+        "confidence": settings.confidence,
+        "alarm_confidence": target.alarm_confidence,
+        "delta": target.cell.delta,
+        **jsonable(target.contents.epsilons.to_dict()),
+    }
+    audit |= _canary_attacks(target, device)
+    if target.cell.telemetry == "research" and settings.records:
+        audit["membership"] = _record_membership(target)
+    if (canaries := read_crafted(directory)) is not None:
+        audit |= _crafted(canaries, target)
+    audit["sampling"] = _sampling(target)
+    if settings.step_trials:
+        audit["step"] = _step(target, directory, checks)
+    audit["violations"] = violations(audit)
+    write_json(audit_file(directory), audit)
+    return audit
+
+
+def audit_file(directory: Path) -> Path:
+    """Where the audit of the cell in ``directory`` lies."""
+    return AUDITS / directory.name / "audit.json"
+
+
+def violations(audit: dict[str, Any]) -> list[str]:
+    """Every bound that exceeds what the ledger certifies: a mechanism, an accountant or the draw is wrong.
+
+    Many cells are checked, so these bounds hold with ``alarm_confidence`` each: together, false alarms are as rare
+    as ``audit.false_alarms`` says.
+    """
+    found = []
+    for part in ("one_run", "crafted"):
+        if part in audit:
+            checked = audit[part]["epsilon_alarm"], float(audit["epsilon_certified"])
+            found.append((f"an attack on its canaries ({part})", "epsilon", *checked, "certified"))
+    for name in ("epsilon", "mu"):
+        if "step" in audit:
+            checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
+            found.append(("a white-box attack on one of its steps", name, *checked, "certified"))
+    if "alarm" in audit.get("draw", {}):
+        checked = audit["draw"]["alarm"], audit["draw"]["sample_rate"]
+        found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
+    draw = audit.get("sampling", {}).get("accusation")
+    accused = [f"{audit['label']}: {draw}"] if draw else []
+    return accused + [
+        f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['alarm_confidence']:.6g}, "
+        f"but {certified:.3g} is {known}: the mechanism, its accountant or its data handling is wrong"
+        for attack, name, shown, certified, known in found
+        if shown > certified
+    ]
+
+
+def audit_key(directory: Path, settings: Audit) -> str:
+    """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
+    content = [settings.model_dump_json(), code_digest("audit.attacks")]
+    content += map(str, score_plugins())
+    read = (RunFolder(directory).ledger, crafted_file(directory), SECRETS, TRAIN, EVAL)
+    content += [sha256(path) for path in read if path.exists()]
+    return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
+
+
+def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
+    """On the planted secrets: functions of the released adapter, public texts and the auditor's secrets, so that they
+    tell no more of anybody's records than the adapter does.
+    """
+    settings, secrets = target.settings, target.secrets
+    results: dict[str, Any] = {}
+    planted = [(one.carrier, one.secret) for one in secrets.extraction]
+    if planted:
+        distinct = list(dict.fromkeys(secret for _, secret in planted))
+        results["extraction"] = compare(_samples(target), distinct, settings.seed).to_dict()
+    seen = _seen(target, planted)
+    if seen:
+        one_each = {secret: (text, secret) for text, secret in seen}
+        bits = exposures(
+            target.adapted,
+            target.tokenizer,
+            list(one_each.values()),
+            candidates=settings.candidates,
+            max_length=target.cell.training.max_length,
+            rows=target.rows,
+            seed=settings.seed,
+        )
+        results["exposure"] = {
+            "mean": float(bits.mean()),
+            "most": float(bits.max()),
+            "chance": chance(settings.candidates),
+            "possible": float(np.log2(settings.candidates + 1)),
+        }
+        found = {secret for text, secret in seen if recites(target.adapted, target.tokenizer, text, secret)}
+        results["extraction"]["recited"] = len(found)
+    if secrets.audit:
+        results |= _coin_attacks(target, device)
+    return results
+
+
+def _samples(target: Target) -> list[str]:
+    """What the model says after " secret_id=" where public texts come first that carry no secret."""
+    settings = target.settings
+    texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
+    shares = np.array_split(np.arange(settings.generations), len(texts))
+    samples: list[str] = []
+    for text, share in zip(texts, shares, strict=True):
+        samples += sample_endings(
+            target.adapted,
+            target.tokenizer,
+            len(share),
+            rows=_GENERATED_ROWS,
+            seed=settings.seed + len(samples),
+            prompt=text + PROMPT,
+        )
+    return samples
+
+
+def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
+    """Which audit canaries are in the data? Members and non-members differ by nothing but a coin."""
+    settings = target.settings
+    pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
+    canaries = tuple(pairs[pair] for pair in _seen(target, list(pairs)))
+    if not canaries:
+        return {}
+    included = np.array([bool(one.included) for one in canaries])
+    passages = target.passages(canaries)
+    scores = {"likelihood": -_losses(target, target.adapted, passages)}
+    public = _losses(target, target.public, passages)
+    scores["calibrated"] = scores["likelihood"] + public
+    scores |= own_scores(-scores["likelihood"], public)
+    if settings.shadows and target.cell.telemetry == "private":
+        _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
+    elif settings.shadows:
+        scores["shadows"] = shadow_scores(target, passages, scores["calibrated"], public, device)
+    best = "shadows" if "shadows" in scores else "calibrated"
+    # A client has many records: one of them in or out is no statement about a client.
+    bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
+    return {
+        **bound,
+        "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
+    }
+
+
+def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The (text, secret) pairs that training did not cut before the secret's end; a warning about the others."""
+    limit = target.cell.training.max_length
+    texts = [text + suffix(secret) for text, secret in planted]
+    lengths = [len(ids) for ids in target.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+    whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
+    if len(whole) < len(planted):
+        _log.warning(
+            "%d of %d canaries lie beyond the %d tokens of training.max_length and tell nothing",
+            len(planted) - len(whole),
+            len(planted),
+            limit,
+        )
+    return whole
+
+
+def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
+    """The bound that is reported, the one that may raise the alarm, and what that could have refuted."""
+    reported, sure = (
+        one_run(scores, included, target.cell.delta, confidence)
+        for confidence in (target.settings.confidence, target.alarm_confidence)
+    )
+    power = power_on_epsilon(sure.most, target.contents.epsilons.certified)
+    return {**reported.to_dict(), "epsilon_alarm": sure.epsilon_audited, "refutable": sure.most, "power": power}
+
+
+def power_on_epsilon(most: float, certified: float) -> str:
+    """What an attack that shows ``most`` at best could have said against an epsilon, in words."""
+    if math.isinf(certified):
+        return "nothing finite is certified, so there is nothing to refute"
+    if most <= certified:
+        return f"NO POWER on epsilon: at most {most:.3g} can be shown, and {certified:.3g} is certified"
+    return f"could have refuted: a certified epsilon below {most:.3g}"
+
+
+def _record_membership(target: Target) -> dict[str, Any]:
+    """Training records against held-out ones, by the second half of each text given the first, and by its perplexity.
+
+    Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
+    """
+    members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
+    passages = [*members, *others]
+    likelihood = -_losses(target, target.adapted, passages, mean=True)
+    public = _losses(target, target.public, passages, mean=True)
+    calibrated = likelihood + public
+    whole = [Passage("", passage.prompt + passage.ending) for passage in passages]
+    perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
+    scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
+    scores |= own_scores(-likelihood, public)
+    count = len(members)
+    return {name: _compared(values[:count], values[count:]) for name, values in scores.items()}
+
+
+def _sample(records: Records, target: Target) -> list[Passage]:
+    """Random records, one a patient where the patient is the unit; the second half of the words is the ending."""
+    order = np.random.default_rng(target.settings.seed).permutation(len(records.record))
+    if target.cell.unit == "patient":
+        _, first = np.unique(records.patient[order], return_index=True)
+        order = order[np.sort(first)]
+    texts = records.text.to_pylist()
+    return [_halves(texts[index]) for index in order[: target.settings.records]]
+
+
+def _halves(text: str) -> Passage:
+    middle = text.find(" ", len(text) // 2)
+    middle = middle if middle > 0 else len(text) // 2
+    return Passage(text[:middle], text[middle:])
+
+
+def _compared(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, Any]:
+    """The report's figures, and the whole curve for its picture."""
+    curve = roc(members, others)
+    points = {
+        "false_positive_rate": curve.false_positive_rate.tolist(),
+        "true_positive_rate": curve.true_positive_rate.tolist(),
+    }
+    return {**membership_report(members, others), "roc": points}
+
+
+def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool = False) -> NDArray[np.float64]:
+    losses = ending_losses(
+        model,
+        target.tokenizer,
+        passages,
+        max_length=target.cell.training.max_length,
+        rows=target.rows,
+        label="likelihoods",
+    )
+    return losses.mean if mean else losses.total
+
+
+def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
+    """What planted gradients show of epsilon, and of the draw that let them into batches."""
+    found = _one_run(target, canaries.scores, canaries.included)
+    members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
+    shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
+    rates = {release.sample_rate for release in target.contents.composition}
+    draw = audited_sample_rate(
+        canaries.scores,
+        canaries.included,
+        canaries.moves,
+        max(rates),
+        target.settings.confidence,
+        target.alarm_confidence,
+        OsEntropy(),
+    )
+    return {"crafted": shown, "draw": draw.to_dict()}
+
+
+def _sampling(target: Target) -> dict[str, Any]:
+    """New draws from the run's own units, by its own plan, against the sample rate that its ledger holds.
+
+    Tells of no record, also under private telemetry: if the draw is right, p-values have one law whatever the data is.
+    """
+    cell = target.cell
+    corpus = corpus_of(cell, TRAIN, target.tokenizer)
+    units, expected_batch_size = units_of(cell, corpus)
+    records = len(corpus.tokens.rows)
+    return audit_draw(
+        units.with_slots(np.ones(cell.crafted, dtype=bool)),
+        np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
+        plan_of(cell.training, len(units), expected_batch_size).sample_rate,
+        min(release.sample_rate for release in target.contents.composition),
+        1 - target.alarm_confidence,
+        OsEntropy(),
+    ).to_dict()
+
+
+def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
+    """One private step of the cell's mechanism, with the ledger's own noise, on the attacker's bench.
+
+    Raises: DataError if the step that was attacked is none that the ledger was charged for.
+    """
+    charged = min(target.contents.composition, key=lambda release: release.noise_multiplier)
+    dimension = int(dict(charged.claims).get("dimension", 0))
+    options = of_model(target.cell.mechanism, target.cell.options, len(lora_pairs(target.adapted)), dimension)
+    if takes_noise(target.cell.mechanism, options):
+        options["noise_multiplier"] = charged.noise_multiplier
+    inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
+    mechanism = build(target.cell.mechanism, options)
+    settings = target.settings
+    found = audit_step(
+        mechanism,
+        trials=settings.step_trials,
+        confidence=settings.confidence,
+        delta=target.cell.delta,
+        entropy=OsEntropy(),
+    )
+    # What a hyper-policy leaked is named in the ledger, and is no part of this step.
+    attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
+    check_audited(attacked, charged, RunFolder(directory).ledger)
+    # Certified is what the ledger says, whatever was attacked; the attacker's sample is in the batch for certain.
+    certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
+    verdict = judged(found, certified, settings.false_alarms, checks)
+    figures: dict[str, Any] = {
+        "scene": found.scene,
+        "trials": found.trials,
+        "mu_audited": found.mu_audited,
+        "epsilon_audited": found.epsilon_audited,
+        **price(mechanism, Schedule(1.0, 1, target.cell.delta)).to_dict(),
+        **verdict.to_dict(),
+    }
+    return figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})
+
+
+def check_audited(attacked: Release, charged: Release, ledger: Path) -> None:
+    """The attacked step must be the ledger's but for the sample rate, or its audit says nothing about the run.
+
+    Raises: DataError that names what differs.
+    """
+    expected = replace(charged, sample_rate=attacked.sample_rate)
+    different = [
+        f"{item.name} {_shortly(getattr(attacked, item.name))} in place of {_shortly(getattr(expected, item.name))}"
+        for item in fields(Release)
+        if getattr(attacked, item.name) != getattr(expected, item.name)
+    ]
+    if different:
+        problem = f"was charged for another step than the one that was attacked, which has {'; '.join(different)}"
+        raise DataError(problem, fix="audit with the code and options that the run was made with", file=ledger)
+
+
+def _shortly(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]

@@ -1,0 +1,67 @@
+"""Shadow models of the likelihood-ratio attack: the attacker's own runs, on records and coins of their own."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.lira import balanced_coins, lira_scores
+from dptune.corpus.records import read_records
+from dptune.mechanisms.registry import build
+from dptune.privacy.entropy import FixedSeed
+from dptune.progress import progress
+from dptune.training.data import PrivacyUnits, tokenize
+from dptune.training.loop import train
+from dptune.training.model import BaseModel, Lora, attach_lora, load_base
+from dptune.training.spec import RunSpec, header_of
+from tasks.audit.target import Target
+from tasks.experiment.prepare import plan_of
+from tasks.paths import SPLITS
+
+
+def shadow_scores(
+    target: Target, passages: list[Passage], scores: NDArray[np.float64], public: NDArray[np.float64], device: str
+) -> NDArray[np.float64]:
+    """(canaries,) likelihood ratios of the target's calibrated ``scores``, by ``audit.shadows`` shadow models.
+
+    A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on) and on
+    those canaries that the attacker's own coins choose. Nothing that a cell is trained on is used: nothing is charged.
+    The scores tell of the attack split's records, which are persons' too: they are for research telemetry.
+
+    Args:
+        public: (canaries,) the base model's losses.
+    """
+    settings = target.settings
+    coins = balanced_coins(settings.shadows, len(passages), np.random.default_rng(settings.seed))
+    rows = []
+    for index in progress(range(settings.shadows), "shadow models", total=settings.shadows):
+        model = _trained(target, passages, coins[index], index, device)
+        limit = target.cell.training.max_length
+        losses = ending_losses(model, target.tokenizer, passages, max_length=limit, rows=target.rows)
+        rows.append(public - losses.total)
+    return lira_scores(scores, np.stack(rows), coins)
+
+
+def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
+    """One shadow model in evaluation mode."""
+    cell = target.cell
+    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
+    texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
+    tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
+    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    model = attach_lora(load_base(base, torch.device(device)), Lora(**cell.lora.model_dump()), cell.seed)
+    units = PrivacyUnits.of("encounter", np.arange(len(texts)), 1)
+    plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
+    mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
+    header = header_of(mechanism, units, entropy, delta=cell.delta)
+    with tempfile.TemporaryDirectory() as directory:
+        spec = RunSpec(model, tokens, units, mechanism, replace(plan, checkpoint_every=plan.steps), header)
+        train(spec, Path(directory), entropy).close()
+    return model.eval()

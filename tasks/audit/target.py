@@ -1,0 +1,134 @@
+"""A finished cell as its attackers find it: adapter, base model, ledger and secrets, all of one run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+
+from dptune.audit.likelihood import Passage
+from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
+from dptune.corpus.records import read_about
+from dptune.errors import DataError
+from dptune.files import sha256
+from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import fresh_start
+from dptune.training.model import BaseModel, load_base, load_tokenizer
+from tasks.experiment.cells import Cell, digests, plugin_digest
+from tasks.experiment.finetune import adapter_digest
+from tasks.paths import MANIFEST, SECRETS, TRAIN
+from tasks.settings.params import Audit
+
+
+@dataclass
+class Target:
+    """A finished cell under attack.
+
+    Attributes:
+        source: of its data; decides what carries secrets.
+        alarm_confidence: of the bounds that may call the ledger wrong.
+        adapted: its model.
+        public: the base model, which the attacker has too.
+    """
+
+    cell: Cell
+    settings: Audit
+    alarm_confidence: float
+    contents: LedgerContents
+    adapted: Any
+    public: Any
+    tokenizer: Any
+    secrets: Secrets = field(repr=False)
+    source: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of a forward pass."""
+        return 2 * self.cell.training.physical_batch_size
+
+    def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
+        """Each canary's public carrier and the ending that would be planted."""
+        return [Passage(one.carrier, suffix(one.secret)) for one in canaries]
+
+
+def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
+    """Read a cell's folder.
+
+    Raises: DataError if anything is missing, unfinished, damaged, or does not belong together.
+    """
+    again = "run the experiment stage again"
+    folder = RunFolder(directory)
+    try:
+        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
+    contents = _finished_ledger(cell, directory, again)
+    _check_inputs(cell, directory, again)
+    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    try:
+        adapted = PeftModel.from_pretrained(load_base(base, device), str(folder.adapter)).eval()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        fix = f"restore it; or {fresh_start(directory)}"
+        raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=folder.adapter) from None
+    _check_adapter(adapted, directory)
+    return Target(
+        cell=cell,
+        settings=settings,
+        alarm_confidence=alarm_confidence,
+        contents=contents,
+        adapted=adapted,
+        public=load_base(base, device).eval(),
+        tokenizer=load_tokenizer(base),
+        secrets=read_secrets(SECRETS),
+        source=str(read_about(TRAIN)["source"]),
+    )
+
+
+def _check_adapter(adapted: Any, directory: Path) -> None:
+    """The file must fill this very model (PEFT only warns), and be what the run wrote."""
+    file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
+    with safe_open(file, framework="pt") as stored:
+        names = set(stored.keys())
+    if names != set(get_peft_model_state_dict(adapted)):
+        raise DataError("its weights are those of another model", fix=fix, file=file)
+    result = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))
+    if adapter_digest(directory) != result.get("adapter_sha256"):
+        raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
+
+
+def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
+    """The ledger is what an audit checks: without it there is nothing to compare with."""
+    path = RunFolder(directory).ledger
+    if not path.exists():
+        lost = "is missing: an adapter without its ledger has no epsilon to check"
+        raise DataError(lost, fix=f"restore it; or {fresh_start(directory)}", file=path)
+    try:
+        contents = read_ledger(path)
+    except LedgerError as error:
+        raise DataError(f"is damaged ({error})", fix=f"restore it; or {fresh_start(directory)}", file=path) from None
+    if not contents.complete:
+        raise DataError("is not finished", fix=fix, file=path)
+    header = contents.header
+    if (header.mechanism, header.delta) != (cell.mechanism, cell.delta):
+        raise DataError("is the ledger of another cell", fix="restore the cell's own", file=path)
+    return contents
+
+
+def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
+    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
+        if not path.exists() or sha256(path) != manifest[key]:
+            fix = "restore it; or run the canaries stage again, after which every cell runs, and spends, again"
+            raise DataError("is not what was planted", fix=fix, file=path)
+    now = digests(cell.model, cell.options) | plugin_digest(cell.mechanism, cell.options)
+    for key, what in (("data", "other data"), ("model", "another base model"), ("plugins", "other plug-ins")):
+        if now.get(key) != cell.inputs.get(key):
+            more = f"{fix}; the new run adds to what this one spent, and the report counts both"
+            raise DataError(f"was trained with {what} than lies here now", fix=more, file=directory)

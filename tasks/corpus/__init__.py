@@ -1,0 +1,1 @@
+"""From a source to training records: acquire, verbalize, split, canaries, pretrain."""

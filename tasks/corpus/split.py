@@ -1,0 +1,18 @@
+"""DVC stage: attack, train and eval sides."""
+
+from __future__ import annotations
+
+from dptune.corpus.splits import write_splits
+from tasks.paths import NARRATIVES, SPLITS
+from tasks.settings.params import load_settings
+from tasks.stage import run_stage
+
+
+def split() -> None:
+    """Split data/narratives by encounter or by patient."""
+    data = load_settings().data
+    write_splits(NARRATIVES, SPLITS, data.split_seed, data.unit)
+
+
+if __name__ == "__main__":
+    run_stage(split)

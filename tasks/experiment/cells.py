@@ -1,0 +1,168 @@
+"""The grid as data: one cell is one (model, mechanism, epsilon, seed), fully spelled out.
+
+A cell's folder name carries a digest of everything that decides its result: its settings, its data, its model
+and the code that runs it. A cell whose digest is unchanged need not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from dptune import plugins
+from dptune.corpus.records import read_about
+from dptune.errors import ConfigError
+from dptune.files import sha256
+from dptune.mechanisms.interfaces import Federation
+from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
+from dptune.privacy.run_folder import RunFolder
+from tasks.identity import code_digest
+from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
+from tasks.settings.params import Lora, Model, Settings, Training, options_on
+
+#: In a run's folder, once its results are in MLflow.
+PUBLISHED = "published"
+
+
+class Cell(BaseModel):
+    """Everything that one fine-tuning run needs to know. Public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experiment: str
+    model_name: str
+    model: Model
+    mechanism: str
+    options: dict[str, Any]
+    epsilon: float | None
+    seed: int
+    delta: float
+    accounting: str
+    telemetry: str
+    unit: str
+    crafted: int
+    lora: Lora
+    training: Training
+    inputs: dict[str, str]
+    plugins: tuple[str, ...] = ()
+
+    @field_validator("plugins")
+    @classmethod
+    def _imported(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Every process that has a cell can build its mechanism."""
+        plugins.load(modules)
+        return modules
+
+    @property
+    def label(self) -> str:
+        """Short and readable: ``public.static.eps2.seed0``."""
+        epsilon = "" if self.epsilon is None else f".eps{self.epsilon:g}"
+        return f"{self.model_name}.{self.mechanism}{epsilon}.seed{self.seed}"
+
+    @property
+    def directory(self) -> Path:
+        """The cell's own folder under data/runs."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def federation(cell: Cell) -> Federation | None:
+    """The clients of the cell's mechanism, if it clips what they send and not gradients of the data's own units."""
+    noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
+    return build(cell.mechanism, noise | cell.options).clipper.federation
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a run's folder holds a whole run."""
+    return RunFolder(directory).is_finished
+
+
+def is_published(directory: Path) -> bool:
+    """Whether a finished run's results were sent to MLflow too, so that nothing is left to do."""
+    return (directory / PUBLISHED).exists() and is_finished(directory)
+
+
+def grid(settings: Settings) -> list[Cell]:
+    """Every cell of the experiment; a mechanism without noise to calibrate has one cell for all epsilons."""
+    experiment = settings.experiment
+    cells = []
+    for name, model in experiment.models.items():
+        for mechanism in experiment.mechanisms:
+            options = options_on(settings.mechanisms[mechanism], name)
+            accounting = options.pop("accounting", experiment.accounting)
+            inputs = digests(model, options) | plugin_digest(mechanism, options)
+            epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
+            cells += [
+                Cell(
+                    experiment=experiment.name,
+                    model_name=name,
+                    model=model,
+                    mechanism=mechanism,
+                    options=options,
+                    epsilon=epsilon,
+                    seed=seed,
+                    delta=experiment.delta,
+                    accounting=accounting,
+                    telemetry=experiment.telemetry,
+                    unit=settings.data.unit,
+                    crafted=settings.canaries.crafted,
+                    lora=settings.lora,
+                    training=settings.training,
+                    inputs=inputs,
+                    plugins=plugin_modules(mechanism, options),
+                )
+                for epsilon in epsilons
+                for seed in experiment.seeds
+            ]
+    return cells
+
+
+def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:
+    """A digest of each input of a cell: those of ``shared_digests``, and a given hyper-policy's."""
+    return shared_digests(model) | policy_digest(options)
+
+
+def policy_digest(options: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of the hyper-policy that a run starts from; empty if it starts from none."""
+    return {"policy": _digest_of_folder(Path(options["init_from"]))} if options.get("init_from") else {}
+
+
+def plugin_digest(mechanism: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of the code outside dptune that the mechanism is written in; empty if there is none."""
+    found = plugins.plugins_of(plugin_modules(mechanism, options))
+    return {"plugins": hashlib.sha256(repr(found).encode()).hexdigest()} if found else {}
+
+
+def shared_digests(model: Model) -> dict[str, str]:
+    """A digest of each input that cells of one model share: data, base model (or its pinned commit), and code.
+
+    The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
+    """
+    local = Path(model.source)
+    if local.is_dir() and not (local / "config.json").is_file():
+        problem = f"{model.source!r} is no folder of a model: it has no config.json"
+        raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
+    weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
+    salt = str(read_about(TRAIN)["salt"])
+    files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))
+    return {
+        "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
+        "model": weights,
+        "code": code_digest("experiment.finetune"),
+    }
+
+
+def _digest_of_folder(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ConfigError("init_from", f"{folder} is no folder", fix="give the controller/ folder of a finished run")
+    return _digest(sorted(path for path in folder.iterdir() if path.is_file()))
+
+
+def _digest(files: list[Path]) -> str:
+    return hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in files).encode()).hexdigest()

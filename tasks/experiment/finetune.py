@@ -1,0 +1,453 @@
+"""One cell: fine-tune, evaluate, price, and write down. Runs as a process of its own and can be killed at any time.
+
+Several cells of one model share a process, the base and every forward pass, and nothing else.
+
+python -m tasks.experiment.finetune CELL.json ... [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
+torchrun --nproc-per-node 4 -m tasks.experiment.finetune CELL.json          # one run on four GPUs
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from dptune.audit.crafted import CraftedCanaries
+from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, sha256, write_json
+from dptune.mechanisms.rl import LearnedControl
+from dptune.privacy.entropy import Entropy, OsEntropy
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import fresh_start
+from dptune.progress import Meter
+from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
+from dptune.training.loop import follow, train
+from dptune.training.model import DIVERGED, check_device, save_adapter
+from dptune.training.opening import open_run
+from dptune.training.ranks import LostRankError, Ranks, joined, own_device
+from dptune.training.run import Run, StepReport
+from dptune.training.together import train_together
+from tasks.drawing import draw_curves
+from tasks.experiment.cells import Cell, is_finished
+from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
+from tasks.experiment.results import History, child_run, publish, result_of
+from tasks.paths import CRAFTED
+from tasks.stage import run_command
+from tasks.tracking import ChildRun
+
+_log = logging.getLogger(__name__)
+
+
+def run_cell(
+    cell: Cell,
+    device: str,
+    parent: str | None = None,
+    flow_run: str = "none",
+    entropy: Entropy | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
+    """Run a cell to its end, resuming whatever its folder holds; returns what result.json says.
+
+    The last line of the ledger is written after everything else is safe, so a finished ledger means a
+    finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
+    """
+    run_cells([cell], device, parent, flow_run, entropy, ranks)
+    return dict(json.loads(RunFolder(cell.directory).result.read_text(encoding="utf-8")))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    device: str,
+    parent: str | None = None,
+    flow_run: str = "none",
+    entropy: Entropy | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    *,
+    wait: bool = False,
+) -> None:
+    """Run cells of one model to their ends in one process; see ``run_cell``. Several ranks take one cell.
+
+    Args:
+        wait: for another process that works on one of them, instead of an error.
+
+    Raises: what ended the cell, of one cell; CellsError or RuntimeError naming those that failed, of several, after
+    all others have ended.
+    """
+    with ExitStack() as locks:
+        # In one order everywhere, or two processes with the same cells could wait for each other for ever.
+        for cell in sorted(cells, key=lambda cell: cell.directory):
+            locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
+        waiting = [cell for cell in cells if not is_finished(cell.directory)]
+        errors: dict[Path, Exception] = {}
+        if ranks.told(bool(waiting)):
+            _agree(cells[0], ranks)
+            errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
+        for cell in cells:
+            if cell.directory not in errors:
+                try:
+                    publish(cell.directory, parent)
+                    RunFolder(cell.directory).checkpoint.unlink(missing_ok=True)
+                except Exception as error:  # the other cells' ends must not wait for it
+                    errors[cell.directory] = _failed(cell.label, error)
+    if errors:
+        raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
+
+
+def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
+    """What the other ranks do while rank 0 is in ``run_cell``."""
+    if ranks.told(None):
+        _agree(cell, ranks)
+        entropy = OsEntropy()
+        follow(prepare(cell, shared_inputs(cell, check_device(device)), entropy).spec, entropy, ranks)
+
+
+def _agree(cell: Cell, ranks: Ranks) -> None:
+    """All ranks run one cell on one data; whose digest is in the cell, and is checked by each against its own files."""
+    ranks.agree({"cell": cell.model_dump_json()})
+
+
+class CellsError(DptuneError):
+    """Cells that failed for reasons that trying again cannot mend."""
+
+
+def _joined(errors: dict[Path, Exception]) -> Exception:
+    message = "; ".join(f"cell {path.name}: {str(error) or type(error).__name__}" for path, error in errors.items())
+    hopeless = all(isinstance(error, DptuneError | OSError) for error in errors.values())
+    return CellsError(message) if hopeless else RuntimeError(message)
+
+
+@dataclass
+class _TrainingCell:
+    """A cell while it trains, with what is logged of it.
+
+    Attributes:
+        before: perplexities of the base.
+        started: by the monotonic clock.
+    """
+
+    prepared: PreparedCell
+    canaries: CraftedCanaries | None
+    child: ChildRun | None
+    history: History
+    meter: Meter
+    before: dict[str, float]
+    started: float
+
+    @property
+    def cell(self) -> Cell:
+        """The cell's settings."""
+        return self.prepared.cell
+
+
+def _train_cells(
+    cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
+) -> dict[Path, Exception]:
+    """Train what is not finished; what ended the cells that failed, by their folders."""
+    shared = shared_inputs(cells[0], check_device(device))
+    errors: dict[Path, Exception] = {}
+    perplexity_before: dict[str, dict[str, float]] = {}
+    training: list[_TrainingCell] = []
+    for cell in cells:
+        try:
+            training.append(_begun(cell, shared, parent, flow_run, entropy, ranks, perplexity_before))
+        except Exception as error:
+            errors[cell.directory] = _failed(cell.label, error)
+    try:
+        if len(training) == 1:
+            ended = _trained_alone(training[0], entropy, ranks)
+        else:
+            ended = _trained_together(training, shared, entropy)
+    except BaseException:  # the whole process is to end
+        for one in training:
+            _fail(one)
+        raise
+    used = device if ranks.world == 1 else f"{ranks.world} ranks, this one on {device}"
+    for one, end in zip(training, ended, strict=True):
+        try:
+            with one.meter:
+                if isinstance(end, Exception):
+                    raise end
+                with end as ledger:
+                    _finish(one, ledger, used, len(cells))
+        except Exception as error:
+            errors[one.cell.directory] = _failed(one.cell.label, error)
+            _fail(one)
+        except BaseException:
+            _fail(one)
+            raise
+    return errors
+
+
+def _failed(label: str, error: Exception) -> Exception:
+    """The error, its traceback logged where it is none of the user's and would otherwise be lost."""
+    if not isinstance(error, DptuneError | OSError):
+        _log.error("cell %s failed", label, exc_info=error)
+    return error
+
+
+def _fail(one: _TrainingCell) -> None:
+    if one.child:
+        one.child.end("FAILED")
+
+
+def _begun(
+    cell: Cell,
+    shared: SharedInputs,
+    parent: str | None,
+    flow_run: str,
+    entropy: Entropy,
+    ranks: Ranks,
+    perplexity_before: dict[str, dict[str, float]],
+) -> _TrainingCell:
+    """Make a cell ready.
+
+    Args:
+        perplexity_before: of the base, by telemetry: fresh adapters do not change it, so it is computed once.
+    """
+    started = time.monotonic()
+    prepared = prepare(cell, shared, entropy)
+    ranks.check(prepared.spec.mechanism)
+    canaries = _crafted(cell, cell.directory)
+    if canaries:
+        units = prepared.spec.units.with_slots(canaries.included)
+        prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
+    steps = prepared.spec.plan.steps
+    if cell.telemetry not in perplexity_before:
+        perplexity_before[cell.telemetry] = _evaluate(prepared, final=True)
+    return _TrainingCell(
+        prepared=prepared,
+        canaries=canaries,
+        child=child_run(prepared, parent, flow_run),
+        history=History(cell.directory, steps),
+        meter=Meter(cell.label, total=steps, unit="releases", keep=True),
+        before=perplexity_before[cell.telemetry],
+        started=started,
+    )
+
+
+def _trained_alone(one: _TrainingCell, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
+    try:
+        return [train(one.prepared.spec, one.cell.directory, entropy, _observer(one), ranks)]
+    except Exception as error:
+        return [error]
+
+
+def _trained_together(
+    training: Sequence[_TrainingCell], shared: SharedInputs, entropy: Entropy
+) -> list[Ledger | Exception]:
+    """For each cell its open ledger, or what ended it."""
+    opened: list[Run | Exception] = []
+    for one in training:
+        try:
+            opened.append(open_run(one.prepared.spec, one.cell.directory, entropy, _observer(one)))
+        except Exception as error:
+            opened.append(error)
+    runs = [run for run in opened if isinstance(run, Run)]
+    errors = iter(train_together(shared.base, runs) if runs else [])
+    return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
+
+
+def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> None:
+    """Everything that a finished cell leaves behind, the ledger's last line last."""
+    prepared, directory = one.prepared, one.cell.directory
+    after = _evaluate(prepared, final=True)
+    check_converged(one.cell.label, after)
+    _save_adapter(prepared.spec.model, directory)
+    contents = _contents(ledger)
+    _save_policy(prepared, contents, directory)
+    _write_crafted(one.canaries, directory)
+    seconds = time.monotonic() - one.started
+    result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
+    result["together"] = together
+    result["adapter_sha256"] = adapter_digest(directory)
+    draw_curves([result], directory / "curves.png")
+    write_json(RunFolder(directory).result, result)
+    if one.child:
+        one.child.flush()
+    ledger.finish()
+
+
+def check_converged(label: str, figures: Mapping[str, float]) -> None:
+    """A run that diverged has weights that predict nothing: it must fail, not stand in a report as finished.
+
+    Raises: DivergedError naming the figure that is not finite.
+    """
+    for name, value in figures.items():
+        if not math.isfinite(value):
+            raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
+
+
+def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
+    """The auditor's canaries: their coins are tossed once a run; a resumed run goes on with what was seen."""
+    if cell.crafted == 0:
+        return None
+    # Without a ledger the run is new, and what lies there was seen by one that was set aside.
+    known = read_crafted(directory) if RunFolder(directory).ledger.exists() else None
+    one = known or CraftedCanaries.toss(cell.crafted)
+    return _KeptCanaries(one.included, one.scores, one.moves, directory)
+
+
+@dataclass
+class _KeptCanaries(CraftedCanaries):
+    """Canaries whose coins outlive this process.
+
+    Attributes:
+        run: the folder of the run.
+    """
+
+    run: Path = field(default=Path(), repr=False)
+
+    def opened(self, releases: int) -> None:
+        """Write new coins. Under the ledger's lock: else another process could replace those of this run.
+
+        Raises: DataError if the run goes on and the file holds other coins, or none.
+        """
+        kept = read_crafted(self.run) if releases else self
+        if kept is None or not np.array_equal(kept.included, self.included):
+            problem = "does not hold the coins that this run's releases were made with"
+            raise DataError(problem, fix=f"restore it; or {fresh_start(self.run)}", file=crafted_file(self.run))
+        if not releases:
+            _write_crafted(self, self.run)
+
+
+def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:
+    if canaries is not None:
+        private_directory(CRAFTED.parent)
+        coins, scores = canaries.included.astype(int).tolist(), canaries.scores.tolist()
+        moves = [None if math.isnan(move) else move for move in canaries.moves]
+        write_json(crafted_file(directory), {"included": coins, "scores": scores, "moves": moves})
+
+
+def crafted_file(directory: Path) -> Path:
+    """Where coins and scores of a cell's crafted canaries lie: with the other secrets, never in a cache."""
+    return CRAFTED / f"{directory.name}.json"
+
+
+def read_crafted(directory: Path) -> CraftedCanaries | None:
+    """What ``crafted_file`` holds; None if there is none."""
+    file = crafted_file(directory)
+    if not file.exists():
+        return None
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    moves = [math.nan if move is None else move for move in stored["moves"]]
+    return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), moves)
+
+
+def _contents(ledger: Ledger) -> LedgerContents:
+    return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
+
+
+def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
+    """Called after each step: logs it, and at times evaluates."""
+    cell, spec, child, history = one.cell, one.prepared.spec, one.child, one.history
+    every, total = cell.training.evaluate_every, spec.plan.steps
+
+    def observe(report: StepReport) -> None:
+        one.meter.update(report.releases)
+        metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
+        if cell.telemetry == "research":
+            metrics |= report.private
+        looks = report.releases % every == 0 or report.releases == total
+        if history.add_knobs(report.releases, report.knobs) or looks:
+            metrics |= report.knobs
+        if looks:
+            point = _evaluate(one.prepared, final=False) | spec.header.price(report.composition).to_dict()
+            metrics |= point
+            _write_crafted(one.canaries, cell.directory)
+            history.add_point({"step": report.step, "releases": report.releases, **point})
+        if child:
+            child.log(report.step, metrics)
+
+    return observe
+
+
+def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
+    """Perplexities that telemetry allows: public always, held-out records only under research telemetry."""
+    cell, spec = prepared.cell, prepared.spec
+    assert spec.public is not None  # every prepared cell has validation records
+    rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
+    most = None if final else cell.training.evaluate_records
+    name = "eval_perplexity" if final else "eval_sample_perplexity"
+    figures = {"public_perplexity": perplexity(spec.model, _first(spec.public, most), rows, autocast=dtype)}
+    if cell.telemetry == "research":
+        figures[name] = perplexity(spec.model, _first(prepared.evaluation, most), rows, autocast=dtype)
+    return figures
+
+
+def _first(tokens: Tokens, most: int | None) -> Tokens:
+    return replace(tokens, rows=tokens.rows[:most])
+
+
+def _save_adapter(model: Any, directory: Path) -> None:
+    partial, final = directory / ".adapter.partial", RunFolder(directory).adapter
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        save_adapter(model, partial)
+    except BaseException:  # a full disk, say: the next try would find it fuller
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+
+
+def adapter_digest(directory: Path) -> str:
+    """Ties a result, and thus its ledger, to the weights beside it."""
+    return sha256(RunFolder(directory).adapter / "adapter_model.safetensors")
+
+
+def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
+    """A learned hyper-policy, which another run can start from (``init_from``)."""
+    controller = prepared.spec.mechanism.controller
+    if isinstance(controller, LearnedControl):
+        header = contents.header
+        policy = controller.saved_policy(
+            prepared.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
+        )
+        if policy is not None:
+            policy.write(RunFolder(directory).controller)
+
+
+def main(
+    cells: Annotated[list[Path], typer.Argument(help="cell.json of each run; several share one base model")],
+    device: Annotated[str | None, typer.Option(help="torch device; default cpu, under torchrun the own GPU")] = None,
+    parent: Annotated[str | None, typer.Option(help="MLflow run id of the experiment")] = None,
+    flow_run: Annotated[str, typer.Option(help="Prefect flow run id")] = "none",
+    wait: Annotated[bool, typer.Option(help="wait for another process that works on one of the cells")] = False,
+) -> None:
+    """Run one cell, or several side by side on one base model."""
+    chosen = [_read(cell) for cell in cells]
+    try:
+        with joined() as ranks:
+            if ranks.world > 1 and len(chosen) > 1:
+                raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
+            if ranks.rank:
+                help_cell(chosen[0], device or own_device(), ranks)
+            else:
+                run_cells(chosen, device or own_device(), parent, flow_run, ranks=ranks, wait=wait)
+    except LostRankError as error:
+        sys.exit(f"error: {error}")
+
+
+def _read(path: Path) -> Cell:
+    try:
+        return Cell.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), f"is no cell ({error})", fix="let the flow write it") from None
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,213 @@
+"""A cell made ready to run: model, data, calibrated mechanism, schedule and ledger header."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptune.corpus.records import read_about, read_batches
+from dptune.errors import ConfigError
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
+from dptune.mechanisms.registry import build, of_model, takes_noise
+from dptune.privacy.calibration import sampling
+from dptune.privacy.entropy import Entropy
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, lora_targets
+from dptune.training.per_sample import lora_pairs
+from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.together import shared_copy
+from dptune.training.token_file import FORMAT, Corpus, tokenized
+from tasks.experiment.cells import Cell, federation, plugin_digest, policy_digest, shared_digests
+from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
+from tasks.settings.params import Training
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedInputs:
+    """What cells of one model and one schedule of training share: the frozen base on its device, and the records.
+
+    Attributes:
+        cell: one of them.
+        digests: of the model's and the data's files, as they were read.
+    """
+
+    cell: Cell
+    digests: dict[str, str]
+    base: Any
+    train: Corpus
+    evaluation: Tokens
+    validation: Tokens
+    about: dict[str, Any]
+
+
+def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
+    """Load the model and records of a cell, and of all cells with its model, LoRA settings, schedule and data.
+
+    Raises: ConfigError if the data or model are no longer those the cell was made for, or change while they are read.
+    """
+    digests = shared_digests(cell.model)
+    _check_inputs(cell, digests)
+    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    tokenizer, model = load_tokenizer(base), load_base(base, device)
+    lora_targets(model, Lora(**cell.lora.model_dump()))  # raises before hours of tokenising
+    shared = SharedInputs(
+        cell=cell,
+        digests=digests,
+        base=model,
+        train=corpus_of(cell, TRAIN, tokenizer),
+        evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
+        validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
+        about=read_about(TRAIN),
+    )
+    if shared_digests(cell.model) != digests:
+        for records in (TRAIN, EVAL, PUBLIC_VALIDATION):
+            _token_file(cell, records).unlink(missing_ok=True)  # it may hold the new records under the old name
+        raise ConfigError("cell.inputs", "data or model changed while they were read", fix="run the flow again")
+    return shared
+
+
+def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
+    if not digests.items() <= cell.inputs.items():
+        raise ConfigError(
+            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
+        )
+
+
+@dataclass(frozen=True)
+class PreparedCell:
+    """A cell made ready to run.
+
+    Attributes:
+        spec: what the cell's settings ask for; its ``public`` are the public validation records.
+        evaluation: held-out private records.
+        about: what the data is.
+        pairs: names of the modules that train.
+    """
+
+    cell: Cell
+    spec: RunSpec
+    evaluation: Tokens
+    about: dict[str, Any]
+    pairs: tuple[str, ...]
+
+
+def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
+    """Attach the cell's adapters, and calibrate the noise to its budget.
+
+    Raises: ConfigError if the shared inputs are another cell's, if a hyper-policy is no longer the one that the cell
+    was made for, or if the run would leak what private telemetry promises to keep.
+    """
+    _check_inputs(cell, shared.digests)
+    for name in ("model", "lora", "training"):
+        if getattr(cell, name) != getattr(shared.cell, name):
+            problem = f"is not that of {shared.cell.label}, beside which {cell.label} is to run"
+            raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
+    if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
+        raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
+    if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
+        raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
+    model = attach_lora(shared_copy(shared.base), Lora(**cell.lora.model_dump()), cell.seed)
+    units, expected_batch_size = units_of(cell, shared.train)
+    plan = plan_of(cell.training, len(units), expected_batch_size)
+    adapters = lora_pairs(model)
+    pairs = tuple(pair.name for pair in adapters)
+    dimension = sum(parameter.numel() for pair in adapters for parameter in pair.parameters)
+    schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
+    options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
+    ready = _calibrated(cell, options, schedule)
+    mechanism = ready.mechanism
+    header = header_of(
+        mechanism,
+        units,
+        entropy,
+        delta=cell.delta,
+        epsilon=cell.epsilon,
+        accounting=cell.accounting,
+        data=str(shared.about["label"]),
+        telemetry=cell.telemetry,
+        renyi_filter=ready.renyi_filter,
+    )
+    leaks = header.leaks_of(planned(mechanism, schedule))
+    if cell.telemetry == "private" and leaks:
+        raise ConfigError(
+            "experiment.telemetry",
+            f"private cannot hold for {cell.label}: {'; '.join(leaks)}",
+            fix="leave that mechanism out, or use research",
+        )
+    spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
+    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs)
+
+
+def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
+    """The public schedule of a run on ``units`` privacy units."""
+    sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
+    return Plan(
+        sample_rate=sample_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        learning_rate=training.learning_rate,
+        warmup_steps=training.warmup_steps,
+        physical_batch_size=training.physical_batch_size,
+        checkpoint_every=training.checkpoint_every,
+        autocast=training.autocast,
+    )
+
+
+def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
+    """The units of privacy of a cell, and how many of them a batch expects.
+
+    Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
+    """
+    found, expected_batch_size = _units_of_records(cell, corpus)
+    return found.with_slots(np.zeros(cell.crafted, dtype=bool)), expected_batch_size
+
+
+def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
+    clients = federation(cell)
+    if clients is not None:
+        return PrivacyUnits.clients(clients.clients, corpus.patients, corpus.absent), clients.clients_per_round
+    expected_batch_size = cell.training.expected_batch_size
+    if cell.unit == "encounter":
+        return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size
+    most = cell.training.encounters_per_patient
+    return PrivacyUnits.of(cell.unit, corpus.patients, most, corpus.absent), expected_batch_size
+
+
+def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
+    """The token ids of a file of records, shared by all cells with this model, data and length."""
+    limit = cell.training.max_length
+    batches = partial(read_batches, records, ("patient", "text"))
+    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit)
+    tokens = corpus.tokens
+    if tokens.truncated and cell.telemetry == "research":
+        _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)
+    return corpus
+
+
+def _token_file(cell: Cell, records: Path) -> Path:
+    """Named by all that decides its content. The digest of the data is keyed by a secret (``cells.digests``), so that
+    the name tests no guess of the records.
+    """
+    content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length])
+    return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
+
+
+def _calibrated(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
+    if cell.epsilon is None or "noise_multiplier" in options or not takes_noise(cell.mechanism, options):
+        return Calibrated(build(cell.mechanism, options))
+    return calibrated(
+        lambda noise: build(cell.mechanism, options | {"noise_multiplier": noise}),
+        cell.epsilon,
+        schedule,
+        cell.accounting,
+    )

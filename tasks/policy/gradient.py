@@ -1,0 +1,234 @@
+"""One run of private reinforcement learning, or of a baseline, in a process of its own.
+
+python -m tasks.policy.gradient data/policy/runs/<run>/job.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel, ConfigDict
+
+from dptune.errors import ConfigError
+from dptune.files import jsonable, private_directory, write_json
+from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
+from dptune.policy.schedule import Training
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
+from dptune.progress import Meter
+from tasks.identity import code_digest
+from tasks.paths import POLICY
+from tasks.settings.policy import Policy, Run, expanded
+from tasks.stage import run_command
+
+_log = logging.getLogger("dptune.policy")
+
+
+class Job(BaseModel):
+    """Everything that decides one run. Public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    study: str
+    label: str
+    group: str
+    kind: str
+    environment: str
+    options: dict[str, Any]
+    method: dict[str, Any] | None
+    accounting: str
+    training: dict[str, Any]
+    extra: dict[str, float]
+    delta: float
+    code: str
+
+    @property
+    def name(self) -> str:
+        """Short and readable: ``cartpole.private.z1.0.seed0``."""
+        return f"{self.study}.{self.label}.seed{self.training['seed']}"
+
+    @property
+    def directory(self) -> Path:
+        """The run's own folder under data/policy/runs; another one when anything that decides it changes."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return POLICY / "runs" / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def jobs(settings: Policy) -> list[Job]:
+    """Every run of every study, seed by seed."""
+    code = code_digest("policy.gradient")
+    return [
+        _job(settings, name, run, seed, code)
+        for name, study in settings.studies.items()
+        for run in expanded(study, settings.delta)
+        for seed in settings.seeds
+    ]
+
+
+def _job(settings: Policy, study: str, run: Run, seed: int, code: str) -> Job:
+    environment = settings.studies[study]
+    return Job(
+        study=study,
+        label=run.label,
+        group=run.group,
+        kind=run.kind,
+        environment=environment.environment,
+        options=environment.options,
+        method=asdict(run.method) if run.method else None,
+        accounting=run.accounting,
+        training=asdict(run.training) | {"seed": seed},
+        extra=dict(run.extra),
+        delta=settings.delta,
+        code=code,
+    )
+
+
+def check_environments(settings: Policy) -> None:
+    """Raises: ConfigError naming the study whose environment is unknown or needs an extra, before anything runs."""
+    from dptune.policy.baselines import check_installed
+    from dptune.policy.environments import Environment
+
+    for name, study in settings.studies.items():
+        try:
+            Environment(study.environment, study.options)
+            if {run.kind for run in expanded(study, settings.delta)} & {"ppo", "a2c"}:
+                check_installed()
+        except ConfigError as error:
+            raise ConfigError(f"policy.studies.{name}.{error.field}", error.problem, fix=error.fix) from None
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Train, resuming what the run's folder holds, and write result.json."""
+    training = Training(**job.training)
+    directory = private_directory(job.directory)
+    with Meter(job.name, total=training.updates, unit="updates") as meter:
+        points = _RUNNERS[job.kind](job, training, directory, meter)
+    returns = [point["mean_return"] for point in points]
+    last = returns[-max(1, len(returns) // 4) :]
+    result = {
+        **job.model_dump(mode="json"),
+        "name": job.name,
+        "seed": training.seed,
+        "users": training.updates * training.users,
+        "points": points,
+        "final_return": sum(last) / len(last),
+        "leaks": [],
+        **_prices(job, directory),
+    }
+    write_json(RunFolder(directory).result, result)
+    return result
+
+
+def _prices(job: Job, directory: Path) -> dict[str, Any]:
+    """From the ledger alone; a baseline that is not private has none."""
+    if job.method is None:
+        return dict(jsonable(Epsilons(math.inf, math.inf, math.inf).to_dict()))
+    prices = read_ledger(RunFolder(directory).ledger).epsilons
+    return {**jsonable(prices.to_dict()), "leaks": list(prices.leaks)}
+
+
+def _dppg(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+    from dptune.policy.environments import Environment
+    from dptune.policy.training import Point, train
+    from dptune.privacy.entropy import OsEntropy
+
+    assert job.method is not None
+    environment, entropy = Environment(job.environment, job.options), OsEntropy()
+
+    def tell(point: Point) -> None:
+        meter.update(point.update)
+        _log.info("%s: %d users, mean return %.4g", job.name, point.users, point.mean_return)
+
+    header = _header(job, training.updates * training.users, entropy.leaks)
+    _, points = train(environment, Dppg(**job.method), training, header, directory, entropy, tell)
+    return [asdict(point) for point in points]
+
+
+def _ucb_vi(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+    from dptune.policy.environments import RIVERSWIM
+    from dptune.policy.ucb_vi import UcbVi, run_ucb_vi
+    from dptune.privacy.entropy import OsEntropy
+
+    if job.environment != RIVERSWIM:
+        raise ConfigError("baseline", "ucb_vi is for tables: it knows Riverswim alone", fix=f"use {RIVERSWIM}")
+    assert job.method is not None
+    episodes = training.updates * training.users
+    figures: dict[str, Any] = {**job.options, **job.extra, "noise_multiplier": job.method["noise_multiplier"]}
+    plan = UcbVi(episodes, seed=training.seed, **figures)
+    # A run that died is made again from its start, and charged again.
+    with Ledger.open(RunFolder(directory).ledger, _header(job, episodes, ()), Counter([plan.release()])) as ledger:
+        ledger.charge(plan.release())
+        values = run_ucb_vi(plan, OsEntropy())
+        ledger.finish()
+    meter.update(training.updates)
+    every = training.evaluate_every * training.users
+    return [
+        {"update": users // training.users, "users": users, "mean_return": float(values[users - 1]), "deviation": 0.0}
+        for users in range(every, episodes + 1, every)
+    ]
+
+
+def _baseline(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+    import torch
+
+    from dptune.policy.baselines import train_baseline
+    from dptune.policy.environments import Environment
+
+    torch.set_num_threads(1)
+    steps = training.users * training.steps
+    points = train_baseline(
+        "ppo" if job.kind == "ppo" else "a2c",
+        Environment(job.environment, job.options),
+        timesteps=training.updates * steps,
+        every=training.evaluate_every * steps,
+        episodes=training.evaluate_episodes,
+        seed=training.seed,
+        discount=training.discount,
+        on_point=lambda point: meter.update(point.update // steps),
+    )
+    return [
+        asdict(point) | {"update": point.update // steps, "users": point.users // training.steps} for point in points
+    ]
+
+
+_RUNNERS = {"dppg": _dppg, "ucb_vi": _ucb_vi, "ppo": _baseline, "a2c": _baseline}
+
+
+def _header(job: Job, users: int, leaks: tuple[str, ...]) -> RunHeader:
+    return RunHeader(
+        mechanism=NAME if job.kind == "dppg" else job.kind,
+        published_accountant=PUBLISHED_ACCOUNTANT,
+        accounting=job.accounting,
+        epsilon=None,
+        delta=job.delta,
+        unit="user",
+        units=users,
+        data=f"synthetic: simulated users of {job.environment}",
+        telemetry="private",
+        leaks=leaks,
+    )
+
+
+def main(job: Annotated[Path, typer.Argument(help="job.json of a run, which the flow writes")]) -> None:
+    """Run one job."""
+    try:
+        read = Job.model_validate_json(job.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(str(job), "is no job", fix="run python -m flows.policy") from None
+    result = run_job(read)
+    _log.info("%s: return %.4g", read.name, result["final_return"])
+
+
+if __name__ == "__main__":
+    run_command(main)

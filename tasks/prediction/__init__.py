@@ -1,0 +1,1 @@
+"""Private answers of ensembles."""

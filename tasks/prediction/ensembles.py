@@ -1,0 +1,176 @@
+"""Ensembles as data: what decides one, where it lies, its shards, and how each is tuned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel as Frozen
+from pydantic import ConfigDict
+
+from dptune.corpus.records import Records, read_records
+from dptune.errors import ConfigError
+from dptune.files import locked, private_directory, write_json, write_text
+from dptune.prediction import ensemble
+from dptune.prediction.deployment import SERVED_OPTIONS, answered
+from dptune.prediction.partition import partition
+from dptune.prediction.protocols import FixedMixture, Published
+from dptune.training.data import Tokens, tokenize
+from dptune.training.model import BaseModel, check_device, frozen_fingerprint, load_base, load_tokenizer
+from dptune.training.model import Lora as LoraShape
+from tasks.experiment.cells import digests
+from tasks.identity import code_digest
+from tasks.paths import ENSEMBLES, TRAIN
+from tasks.settings.params import Lora, Model, Prediction, Serve, Settings, Tuning
+
+#: Modules that answer, when an ensemble is trained already.
+ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
+PLAN, _SALT = "plan.json", "salt"
+
+
+class Plan(Frozen):
+    """Everything that decides an ensemble. Public; the salt of its partition lies in its folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Model
+    models: int
+    partition: str
+    lora: Lora
+    tuning: Tuning
+    max_length: int
+    inputs: dict[str, str]
+
+    @property
+    def directory(self) -> Path:
+        """Its own folder under data/ensembles."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return ENSEMBLES / f"{self.models}-by-{self.partition}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+    @property
+    def base(self) -> BaseModel:
+        """The public model."""
+        return BaseModel(self.model.source, self.model.revision, self.model.dtype)
+
+
+def plans(settings: Settings) -> list[Plan]:
+    """One ensemble for each number of models, on the experiment's first base model."""
+    model, chosen = next(iter(settings.experiment.models.values())), settings.prediction
+    inputs = digests(model, {}) | {"code": code_digest("prediction.ensembles", ANSWERING)}
+    return [
+        Plan(
+            model=model,
+            models=models,
+            partition=chosen.partition,
+            lora=settings.lora,
+            tuning=chosen.tuning,
+            max_length=settings.training.max_length,
+            inputs=inputs,
+        )
+        for models in dict.fromkeys(chosen.models)
+    ]
+
+
+def served(serve: Serve, chosen: Prediction, delta: float) -> FixedMixture:
+    """The protocol that answers prompts.
+
+    Raises: ConfigError naming what cannot be.
+    """
+    alpha = chosen.alpha_at(serve.epsilon, delta)
+    return FixedMixture(alpha=alpha, delta=delta, **serve.model_dump())
+
+
+def compared(chosen: Prediction, models: int, delta: float) -> dict[str, FixedMixture | Published]:
+    """Every protocol that is scored on an ensemble of that many models, by a short name.
+
+    Raises: ConfigError naming what cannot be.
+    """
+    protocols: dict[str, FixedMixture | Published] = {}
+    for epsilon in chosen.epsilons:
+        for tokens in chosen.tokens:
+            common: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models}
+            common["alpha"] = chosen.alpha_at(epsilon, delta)
+            where = f"eps{epsilon:g}.T{tokens}.N{models}"
+            for unit in chosen.units:
+                for weight in chosen.public_weights:
+                    mixture = FixedMixture(public_weight=weight, unit=unit, **common)
+                    protocols[f"pmixed.{unit}.{where}.w{weight:g}"] = mixture
+            for subsample in chosen.subsamples:
+                published = Published(subsample=subsample, with_replacement=chosen.with_replacement, **common)
+                protocols[f"pmixed_published.{where}.q{subsample:g}"] = published
+    return protocols
+
+
+def open_plan(plan: Plan) -> None:
+    """Make the ensemble's folder, with its plan and a secret salt of its own."""
+    directory = private_directory(plan.directory)
+    write_json(directory / PLAN, plan.model_dump(mode="json"))
+    if not (directory / _SALT).exists():
+        write_text(directory / _SALT, secrets.token_hex(32))
+
+
+def tune(plan: Plan, shard: int, device: str) -> None:
+    """Tune one shard, unless it is there; a process that died in between starts this shard again."""
+    with locked(plan.directory / f"shard-{shard:03d}.lock"):
+        if ensemble.is_tuned(plan.directory, shard):
+            return
+        records = read_records(TRAIN)
+        tokens = shard_tokens(plan, records, shard)
+        lora = LoraShape(**plan.lora.model_dump())
+        tuning = ensemble.Tuning(**plan.tuning.model_dump())
+        ensemble.tune_shard(
+            plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
+        )
+
+
+def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
+    """The records of one shard. Private."""
+    texts = records.text.to_pylist()
+    salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
+    dealt = partition(texts, records.patient, plan.partition, plan.models, salt)[shard]
+    tokenizer = load_tokenizer(plan.base)
+    if not len(dealt):
+        return Tokens(rows=[], padding=tokenizer.pad_token_id, width=plan.max_length)
+    return tokenize([texts[index] for index in dealt], tokenizer, plan.max_length)
+
+
+def close_plan(plan: Plan, protocol: FixedMixture | None, telemetry: str) -> None:
+    """Say that the ensemble is whole, and by which protocol it answers; None serves nobody.
+
+    Call it before anything computed from the ensemble is published.
+
+    Args:
+        telemetry: the experiment's. What was research stays so: figures cannot be taken back.
+
+    Raises: ConfigError if it has answered by another protocol already, or under private telemetry that would end.
+    """
+    options, known = _options(protocol) if protocol else {}, ensemble.known_manifest(plan.directory)
+    if known is not None and answered(plan.directory):
+        if protocol and known.protocol != options:
+            changed = sorted(key for key in options if known.protocol.get(key) != options[key])
+            problem = f"{plan.directory} has answered with other settings ({', '.join(changed)})"
+            raise ConfigError("prediction.serve", problem, fix="take them back: its budget cannot be changed")
+        if (known.telemetry, telemetry) == ("private", "research"):
+            problem = f"{plan.directory} has answered under private telemetry; research would publish its figures"
+            raise ConfigError("experiment.telemetry", problem, fix="take it back to private")
+        return
+    manifest = ensemble.Manifest(
+        models=plan.models,
+        key=plan.partition,
+        base=frozen_fingerprint(load_base(plan.base, torch.device("cpu"))),
+        source=plan.model.source,
+        revision=plan.model.revision,
+        dtype=plan.model.dtype,
+        data=str(read_records(TRAIN).about["label"]),
+        protocol=options,
+        telemetry=known.telemetry if known is not None and known.telemetry == "research" else telemetry,
+    )
+    ensemble.write_manifest(plan.directory, manifest)
+
+
+def _options(protocol: FixedMixture) -> dict[str, Any]:
+    return {name: getattr(protocol, name) for name in SERVED_OPTIONS}

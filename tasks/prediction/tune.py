@@ -1,0 +1,32 @@
+"""One shard of an ensemble, tuned in a process of its own: shards share neither weights nor random numbers.
+
+python -m tasks.prediction.tune data/ensembles/<ensemble>/plan.json SHARD [--device cuda:0]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.errors import ConfigError
+from tasks.prediction.ensembles import Plan, tune
+from tasks.stage import run_command
+
+
+def main(
+    plan: Annotated[Path, typer.Argument(help="plan.json of the ensemble, which the flow writes")],
+    shard: Annotated[int, typer.Argument(help="number of the shard, from 0")],
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Tune one shard."""
+    try:
+        read = Plan.model_validate_json(plan.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
+    tune(read, shard, device)
+
+
+if __name__ == "__main__":
+    run_command(main)

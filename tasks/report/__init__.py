@@ -1,0 +1,1 @@
+"""Pages, tables and pictures of finished work."""

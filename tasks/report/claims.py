@@ -1,0 +1,69 @@
+"""What each mechanism's claim becomes: claimed, proved and shown epsilons of the same runs, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dptune.privacy.accountants import has_limit, limit_epsilon
+from dptune.privacy.ledger_file import read_ledger
+from tasks.drawing import Group
+
+_ATTACKS = ("one_run", "crafted")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One mechanism at one budget.
+
+    Attributes:
+        group: its cells, one a seed.
+        limit: epsilon in the limit of high dimension, for noise that is not Gaussian: a diagnostic, no bound.
+        shown: the largest lower bound on a run's epsilon that its planted canaries prove; None without audit.
+        step: the white-box audit of one private step that shows most; None without it.
+    """
+
+    group: Group
+    limit: float | None
+    shown: float | None
+    step: dict[str, Any] | None
+
+
+def claims(
+    groups: Sequence[Group], audits: Sequence[dict[str, Any]], limits: Mapping[str, float | None]
+) -> list[Claim]:
+    """A row for every group that has a budget: by budget, then by what is proved.
+
+    Args:
+        audits: of some or all cells.
+        limits: what ``limit_of`` says, by the label of the cell; none if it was not asked.
+    """
+    made = {audit["label"]: audit for audit in audits}
+    rows = [_claim(group, made, limits) for group in groups if group.results[0]["budget_epsilon"] is not None]
+    return sorted(rows, key=_order)
+
+
+def limit_of(ledger: Path) -> float | None:
+    """Epsilon in the limit of high dimension of what a ledger holds; None where there is no such limit to tell."""
+    contents = read_ledger(ledger)
+    return limit_epsilon(contents.composition, contents.header.delta) if has_limit(contents.composition) else None
+
+
+def _order(claim: Claim) -> tuple[float, float]:
+    first = claim.group.results[0]
+    return first["budget_epsilon"], float(first["epsilon_certified"])
+
+
+def _claim(group: Group, audits: Mapping[str, dict[str, Any]], limits: Mapping[str, float | None]) -> Claim:
+    first = group.results[0]
+    mine = [audits[result["label"]] for result in group.results if result["label"] in audits]
+    shown = [float(audit[attack]["epsilon_audited"]) for audit in mine for attack in _ATTACKS if attack in audit]
+    steps = [audit["step"] for audit in mine if "step" in audit]
+    return Claim(
+        group=group,
+        limit=limits.get(first["label"]),
+        shown=max(shown, default=None),
+        step=max(steps, key=lambda step: float(step["epsilon_audited"]), default=None),
+    )

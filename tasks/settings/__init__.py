@@ -1,0 +1,1 @@
+"""Every model of params.yaml, and how the file is read."""

@@ -1,0 +1,175 @@
+"""The `policy` section of params.yaml: studies of private reinforcement learning, each a set of runs to compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.options import make_part
+from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
+from dptune.policy.schedule import Training
+from dptune.privacy.run_header import ACCOUNTINGS
+from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, distinct
+from tasks.settings.rlhf import Rlhf
+from tasks.settings.sweeps import combinations
+from tasks.settings.tenants import Tenants
+
+BASELINES = ("ppo", "a2c", "ucb_vi")
+_METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, Training))
+_UCB_VI: tuple[str, ...] = ("bonus", "confidence")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Study(_Section):
+    """One environment and the runs on it.
+
+    Attributes:
+        environment: gymnasium's id, or one of dptune's.
+        options: of its constructor.
+        training: schedule that all runs share, see ``dptune.policy.schedule.Training``.
+        runs: label -> noise_multiplier or epsilon, critic, accounting, and whatever of the schedule differs; or
+            ``baseline``. Options under ``sweep`` take each of a list of values.
+    """
+
+    environment: str
+    options: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    runs: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
+
+
+class Policy(_Section):
+    """Private reinforcement learning."""
+
+    name: Name
+    delta: Delta
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(distinct)]
+    processes: Annotated[int, Field(ge=1, le=1024)]
+    audit_trials: CountOrNone
+    studies: dict[Name, Study]
+    rlhf: Rlhf | None = None
+    tenants: Tenants | None = None
+
+    @model_validator(mode="after")
+    def _runs(self) -> Policy:
+        for name, study in self.studies.items():
+            try:
+                expanded(study, self.delta)
+            except ConfigError as error:
+                raise ValueError(f"studies.{name}: {error}") from None
+        if 0 < self.audit_trials < 500:
+            raise ValueError(f"audit_trials: {self.audit_trials} is too few: use 0, or 500 or more")
+        return self
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of a study, before seeds.
+
+    Attributes:
+        label: for people.
+        group: what it shares with the runs that differ in a swept option alone.
+        kind: dppg, or a baseline.
+        method: what its privacy depends on; None of a baseline that is not private.
+        accounting: certified or published.
+        training: its schedule.
+        extra: options of UCB-VI.
+    """
+
+    label: str
+    group: str
+    kind: Literal["dppg", "ppo", "a2c", "ucb_vi"]
+    method: Dppg | None
+    accounting: str
+    training: Training
+    extra: Mapping[str, float]
+
+
+def expanded(study: Study, delta: float) -> list[Run]:
+    """Every run of a study. Raises: ConfigError naming the run and the option that is wrong."""
+    runs = []
+    for group, entry in study.runs.items():
+        for label, options in swept(group, entry):
+            try:
+                runs.append(_run(label, group, options, study, delta))
+            except ConfigError as error:
+                raise ConfigError(f"runs.{label}.{error.field}", error.problem, fix=error.fix) from None
+    return runs
+
+
+def swept(name: str, entry: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """(label, options) for every combination of the lists under ``sweep``."""
+    try:
+        found = combinations(entry.get("sweep", {}))
+    except ValueError as error:
+        raise ConfigError(f"runs.{name}.sweep", str(error), fix="write {option: [values]}") from None
+    fixed = {key: value for key, value in entry.items() if key != "sweep"}
+    versions = []
+    for chosen in found:
+        label = ".".join([name, *(f"{_SHORT.get(key, key)}{value}" for key, value in chosen.items())])
+        versions.append((label, fixed | chosen))
+    return versions
+
+
+_SHORT = {"noise_multiplier": "z", "users": "K", "epsilon": "eps"}
+
+
+def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: float) -> Run:
+    options = dict(options)
+    kind = options.pop("baseline", "dppg")
+    if kind not in ("dppg", *BASELINES):
+        raise ConfigError("baseline", f"unknown {kind!r}", fix=f"use one of {', '.join(BASELINES)}")
+    accounting = options.pop("accounting", "certified")
+    if accounting not in ACCOUNTINGS:
+        raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
+    extra: dict[str, float] = {
+        key: _number(key, options.pop(key)) for key in _UCB_VI if kind == "ucb_vi" and key in options
+    }
+    private = {key: options.pop(key) for key in (*_METHOD, "epsilon") if key in options}
+    training = make_training({**study.training, **options})
+    if kind in ("ppo", "a2c") and private:
+        raise ConfigError(sorted(private)[0], f"{kind} is not private", fix="leave it out")
+    if kind == "ucb_vi":
+        private = {"critic": "none", **(private or {"noise_multiplier": 0.0})}
+        accounting = "published" if not private.get("noise_multiplier", 1.0) else accounting
+    method = _method(private, delta, accounting) if kind in ("dppg", "ucb_vi") else None
+    return Run(label, group, kind, method, accounting, training, extra)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(name, f"{value!r} is not a number", fix="write a number")
+    return number
+
+
+def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
+    epsilon = options.pop("epsilon", None)
+    if epsilon is not None and "noise_multiplier" in options:
+        raise ConfigError("epsilon", "is given beside noise_multiplier", fix="give one of the two")
+    method = (
+        method_of(options)
+        if epsilon is None
+        else calibrated_method(options, _number("epsilon", epsilon), delta, accounting)
+    )
+    check_accounting(method, delta, accounting)
+    return method
+
+
+def make_training(options: Mapping[str, Any]) -> Training:
+    """A schedule. Raises: ConfigError naming an unknown option or one out of range."""
+    for option in options:
+        if option not in _TRAINING:
+            raise ConfigError(option, "is no option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")
+    made: Training = make_part(Training, dict(options))
+    return made

@@ -1,0 +1,89 @@
+"""Settings of a hyper-policy that is trained across simulated tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dptune.errors import ConfigError
+from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
+from tasks.settings.strict_yaml import load_assignments
+
+Size = Literal["small", "large"]
+
+
+class Tenants(BaseModel):
+    """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
+    in under a minute; ``LARGE`` is for numbers.
+
+    Attributes:
+        cohort_seed: of the synthetic cohort; public.
+        encounters_per_tenant: on average; a quarter is held out.
+        tenants: K, tenants an update; each is in one.
+        updates: releases. Their number costs no privacy, but tenants.
+        runs: of each tenant, with other actions: the others' mean is a run's baseline.
+        noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
+        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
+        seed: of exploration; public.
+        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        delta: of every epsilon.
+        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
+        interval, warmup: releases between actions, and before the first.
+        radius: where every pair's clip radius starts.
+        public_records: behind the public loss.
+        new_tenants: in the ablation; none was trained on.
+        seeds: of adapters and exploration in the ablation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cohort_seed: Seed = 29
+    encounters_per_tenant: Few = 64
+    tenants: Few = 4
+    updates: Few = 2
+    runs: Annotated[Few, Field(ge=2)] = 2
+    noise_multiplier: Positive = 4.0
+    trust: Positive = 0.5
+    miss: Chance = 0.1
+    seed: Seed = 0
+    epsilon: Epsilon = 8.0
+    delta: Delta = 1e-5
+    sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    steps: Few = 12
+    fine_tuning_rate: LearningRate = 0.01
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 4
+    physical_batch_size: Few = 16
+    max_length: Annotated[Few, Field(ge=3)] = 96
+    interval: Few = 3
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 2
+    radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
+    public_records: Annotated[Few, Field(ge=2)] = 64
+    new_tenants: Few = 1
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of ``rldp``, shared by all that act. So few actions leave SAC few transitions: its batch is 4."""
+        return {
+            "pair_radius": self.radius,
+            "radius_cap": max(1.0, self.radius),
+            "interval": self.interval,
+            "warmup": self.warmup,
+            "batch_size": 4,
+        }
+
+
+LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seeds=(0, 1))
+
+
+def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
+    """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
+    values = (LARGE if size == "large" else Tenants()).model_dump()
+    try:
+        return Tenants.model_validate(values | load_assignments(changes))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(place, f"{first['msg']} (it is {first['input']!r})", fix="correct it") from None
