@@ -32,8 +32,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora

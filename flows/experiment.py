@@ -23,6 +23,7 @@ from prefect.runtime import flow_run
 
 from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
+from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
 from flows.places import free_place
 from flows.runners import THREADS, started
@@ -94,11 +95,11 @@ def fine_tune(group: Group, errand: Errand) -> list[str]:
     os.umask(0o077)  # a worker's process was started by somebody's shell
     for cell in group.cells:
         directory = _folder(cell, errand.home)
-        write_text(directory / "cell.json", cell.model_dump_json(indent=2))
+        write_text(RunFolder(directory).cell, cell.model_dump_json(indent=2))
     is_done = is_finished if errand.parent == tracking.LATER else is_published
     if not all(is_done(_folder(cell, errand.home)) for cell in group.cells):
         with free_place(available_devices(errand.settings), errand.settings.cells_per_device) as device:
-            files = [str(cell.directory / "cell.json") for cell in group.cells]
+            files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
             options = ["--device", device, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
             # Another flow may work on these cells; so may the cell of a killed worker, which dies a moment later.
             options.append("--wait")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
-from dptune.policy.opening import LEDGER
+from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
 from flows.experiment import run_process
 from flows.places import free_place
@@ -25,8 +25,8 @@ from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy.audit import audits
-from tasks.policy.gradient import JOB, RESULT, Job, check_environments, jobs
-from tasks.policy.rlhf import RESULTS, cells
+from tasks.policy.gradient import Job, check_environments, jobs
+from tasks.policy.rlhf import cells
 from tasks.policy.tenants import TENANTS
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
@@ -34,19 +34,19 @@ from tasks.settings.policy import Policy
 from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
 
-_MARKER = "mlflow_run"
 _DEVICE = "cpu"  # networks of a few thousand parameters
 
 
 @task(name="policy run", task_run_name="{job.name}", retries=1)
 def run_one(job: Job, processes: int) -> dict[str, Any]:
     """Train one policy; a finished one is kept, and one that died resumes from its ledger."""
-    if not (job.directory / RESULT).exists():
+    folder = RunFolder(job.directory)
+    if not folder.result.exists():
         private_directory(job.directory)
-        write_text(job.directory / JOB, job.model_dump_json(indent=2))
+        write_text(folder.job, job.model_dump_json(indent=2))
         with free_place([_DEVICE], processes):
-            run_process(job.name, child("tasks.policy.gradient", str(job.directory / JOB)))
-    return read_json(job.directory / RESULT)
+            run_process(job.name, child("tasks.policy.gradient", str(folder.job)))
+    return read_json(folder.result)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
     extra = {"audits": attacks, **other_results(settings)}
     publish_others(settings, extra, parent)
-    write_json(POLICY / "results.json", {"runs": results, **extra})
+    write_json(RunFolder(POLICY).results, {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
     tracking.send(parent, POLICY / "policy.html", timed=False)
     tracking.finish_parent(parent, failed=False, timed=False)
@@ -151,9 +151,9 @@ def other_results(settings: Policy) -> dict[str, Any]:
     """What those parts wrote."""
     found: dict[str, Any] = {}
     if settings.rlhf:
-        found["rlhf"] = [read_json(cell.directory / RESULTS) for cell in cells(settings.rlhf)]
+        found["rlhf"] = [read_json(RunFolder(cell.directory).results) for cell in cells(settings.rlhf)]
     if settings.tenants:
-        found["tenants"] = read_json(TENANTS / RESULTS)
+        found["tenants"] = read_json(RunFolder(TENANTS).results)
     return found
 
 
@@ -198,12 +198,12 @@ def _publish(
     """A run in MLflow, once: its curve, what it came to, and its ledger."""
     if parent == tracking.LATER or (directory / PUBLISHED).exists():
         return
-    child = tracking.ChildRun(parent, name, directory / _MARKER, params, tags, timed=False, kept=False)
+    child = tracking.ChildRun(parent, name, RunFolder(directory).mlflow_run, params, tags, timed=False, kept=False)
     for step, metrics in curve.items():
         child.log(step, metrics)
     child.log(max(curve, default=0), ends)
-    if (directory / LEDGER).exists():
-        child.artifact(directory / LEDGER)
+    if (ledger := RunFolder(directory).ledger).exists():
+        child.artifact(ledger)
     if child.end():
         write_text(directory / PUBLISHED, child.run_id)
 

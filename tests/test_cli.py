@@ -16,8 +16,9 @@ from dptune.cli import app
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 
 ACCOUNT = ["account", "static", "--sample-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
 CALIBRATE = ["calibrate", "static", "--epsilon", "2", "--delta", "1e-5"]

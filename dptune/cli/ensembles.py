@@ -33,7 +33,8 @@ def generate(
 ) -> None:
     """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
     from dptune.prediction.deployment import check_prompt, deploy
-    from dptune.privacy.ledger import BudgetError, LedgerError
+    from dptune.privacy.budget_gate import BudgetError
+    from dptune.privacy.ledger_file import LedgerError
 
     check_prompt(prompt)
     where = _device(device)

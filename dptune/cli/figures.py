@@ -16,17 +16,12 @@ if TYPE_CHECKING:
     from dptune.mechanisms.planning import Schedule
     from dptune.prediction.protocols import Protocol
     from dptune.privacy.accountants import Epsilons
-    from dptune.privacy.ledger import LedgerContents
+    from dptune.privacy.ledger_file import LedgerContents
 
 
 def of_prices(prices: Epsilons) -> dict[str, Any]:
     """The three epsilons, and why the certified one is infinite where it is."""
-    return {
-        "epsilon_published": prices.published,
-        "epsilon_noise_only": prices.noise_only,
-        "epsilon_certified": prices.certified,
-        "leaks": list(prices.leaks),
-    }
+    return {**prices.to_dict(), "leaks": list(prices.leaks)}
 
 
 def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def verify(
 ) -> None:
     """Recompute every epsilon of a run from its ledger alone; refuse a ledger that was torn or edited."""
     from dptune.cli.figures import of_ledger
-    from dptune.privacy.ledger import read_ledger
+    from dptune.privacy.ledger_file import read_ledger
 
     contents = read_ledger(ledger)
     show(of_ledger(contents), as_json)

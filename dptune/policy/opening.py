@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from dptune.errors import ConfigError
 from dptune.files import replacing
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger, check_same_run
+from dptune.privacy.ledger_file import is_complete, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.set_aside import fresh_start
-
-LEDGER = "ledger.jsonl"
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 
 
 def open_ledger(
@@ -28,33 +28,19 @@ def open_ledger(
     planned: Composition,
     schedule: Mapping[str, Any],
     entropy: Entropy,
-    state: Sequence[str],
 ) -> Ledger:
     """The ledger of the run in ``directory``.
 
     Args:
         schedule: whatever decides who is met in which update, plain JSON types. Public; the ledger keeps its digest.
         entropy: of the run's noise, whose leaks the header must declare.
-        state: names of the files that hold what was released so far; without a ledger beside them none may be there.
 
     Raises: ConfigError, BudgetError; LedgerError for a ledger of another run or schedule, whose users are numbered
         otherwise, so that some would be met twice, and for released state whose ledger is gone.
     """
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
-    path, header = directory / LEDGER, _with_schedule(header, schedule)
-    if not path.exists():
-        if left := [name for name in state if (directory / name).exists()]:
-            lost = f"{directory / left[0]}: has no ledger beside it"
-            raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
-        return Ledger.create(path, header, planned)
-    ledger = Ledger.resume(path, planned)
-    try:
-        _check_same(path, header, ledger.header)
-    except LedgerError:
-        ledger.close()
-        raise
-    return ledger
+    return Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned)
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -> None:
@@ -68,16 +54,11 @@ def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -
 
 def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:
     """Whether the run in ``directory`` has ended. Raises: LedgerError if it is another one."""
-    path = directory / LEDGER
-    if not path.exists():
-        return False
-    try:
-        contents = read_ledger(path)
-    except LedgerError:
-        return False  # resuming mends a torn last line, and refuses anything worse with its reason
-    if contents.complete:
-        _check_same(path, _with_schedule(header, schedule), contents.header)
-    return contents.complete
+    path = RunFolder(directory).ledger
+    finished = is_complete(path)
+    if finished:
+        check_same_run(path, _with_schedule(header, schedule), read_ledger(path).header)
+    return finished
 
 
 def digest_of(units: Sequence[int]) -> str:
@@ -87,9 +68,3 @@ def digest_of(units: Sequence[int]) -> str:
 
 def _with_schedule(header: RunHeader, schedule: Mapping[str, Any]) -> RunHeader:
     return replace(header, schedule=hashlib.sha256(json.dumps(schedule, sort_keys=True).encode()).hexdigest())
-
-
-def _check_same(path: Path, header: RunHeader, found: RunHeader) -> None:
-    if replace(header, run_id=found.run_id) != found:
-        fix = f"take the old one back; or {fresh_start(path.parent)}"
-        raise LedgerError(f"{path}: was started with another schedule. Fix: {fix}.")

@@ -35,13 +35,14 @@ from dptune.policy.opening import digest_of, is_finished, open_ledger, save_stat
 from dptune.policy.rollout import Met
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.progress import progress
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.stacked import StackedAdapters
 
-STATE, PROGRESS = "state.safetensors", "progress.json"
 USERS, PUBLIC, EVALUATION = 1, 2, 3  # streams of one public seed
 
 
@@ -477,8 +478,9 @@ def train(
     schedule = {**asdict(method), **asdict(bandit), "order": digest_of(users.ids)}
     if is_finished(directory, header, schedule):
         return _load(directory)
-    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy, (STATE,)) as ledger:
-        state, points = _load(directory) if (directory / PROGRESS).exists() else (State(learner.policy.start), [])
+    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
+        begun = RunFolder(directory).progress.exists()
+        state, points = _load(directory) if begun else (State(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         # Charged updates that were lost with their process are not made again: their users have been met.
         done = ledger.releases
@@ -509,12 +511,12 @@ def step(
 def _save(directory: Path, state: State, points: list[Figures], releases: int) -> None:
     """State first: a process that dies between the two leaves older points, never a newer claim."""
     tensors = {"adapter": state.adapter} | {str(number): mean for number, mean in state.means.items()}
-    save_state(directory / STATE, tensors, releases)
-    write_json(directory / PROGRESS, [vars(point) for point in points])
+    save_state(RunFolder(directory).state, tensors, releases)
+    write_json(RunFolder(directory).progress, [vars(point) for point in points])
 
 
 def _load(directory: Path) -> tuple[State, list[Figures]]:
-    tensors = load_file(directory / STATE)
+    tensors = load_file(RunFolder(directory).state)
     adapter = tensors.pop("adapter")
-    points = [Figures(**values) for values in json.loads((directory / PROGRESS).read_text(encoding="utf-8"))]
+    points = [Figures(**values) for values in json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))]
     return State(adapter, {int(number): mean for number, mean in tensors.items()}), points

@@ -37,14 +37,15 @@ from dptune.policy.rollout import Met
 from dptune.policy.tenant_runs import Ready, Setting, Tenant, fine_tune, ready_for
 from dptune.policy.trust_region import Update, l2_radius
 from dptune.privacy.entropy import Entropy, FixedSeed
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.run import StepReport
 from dptune.training.spec import Plan
 
-STATE, CONTROLLER = "state.safetensors", "controller"
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
 _REHEARSAL = -1  # number of a tenant that is public
@@ -126,19 +127,19 @@ def meta_train(
     """
     radius = _checked_radius(tenants, method, training)
     with _open(setting, tenants, method, training, directory, entropy) as ledger:
-        parameters, updates = _load(directory), training.updates
+        parameters, updates, state = _load(directory), training.updates, RunFolder(directory).state
         if ledger.releases < updates:
             _rehearse(setting, parameters, method, training)
-        save_state(directory / STATE, {"parameters": parameters}, ledger.releases)  # before anything is charged
+        save_state(state, {"parameters": parameters}, ledger.releases)  # before anything is charged
         # Charged updates that were lost with their process are not made again: their tenants have been met.
         for number in range(ledger.releases, updates):
             group = tenants[number * training.tenants : (number + 1) * training.tenants]
             parameters = _updated(setting, group, parameters, radius, method, training, ledger, entropy, on_tenant)
-            save_state(directory / STATE, {"parameters": parameters}, ledger.releases)
+            save_state(state, {"parameters": parameters}, ledger.releases)
         leaks = ledger.header.price(ledger.composition).leaks
         label = f"{updates} updates of {training.tenants} tenants"
         policy = _as_policy(parameters, label, ledger.header.run_id, ledger.composition, leaks)
-        policy.write(directory / CONTROLLER)
+        policy.write(RunFolder(directory).controller)
         ledger.finish()
     return policy
 
@@ -175,11 +176,11 @@ def _open(
     )
     order = digest_of([tenant.number for tenant in tenants])
     schedule = {"method": asdict(method), "training": asdict(training), "order": order}
-    return open_ledger(directory, header, method.planned(training.updates), schedule, entropy, (STATE,))
+    return open_ledger(directory, header, method.planned(training.updates), schedule, entropy)
 
 
 def _load(directory: Path) -> torch.Tensor:
-    file = directory / STATE
+    file = RunFolder(directory).state
     return load_file(file)["parameters"] if file.exists() else initial_parameters()
 
 

@@ -33,9 +33,10 @@ from dptune.policy.rollout import Met, Trajectories, Users, advantages
 from dptune.policy.schedule import Training
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 
-STATE, PROGRESS = "state.safetensors", "progress.json"
 _USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
 _SECONDS_BETWEEN_SAVES = 10.0
 
@@ -179,8 +180,8 @@ def train(
     if is_finished(directory, header, schedule):
         return _load(directory)
     learner = Learner(Interface.of(environment), method, training)
-    with open_ledger(directory, header, method.planned(training.updates), schedule, entropy, (STATE,)) as ledger:
-        state, points = _load(directory) if (directory / PROGRESS).exists() else (learner.start(), [])
+    with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
+        state, points = _load(directory) if RunFolder(directory).progress.exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
         # Charged updates that were lost with their process are not made again: their users have been met.
         _save(directory, state, points, ledger.releases)  # before anything is charged
@@ -242,12 +243,12 @@ def evaluate(environment: Environment, learner: Learner, state: State, updates: 
 def _save(directory: Path, state: State, points: list[Point], releases: int) -> None:
     """State first: a process that dies between the two leaves older points, never a newer claim."""
     tensors = {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
-    save_state(directory / STATE, tensors, releases)
-    write_json(directory / PROGRESS, [vars(point) for point in points])
+    save_state(RunFolder(directory).state, tensors, releases)
+    write_json(RunFolder(directory).progress, [vars(point) for point in points])
 
 
 def _load(directory: Path) -> tuple[State, list[Point]]:
-    tensors = load_file(directory / STATE)
+    tensors = load_file(RunFolder(directory).state)
     last = {key.removeprefix("last."): value for key, value in tensors.items() if key.startswith("last.")}
-    points = [Point(**values) for values in json.loads((directory / PROGRESS).read_text(encoding="utf-8"))]
+    points = [Point(**values) for values in json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))]
     return State(tensors["policy"], tensors["critic"], last), points

@@ -17,12 +17,21 @@ from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerContents, LedgerError, RunHeader, chain_after, read_ledger
-from dptune.privacy.release import Composition
+from dptune.privacy.ledger import Ledger, check_same_run
+from dptune.privacy.ledger_file import (
+    LedgerContents,
+    LedgerError,
+    chain_after,
+    discard_unborn,
+    is_complete,
+    read_ledger,
+)
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 
-LEDGER, _SERVED, _LOCK = "ledger.jsonl", "served.json", "opening.lock"
+_LOCK = "opening.lock"
 #: Characters of a prompt: many times what a model sees, and tokenised in milliseconds.
 MOST_CHARACTERS = 16_384
 #: All of them are in the manifest of an ensemble that answers: no default may stand in for what somebody consented to.
@@ -110,14 +119,14 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
     tokenizer = load_tokenizer(base)
     ledger = open_ledger(ensemble, manifest, protocol, entropy)
 
+    note = RunFolder(ensemble).served
+
     def remember(charged: Ledger) -> None:
         try:
-            _note(ensemble / _SERVED, charged, charged.chain)
+            _note(note, charged, charged.chain)
         except OSError as error:
             problem = f"cannot be written ({error.strerror}); the token is charged, and not given"
-            raise LedgerError(
-                f"{ensemble / _SERVED}: {problem}. Fix: free space, or make its folder writable."
-            ) from error
+            raise LedgerError(f"{note}: {problem}. Fix: free space, or make its folder writable.") from error
 
     earlier = tuple(spent for folder in earlier_runs(ensemble) if (spent := spending_of(folder)))
     predictor = PrivatePredictor(model, adapters, protocol, ledger, entropy, remember)
@@ -144,7 +153,8 @@ def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
 
 def answered(ensemble: Path) -> bool:
     """Whether the ensemble was ever opened for answers, so that its protocol is fixed for good."""
-    return (ensemble / _SERVED).exists() or (ensemble / LEDGER).exists()
+    folder = RunFolder(ensemble)
+    return folder.served.exists() or folder.ledger.exists()
 
 
 def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
@@ -188,14 +198,15 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
 
 
 def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixture) -> Ledger | None:
-    path, note, planned = ensemble / LEDGER, ensemble / _SERVED, planned_answers(protocol)
+    """As ``open_ledger``; the note must be written before a new ledger, so this is not ``Ledger.open``."""
+    path, note, planned = RunFolder(ensemble).ledger, RunFolder(ensemble).served, planned_answers(protocol)
     ledger: Ledger | None
     known = _read_note(note)
     if known is None and path.exists():
         problem = "is gone, and the ledger alone cannot show that it is the newest"
         raise LedgerError(f"{note}: {problem}. Fix: restore it with the ledger; or {fresh_start(ensemble)}.")
     if known and known.releases == 0 and path.exists():
-        Ledger.discard_unborn(path)
+        discard_unborn(path)
     if not path.exists():
         if known and known.releases:
             gone = f"{path}: is gone, but this ensemble has answered"
@@ -203,10 +214,10 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
         _write_note(note, _Note(header.run_id, 0, None))
         known, ledger = None, Ledger.create(path, header, planned)
     else:
-        ledger = _resumed(path, planned)
+        ledger = None if is_complete(path) else Ledger.resume(path, planned)
     try:
         if known is not None:
-            _check_same(path, ledger, protocol, header, known)
+            _check_known(path, ledger or read_ledger(path), protocol, header, known)
         _note(note, contents := ledger or read_ledger(path), chain_after(path, contents.releases))
     except BaseException:
         if ledger:
@@ -215,25 +226,14 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
     return ledger
 
 
-def _resumed(path: Path, planned: Composition) -> Ledger | None:
-    try:
-        return Ledger.resume(path, planned)
-    except LedgerError:
-        if read_ledger(path).complete:
-            return None
-        raise
-
-
-def _check_same(path: Path, ledger: Ledger | None, protocol: FixedMixture, wanted: RunHeader, known: _Note) -> None:
+def _check_known(
+    path: Path, contents: Ledger | LedgerContents, protocol: FixedMixture, wanted: RunHeader, known: _Note
+) -> None:
     """The ledger is this ensemble's own, of this protocol, and no older than its note."""
-    contents = read_ledger(path) if ledger is None else ledger
-    ours, theirs = ({**header.to_dict(), "run_id": ""} for header in (wanted, contents.header))
-    changed = [key for key in ours if ours[key] != theirs[key]]
+    check_same_run(path, wanted, contents.header)
     if set(contents.composition) - {protocol.release}:
-        changed.append("protocol")
-    if changed:
-        problem = f"was started with other settings ({', '.join(changed)})"
-        raise LedgerError(f"{path}: {problem}. Fix: give the settings it was started with.")
+        problem = "was started with other settings (protocol)"
+        raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
     if known.run_id != contents.header.run_id:
         raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
     cut = contents.releases < known.releases

@@ -20,8 +20,9 @@ from dptune.prediction.mixture import drawn_token, truncated
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers
 from dptune.privacy.accountants import smallest_epsilon
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy, uniform
-from dptune.privacy.ledger import BudgetError, Ledger
+from dptune.privacy.ledger import Ledger
 from dptune.training.causal import most_positions
 from dptune.training.stacked import PUBLIC, StackedAdapters
 

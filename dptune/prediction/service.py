@@ -26,7 +26,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from dptune.errors import ConfigError
 from dptune.prediction.deployment import MOST_CHARACTERS, Deployment
-from dptune.privacy.ledger import BudgetError, LedgerError
+from dptune.privacy.budget_gate import BudgetError
+from dptune.privacy.ledger_file import LedgerError
 
 #: Names under which a service on this machine is reached from it.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")

@@ -69,6 +69,14 @@ class Epsilons:
     certified: float
     leaks: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, float]:
+        """The three epsilons under the names that every file uses."""
+        return {
+            "epsilon_published": self.published,
+            "epsilon_noise_only": self.noise_only,
+            "epsilon_certified": self.certified,
+        }
+
 
 def epsilons(
     composition: Composition,

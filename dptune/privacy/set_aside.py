@@ -20,22 +20,11 @@ from tempfile import TemporaryDirectory
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked
-from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
 
-LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.safetensors"
-#: Written before the first charge too; their headers say how many releases they rely on.
-_STATES = (CHECKPOINT, "state.safetensors")
-SERVED = "served.json"
-#: Files that say, as ``releases``, how many releases they rely on.
-_WITNESSES = (SERVED, "result.json")
 _SUFFIX = ".set-aside-"
-#: Files that show that a run released something, where its ledger is gone or says nothing of it.
-RELEASED = (
-    CHECKPOINT, "state.safetensors", "adapter", "controller", "history.jsonl", "knobs.jsonl", "served.json",
-    "result.json", "results.json",
-)  # fmt: skip
 _MOST_HEADER = 100_000_000  # bytes; safetensors' own limit
-_RUN = (LEDGER, "cell.json", "job.json", *RELEASED)
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Spending:
 
 def spending_of(folder: Path) -> Spending | None:
     """What the run in ``folder`` has spent, from its ledger alone; None if nothing was charged."""
-    path, released = folder / LEDGER, _has_released(folder)
+    path, released = RunFolder(folder).ledger, _has_released(folder)
     if not path.exists():
         return _unknown(folder, "its ledger is missing") if released else None
     if not path.is_file():
@@ -95,7 +84,8 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     of its files cannot be used.
     """
     folder = Path(folder)
-    if not folder.is_dir() or not any((folder / name).exists() for name in _RUN):
+    run = RunFolder(folder)
+    if not any(file.exists() for file in (run.ledger, run.cell, run.job, *run.released)):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
@@ -130,18 +120,17 @@ def earlier_runs(folder: Path) -> list[Path]:
 
 def _has_released(folder: Path) -> bool:
     """Whether a file shows that noise was drawn. The state from before the first charge shows none."""
-    return any(
-        (folder / name).exists() and (name not in _STATES or _checkpointed_releases(folder / name) != 0)
-        for name in RELEASED
-    )
+    run = RunFolder(folder)
+    return any(file.exists() and (file not in run.states or _checkpointed_releases(file) != 0) for file in run.released)
 
 
 def _witnessed_releases(folder: Path) -> int:
     """How many releases the files beside the ledger rely on, at least; a damaged one tells nothing."""
-    known = [_checkpointed_releases(folder / name) or 0 for name in _STATES]
-    for name in _WITNESSES:
+    run = RunFolder(folder)
+    known = [_checkpointed_releases(file) or 0 for file in run.states]
+    for file in (run.served, run.result):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            known.append(int(json.loads((folder / name).read_text(encoding="utf-8"))["releases"]))
+            known.append(int(json.loads(file.read_text(encoding="utf-8"))["releases"]))
     return max(known)
 
 
@@ -177,14 +166,15 @@ def _acknowledged(path: Path) -> LedgerContents:
 @contextmanager
 def _unused(folder: Path) -> Iterator[None]:
     """Hold the locks of the folder and of its ledger. Raises: DptuneError if a process has one of them."""
-    with locked(folder / "lock"):
-        if not (folder / LEDGER).exists():
+    run = RunFolder(folder)
+    with locked(run.lock):
+        if not run.ledger.exists():
             yield
             return
-        with (folder / LEDGER).open("rb") as ledger:
+        with run.ledger.open("rb") as ledger:
             try:
                 fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                problem = f"{folder / LEDGER}: another process is charging it. Fix: wait for that process or stop it."
+                problem = f"{run.ledger}: another process is charging it. Fix: wait for that process or stop it."
                 raise LedgerError(problem) from None
             yield

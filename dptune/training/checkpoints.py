@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from dptune.errors import DivergedError, DptuneError
 from dptune.files import replacing
-from dptune.privacy.ledger import Ledger, chain_after
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import chain_after
 from dptune.privacy.set_aside import fresh_start
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, beside the number of its steps

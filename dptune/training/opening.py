@@ -14,8 +14,10 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, composition_of
-from dptune.privacy.set_aside import RELEASED, fresh_start
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import composition_of
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
@@ -171,20 +173,9 @@ def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
 
 def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> tuple[Ledger, Progress]:
     """Start the run, or take it up where its ledger and checkpoint left it."""
-    path, checkpoint = directory / "ledger.jsonl", directory / "checkpoint.safetensors"
-    header, mechanism = spec.header, spec.mechanism
-    releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, header.delta))
-    left = [name for name in RELEASED if (directory / name).exists()]
-    if path.exists() and not left:
-        Ledger.discard_unborn(path)
-    if not path.exists():
-        if left:
-            lost = f"{directory / left[0]}: has no ledger beside it"
-            raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(directory)}.")
-        ledger = Ledger.create(path, header, releases)
-        return ledger, Progress(ledger.header.run_id, 0, 0, ledger.chain, {})
-    ledger = Ledger.resume(path, releases)
-    _check_same_run(ledger, header)
+    folder, mechanism = RunFolder(directory), spec.mechanism
+    releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
+    ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases), folder.checkpoint
     if not checkpoint.exists():
         return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
@@ -205,14 +196,3 @@ def _restore(mechanism: Mechanism, progress: Progress, checkpoint: Path) -> None
         why = f"its controller's state does not fit {mechanism.name} ({type(error).__name__}: {error})"
         fix = f"restore it; or {fresh_start(checkpoint.parent)}"
         raise CheckpointError(f"{checkpoint}: is damaged: {why}. Fix: {fix}.") from None
-
-
-def _check_same_run(ledger: Ledger, header: RunHeader) -> None:
-    ours, theirs = header.to_dict() | {"run_id": ""}, ledger.header.to_dict() | {"run_id": ""}
-    changed = [key for key in ours if ours[key] != theirs.get(key)]
-    if changed:
-        ledger.close()
-        raise LedgerError(
-            f"{ledger.path}: was started with other settings ({', '.join(changed)}). "
-            f"Fix: take them back; or {fresh_start(ledger.path.parent)}."
-        )

@@ -28,10 +28,12 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.control import total_norms
 from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released
 from dptune.mechanisms.mechanism import Mechanism, clipped_sums
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.filters import renyi_cost
-from dptune.privacy.ledger import BudgetError, Ledger
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.data import PrivacyUnits, parted
@@ -171,7 +173,7 @@ class Run(RankRun):
         """
         controller = self.spec.mechanism.controller.state_dict()
         progress = Progress(self.ledger.header.run_id, self.step, self.ledger.releases, self.ledger.chain, controller)
-        save_checkpoint(self.directory / "checkpoint.safetensors", self.spec.model, self.optimizer, progress)
+        save_checkpoint(RunFolder(self.directory).checkpoint, self.spec.model, self.optimizer, progress)
 
 
 def contribute(rank: RankRun, order: Order, gradients: Iterable[Gradients]) -> None:

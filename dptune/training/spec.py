@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import RunHeader
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 
 

@@ -37,12 +37,12 @@ from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
+from dptune.privacy.run_folder import RunFolder
 from dptune.training.per_sample import lora_pairs
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.finetune import crafted_file, read_crafted
 from tasks.experiment.prepare import corpus_of, plan_of, units_of
-from tasks.experiment.results import named
 from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.settings.params import Audit
@@ -72,7 +72,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
         "confidence": settings.confidence,
         "alarm_confidence": target.alarm_confidence,
         "delta": target.cell.delta,
-        **jsonable(named(target.contents.epsilons)),
+        **jsonable(target.contents.epsilons.to_dict()),
     }
     audit |= _canary_attacks(target, device)
     if target.cell.telemetry == "research" and settings.records:
@@ -124,7 +124,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
     """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
     content = [settings.model_dump_json(), code_digest("audit.attacks")]
     content += map(str, score_plugins())
-    read = (directory / "ledger.jsonl", crafted_file(directory), SECRETS, TRAIN, EVAL)
+    read = (RunFolder(directory).ledger, crafted_file(directory), SECRETS, TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 
@@ -358,7 +358,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
     )
     # What a hyper-policy leaked is named in the ledger, and is no part of this step.
     attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
-    check_audited(attacked, charged, directory / "ledger.jsonl")
+    check_audited(attacked, charged, RunFolder(directory).ledger)
     # Certified is what the ledger says, whatever was attacked; the attacker's sample is in the batch for certain.
     certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
     verdict = judged(found, certified, settings.false_alarms, checks)
@@ -367,7 +367,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
         "trials": found.trials,
         "mu_audited": found.mu_audited,
         "epsilon_audited": found.epsilon_audited,
-        **named(price(mechanism, Schedule(1.0, 1, target.cell.delta))),
+        **price(mechanism, Schedule(1.0, 1, target.cell.delta)).to_dict(),
         **verdict.to_dict(),
     }
     return figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})

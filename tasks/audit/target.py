@@ -16,7 +16,8 @@ from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
 from dptune.corpus.records import read_about
 from dptune.errors import DataError
 from dptune.files import sha256
-from dptune.privacy.ledger import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import BaseModel, load_base, load_tokenizer
 from tasks.experiment.cells import Cell, digests, plugin_digest
@@ -62,19 +63,20 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
     Raises: DataError if anything is missing, unfinished, damaged, or does not belong together.
     """
     again = "run the experiment stage again"
+    folder = RunFolder(directory)
     try:
-        cell = Cell.model_validate_json((directory / "cell.json").read_text(encoding="utf-8"))
+        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise DataError("is missing or no cell", fix=again, file=directory / "cell.json") from None
+        raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     try:
-        adapted = PeftModel.from_pretrained(load_base(base, device), str(directory / "adapter")).eval()
+        adapted = PeftModel.from_pretrained(load_base(base, device), str(folder.adapter)).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         fix = f"restore it; or {fresh_start(directory)}"
-        raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=directory / "adapter") from None
+        raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=folder.adapter) from None
     _check_adapter(adapted, directory)
     return Target(
         cell=cell,
@@ -91,19 +93,19 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
 
 def _check_adapter(adapted: Any, directory: Path) -> None:
     """The file must fill this very model (PEFT only warns), and be what the run wrote."""
-    file, fix = directory / "adapter" / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
+    file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     with safe_open(file, framework="pt") as stored:
         names = set(stored.keys())
     if names != set(get_peft_model_state_dict(adapted)):
         raise DataError("its weights are those of another model", fix=fix, file=file)
-    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    result = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))
     if adapter_digest(directory) != result.get("adapter_sha256"):
         raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
 
 
 def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
     """The ledger is what an audit checks: without it there is nothing to compare with."""
-    path = directory / "ledger.jsonl"
+    path = RunFolder(directory).ledger
     if not path.exists():
         lost = "is missing: an adapter without its ledger has no epsilon to check"
         raise DataError(lost, fix=f"restore it; or {fresh_start(directory)}", file=path)

@@ -21,7 +21,7 @@ from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
-from dptune.privacy.ledger import LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.params import Lora, Model, Settings, Training, options_on
@@ -79,11 +79,8 @@ def federation(cell: Cell) -> Federation | None:
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether a run's folder holds a whole run: its ledger has its last line, which is written after all else."""
-    try:
-        return (directory / "result.json").exists() and read_ledger(directory / "ledger.jsonl").complete
-    except LedgerError:
-        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+    """Whether a run's folder holds a whole run."""
+    return RunFolder(directory).is_finished
 
 
 def is_published(directory: Path) -> bool:

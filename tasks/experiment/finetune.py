@@ -28,7 +28,9 @@ from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerContents
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.progress import Meter
 from dptune.training.data import Tokens
@@ -42,7 +44,7 @@ from dptune.training.together import train_together
 from tasks.drawing import draw_curves
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
-from tasks.experiment.results import History, child_run, named, publish, result_of
+from tasks.experiment.results import History, child_run, publish, result_of
 from tasks.paths import CRAFTED
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
@@ -64,7 +66,7 @@ def run_cell(
     finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
     """
     run_cells([cell], device, parent, flow_run, entropy, ranks)
-    return dict(json.loads((cell.directory / "result.json").read_text(encoding="utf-8")))
+    return dict(json.loads(RunFolder(cell.directory).result.read_text(encoding="utf-8")))
 
 
 def run_cells(
@@ -88,7 +90,7 @@ def run_cells(
     with ExitStack() as locks:
         # In one order everywhere, or two processes with the same cells could wait for each other for ever.
         for cell in sorted(cells, key=lambda cell: cell.directory):
-            locks.enter_context(locked(private_directory(cell.directory) / "lock", wait=wait))
+            locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
         errors: dict[Path, Exception] = {}
         if ranks.told(bool(waiting)):
@@ -98,7 +100,7 @@ def run_cells(
             if cell.directory not in errors:
                 try:
                     publish(cell.directory, parent)
-                    (cell.directory / "checkpoint.safetensors").unlink(missing_ok=True)
+                    RunFolder(cell.directory).checkpoint.unlink(missing_ok=True)
                 except Exception as error:  # the other cells' ends must not wait for it
                     errors[cell.directory] = _failed(cell.label, error)
     if errors:
@@ -273,7 +275,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     result["together"] = together
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
-    write_json(directory / "result.json", result)
+    write_json(RunFolder(directory).result, result)
     if one.child:
         one.child.flush()
     ledger.finish()
@@ -294,7 +296,7 @@ def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
     if cell.crafted == 0:
         return None
     # Without a ledger the run is new, and what lies there was seen by one that was set aside.
-    known = read_crafted(directory) if (directory / "ledger.jsonl").exists() else None
+    known = read_crafted(directory) if RunFolder(directory).ledger.exists() else None
     one = known or CraftedCanaries.toss(cell.crafted)
     return _KeptCanaries(one.included, one.scores, one.moves, directory)
 
@@ -363,7 +365,7 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
         if history.add_knobs(report.releases, report.knobs) or looks:
             metrics |= report.knobs
         if looks:
-            point = _evaluate(one.prepared, final=False) | named(spec.header.price(report.composition))
+            point = _evaluate(one.prepared, final=False) | spec.header.price(report.composition).to_dict()
             metrics |= point
             _write_crafted(one.canaries, cell.directory)
             history.add_point({"step": report.step, "releases": report.releases, **point})
@@ -391,7 +393,7 @@ def _first(tokens: Tokens, most: int | None) -> Tokens:
 
 
 def _save_adapter(model: Any, directory: Path) -> None:
-    partial, final = directory / ".adapter.partial", directory / "adapter"
+    partial, final = directory / ".adapter.partial", RunFolder(directory).adapter
     shutil.rmtree(partial, ignore_errors=True)
     try:
         save_adapter(model, partial)
@@ -404,7 +406,7 @@ def _save_adapter(model: Any, directory: Path) -> None:
 
 def adapter_digest(directory: Path) -> str:
     """Ties a result, and thus its ledger, to the weights beside it."""
-    return sha256(directory / "adapter" / "adapter_model.safetensors")
+    return sha256(RunFolder(directory).adapter / "adapter_model.safetensors")
 
 
 def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
@@ -416,7 +418,7 @@ def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Pa
             prepared.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
         )
         if policy is not None:
-            policy.write(directory / "controller")
+            policy.write(RunFolder(directory).controller)
 
 
 def main(

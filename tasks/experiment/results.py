@@ -8,8 +8,8 @@ from typing import Any
 
 from dptune.files import jsonable, naming, sha256, write_text
 from dptune.mechanisms.rl import LearnedControl
-from dptune.privacy.accountants import Epsilons
-from dptune.privacy.ledger import LedgerContents, read_ledger
+from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.experiment.cells import PUBLISHED
 from tasks.experiment.prepare import PreparedCell
@@ -61,7 +61,7 @@ class History:
     """Two files that grow with the run: points of the learning curves, and where the knobs were."""
 
     def __init__(self, directory: Path, steps: int) -> None:
-        self._points, self._knobs = directory / "history.jsonl", directory / "knobs.jsonl"
+        self._points, self._knobs = RunFolder(directory).history, RunFolder(directory).knobs
         self._every = max(1, steps // _MOST_KNOBS)
         self._last: dict[str, float] = {}
 
@@ -102,15 +102,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def named(prices: Epsilons) -> dict[str, float]:
-    """The three epsilons under the names that every file uses."""
-    return {
-        "epsilon_published": prices.published,
-        "epsilon_noise_only": prices.noise_only,
-        "epsilon_certified": prices.certified,
-    }
-
-
 def result_of(
     prepared: PreparedCell,
     contents: LedgerContents,
@@ -147,7 +138,7 @@ def result_of(
         "sample_rate": spec.plan.sample_rate,
         "releases": contents.releases,
         "planned_releases": spec.plan.steps,
-        **jsonable(named(prices)),
+        **jsonable(prices.to_dict()),
         "leaks": list(prices.leaks),
         "before": jsonable(before),
         "after": jsonable(after),
@@ -191,7 +182,7 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Chil
         "dvc_hash": dvc_hash(TRAIN.parent),
         **flow_tag(cell.telemetry, flow_run),
     }
-    return ChildRun(parent, cell.label, cell.directory / "mlflow_run", params, tags, timed=timed(cell.telemetry))
+    return ChildRun(parent, cell.label, RunFolder(cell.directory).mlflow_run, params, tags, timed=timed(cell.telemetry))
 
 
 def publish(directory: Path, parent: str | None) -> None:
@@ -202,28 +193,29 @@ def publish(directory: Path, parent: str | None) -> None:
     marker = directory / PUBLISHED
     if parent in (None, LATER) or marker.exists():
         return
-    contents, result = read_ledger(directory / "ledger.jsonl"), json.loads((directory / "result.json").read_text())
+    folder = RunFolder(directory)
+    contents, result = read_ledger(folder.ledger), json.loads(folder.result.read_text())
     when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
-    child = ChildRun(str(parent), result["label"], directory / "mlflow_run", {}, {}, **when)
-    final = {f"final_{key}": value for key, value in named(contents.epsilons).items()}
+    child = ChildRun(str(parent), result["label"], folder.mlflow_run, {}, {}, **when)
+    final = {f"final_{key}": value for key, value in contents.epsilons.to_dict().items()}
     child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
     child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
-    for name in ("ledger.jsonl", "adapter", "result.json", "curves.png"):
-        child.artifact(directory / name)
+    for made in (folder.ledger, folder.adapter, folder.result, directory / "curves.png"):
+        child.artifact(made)
     # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
-    if (directory / "controller").exists() and not result["leaks"]:
-        child.artifact(directory / "controller")
+    if folder.controller.exists() and not result["leaks"]:
+        child.artifact(folder.controller)
     if child.end():
         write_text(marker, child.run_id)
 
 
 def publish_audit(directory: Path, audit: Path) -> None:
     """Send a cell's audit to its run in MLflow, if it has one and MLflow does not have this audit yet."""
-    run, marker, digest = directory / "mlflow_run", audit.with_name(PUBLISHED), sha256(audit)
+    run, marker, digest = RunFolder(directory).mlflow_run, audit.with_name(PUBLISHED), sha256(audit)
     if not run.exists() or (marker.exists() and marker.read_text() == digest):
         return
     metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-    telemetry = json.loads((directory / "result.json").read_text(encoding="utf-8"))["telemetry"]
+    telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
     if add_to_run(run.read_text().strip(), metrics, audit, timed=timed(telemetry)):
         write_text(marker, digest)
 

@@ -13,7 +13,6 @@ from dptune.errors import DptuneError
 from dptune.files import write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
-from tasks.experiment.results import named
 from tasks.identity import code_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import Policy
@@ -62,7 +61,7 @@ def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
     )
     certified = certificate(method.planned(updates), settings.delta)
     verdict = judged(found, certified, FALSE_ALARMS, checks=CHECKS * len(ATTACKED))
-    row = {**asdict(method), **found.to_dict(), **verdict.to_dict(), **named(method.price(settings.delta))}
+    row = {**asdict(method), **found.to_dict(), **verdict.to_dict(), **method.price(settings.delta).to_dict()}
     return {key: str(value) if value == math.inf else value for key, value in row.items()} | {
         "accusation": verdict.accusation
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -19,17 +20,18 @@ from pydantic import BaseModel, ConfigDict
 from dptune.errors import ConfigError
 from dptune.files import jsonable, private_directory, write_json
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.opening import LEDGER
 from dptune.policy.schedule import Training
-from dptune.privacy.ledger import Ledger, RunHeader, read_ledger
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.progress import Meter
-from tasks.experiment.results import named
 from tasks.identity import code_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import Policy, Run, expanded
 from tasks.stage import run_command
 
-JOB, RESULT = "job.json", "result.json"
 _log = logging.getLogger("dptune.policy")
 
 
@@ -124,16 +126,16 @@ def run_job(job: Job) -> dict[str, Any]:
         "leaks": [],
         **_prices(job, directory),
     }
-    write_json(directory / RESULT, result)
+    write_json(RunFolder(directory).result, result)
     return result
 
 
 def _prices(job: Job, directory: Path) -> dict[str, Any]:
     """From the ledger alone; a baseline that is not private has none."""
     if job.method is None:
-        return dict.fromkeys(("epsilon_published", "epsilon_noise_only", "epsilon_certified"), "inf")
-    prices = read_ledger(directory / LEDGER).epsilons
-    return {**jsonable(named(prices)), "leaks": list(prices.leaks)}
+        return dict(jsonable(Epsilons(math.inf, math.inf, math.inf).to_dict()))
+    prices = read_ledger(RunFolder(directory).ledger).epsilons
+    return {**jsonable(prices.to_dict()), "leaks": list(prices.leaks)}
 
 
 def _dppg(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
@@ -164,10 +166,8 @@ def _ucb_vi(job: Job, training: Training, directory: Path, meter: Meter) -> list
     episodes = training.updates * training.users
     figures: dict[str, Any] = {**job.options, **job.extra, "noise_multiplier": job.method["noise_multiplier"]}
     plan = UcbVi(episodes, seed=training.seed, **figures)
-    path, planned = directory / LEDGER, Counter([plan.release()])
     # A run that died is made again from its start, and charged again.
-    opened = Ledger.resume(path, planned) if path.exists() else Ledger.create(path, _header(job, episodes, ()), planned)
-    with opened as ledger:
+    with Ledger.open(RunFolder(directory).ledger, _header(job, episodes, ()), Counter([plan.release()])) as ledger:
         ledger.charge(plan.release())
         values = run_ucb_vi(plan, OsEntropy())
         ledger.finish()

@@ -27,7 +27,9 @@ from dptune.errors import ConfigError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader, read_ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.settings.rlhf import Rlhf, settings_of
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from dptune.policy.rlhf import Figures, Learner, Prompts, State, Stream
 
 RLHF = DATA / "policy" / "rlhf"
-RESULTS, PROMPTS = "results.json", "prompts.json"
+PROMPTS = "prompts.json"
 ATTACKS = ("secrets", "updates")
 _ROWS = 128
 _log = logging.getLogger(__name__)
@@ -155,10 +157,11 @@ def run_cell(cell: Cell, device: str = "cpu") -> dict[str, Any]:
     Raises: ConfigError for settings that the data cannot fill; LedgerError, BudgetError.
     """
     directory = private_directory(cell.directory)
-    with locked(directory / "lock"):
-        if not (directory / RESULTS).exists():
-            write_json(directory / RESULTS, _run(cell, directory, device))
-    results: dict[str, Any] = json.loads((directory / RESULTS).read_text(encoding="utf-8"))
+    folder = RunFolder(directory)
+    with locked(folder.lock):
+        if not folder.results.exists():
+            write_json(folder.results, _run(cell, directory, device))
+    results: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
     return results
 
 
@@ -173,7 +176,7 @@ def _run(cell: Cell, directory: Path, device: str) -> dict[str, Any]:
     users = _stream(cell, plan, records, hosts, learner)
     header, told = _header(cell, records), partial(_tell, cell)
     state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), told)
-    save_adapter(learner.policy.peft(state.adapter), private_directory(directory / "adapter"))
+    save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
     if plan.canaries:
         results["audit"] = _audit(cell, plan, hosts, learner, state, users, public)
@@ -260,10 +263,7 @@ def _header(cell: Cell, records: Records) -> RunHeader:
 
 
 def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]) -> dict[str, Any]:
-    from dptune.policy.opening import LEDGER
-    from tasks.experiment.results import named
-
-    contents, last = read_ledger(directory / LEDGER), asdict(curve[-1])
+    contents, last = read_ledger(RunFolder(directory).ledger), asdict(curve[-1])
     return {
         "label": cell.label,
         "data": contents.header.data,
@@ -278,7 +278,7 @@ def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]
         "noise_multiplier": learner.method.noise_multiplier,
         "radius": learner.radius,
         "parameters": learner.policy.factors.size,
-        **jsonable(named(contents.epsilons)),
+        **jsonable(contents.epsilons.to_dict()),
         "leaks": list(contents.epsilons.leaks),
         "reward_before": curve[0].reward,
         **{name: last[name] for name in ("reward", "score", "kl")},

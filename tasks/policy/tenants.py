@@ -22,6 +22,7 @@ import typer
 
 from dptune.errors import DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
-_RESULTS, _SETTINGS, _STATIC = "results.json", "settings.json", "static"
+_SETTINGS, _STATIC = "settings.json", "static"
 
 
 def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
@@ -45,19 +46,18 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
     from dptune.policy.tenant_runs import ablate, ablation_entries
-    from dptune.policy.tenants import CONTROLLER
     from dptune.progress import Meter
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
         if _finished(private_directory(directory), settings):
-            return dict(json.loads((directory / _RESULTS).read_text(encoding="utf-8")))
+            return dict(json.loads(RunFolder(directory).results.read_text(encoding="utf-8")))
         setting, tenants = _prepared(settings, device)
         trained, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
         started = time.monotonic()
         about = _trained(settings, setting, trained, directory)
         between = time.monotonic()
-        entries = ablation_entries(settings.options, directory / CONTROLLER)
+        entries = ablation_entries(settings.options, RunFolder(directory).controller)
         rows: list[Outcome] = []
 
         def note(outcome: Outcome) -> None:
@@ -74,25 +74,23 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
             "summary": summary_of(rows),
             "seconds": {"training": round(between - started, 1), "ablation": round(time.monotonic() - between, 1)},
         }
-        write_json(directory / _RESULTS, results)
+        write_json(RunFolder(directory).results, results)
     return results
 
 
 def _finished(directory: Path, settings: Tenants) -> bool:
     """Whether this very work is done. An unfinished one is left as it is; any other is set aside, ledger and all."""
-    from dptune.policy.opening import LEDGER
-    from dptune.policy.tenants import CONTROLLER, STATE
-
     told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
-        return (directory / _RESULTS).exists()
+        return RunFolder(directory).results.exists()
     if spending_of(directory):
         kept, spent = set_aside(directory)
         _log.warning("an earlier run, of other settings or code, lies in %s now: %s", kept, spent)
         private_directory(directory)
-    for name in (_SETTINGS, _RESULTS, STATE, LEDGER):  # what a process leaves that dies in between is nobody's work
-        (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / CONTROLLER, ignore_errors=True)
+    folder = RunFolder(directory)
+    for left in (file, folder.results, folder.state, folder.ledger):  # of a process that died in between
+        left.unlink(missing_ok=True)
+    shutil.rmtree(folder.controller, ignore_errors=True)
     write_json(file, told)
     return False
 
@@ -116,21 +114,20 @@ def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], dir
     from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
     from dptune.mechanisms.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
-    from dptune.policy.opening import LEDGER
-    from dptune.policy.tenants import CONTROLLER, MetaTraining, meta_train
+    from dptune.policy.tenants import MetaTraining, meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy
-    from dptune.privacy.ledger import read_ledger
+    from dptune.privacy.ledger_file import is_complete, read_ledger
     from dptune.progress import Meter
 
     method = Dppg(noise_multiplier=settings.noise_multiplier, critic="none")
     shared = ("tenants", "updates", "runs", "trust", "miss", "seed")
     training = MetaTraining(**{name: getattr(settings, name) for name in shared})
-    ledger = directory / LEDGER
-    if not (ledger.exists() and _complete(ledger)):
+    ledger = RunFolder(directory).ledger
+    if not is_complete(ledger):
         with Meter("training", total=training.tenants * training.updates, unit="tenants", keep=True) as meter:
             meta_train(setting, tenants, method, training, directory, OsEntropy(), meter.update)
-    policy = SavedPolicy.read(str(directory / CONTROLLER))
+    policy = SavedPolicy.read(str(RunFolder(directory).controller))
     weights, deviations = policy.tensors["policy.parameters"].split([len(FEATURES) * len(OUTPUTS), len(OUTPUTS)])
     return {
         "epsilon_tenant": read_ledger(ledger).epsilons.certified,
@@ -141,15 +138,6 @@ def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], dir
         "weights": weights.view(len(FEATURES), len(OUTPUTS)).tolist(),
         "log_deviations": deviations.tolist(),
     }
-
-
-def _complete(ledger: Path) -> bool:
-    from dptune.privacy.ledger import LedgerError, read_ledger
-
-    try:
-        return read_ledger(ledger).complete
-    except LedgerError:
-        return False  # resuming mends a torn last line, and refuses anything worse with its reason
 
 
 def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:

@@ -16,10 +16,10 @@ from dptune.files import jsonable, private_directory, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.protocols import priced_answers
 from dptune.prediction.scoring import score_ensemble, score_model
+from dptune.privacy.run_folder import RunFolder
 from dptune.training.data import Tokens, tokenize
 from dptune.training.model import load_base, load_tokenizer
 from tasks.drawing import EPSILONS
-from tasks.experiment.results import named
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
 from tasks.prediction.ensembles import Plan, compared
 from tasks.report.experiment import listed_cells, read_results
@@ -70,10 +70,10 @@ def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:
     if not EXPERIMENT.exists():
         return rows
     for result, name in zip(read_results(EXPERIMENT, RUNS), listed_cells(EXPERIMENT), strict=True):
-        cell = json.loads((RUNS / name / "cell.json").read_text(encoding="utf-8"))
+        cell = json.loads(RunFolder(RUNS / name).cell.read_text(encoding="utf-8"))
         if cell["model"] != plan.model.model_dump() or result["unit"] not in SAME_UNIT:
             continue
-        model = PeftModel.from_pretrained(load_base(plan.base, where), str(RUNS / name / "adapter")).eval()
+        model = PeftModel.from_pretrained(load_base(plan.base, where), str(RunFolder(RUNS / name).adapter)).eval()
         kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         unit = SAME_UNIT[result["unit"]]
@@ -113,7 +113,7 @@ def _ensemble(settings: Settings, plan: Plan, tokens: Tokens | None, device: str
                 "alpha": protocol.alpha,
                 "budget_epsilon": protocol.epsilon,
                 **{key: value for key, value in asdict(protocol).items() if key in _OWN},
-                **jsonable(named(prices)),
+                **jsonable(prices.to_dict()),
                 "leaks": list(prices.leaks),
                 **jsonable(scores.get(name, {})),
             }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.privacy.accountants import has_limit, limit_epsilon
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.drawing import Group
 
 _ATTACKS = ("one_run", "crafted")

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending
 from tasks import tracking
 from tasks.drawing import (
@@ -49,11 +50,13 @@ _AGAIN = "run the experiment stage again"
 def report() -> None:
     """Read every cell that the last experiment listed, and write data/report."""
     results = read_results(EXPERIMENT, RUNS)
-    ledgers = [RUNS / name / "ledger.jsonl" for name in listed_cells(EXPERIMENT)]
+    ledgers = [RunFolder(RUNS / name).ledger for name in listed_cells(EXPERIMENT)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
     write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
-    runs = {result["label"]: ledger.with_name("mlflow_run") for result, ledger in zip(results, ledgers, strict=True)}
+    runs = {
+        result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
+    }
     publish_steps(steps_needed(results), runs, REPORT / STEPS_FILE)
     _to_mlflow(name, all(tracking.timed(result["telemetry"]) for result in results))
 
@@ -65,7 +68,7 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
     """
     results = []
     for name in listed_cells(experiment):
-        path = runs / name / "result.json"
+        path = RunFolder(runs / name).result
         try:
             results.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):

@@ -24,7 +24,7 @@ from dptune.corpus.catalogue import BUILT_IN, check_options, find_source
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
-from dptune.privacy.ledger import ACCOUNTINGS
+from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.bounds import (
     Chance,
     Count,

@@ -13,7 +13,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedule import Training
-from dptune.privacy.ledger import ACCOUNTINGS
+from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, distinct
 from tasks.settings.rlhf import Rlhf
 from tasks.settings.sweeps import combinations

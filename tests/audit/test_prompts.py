@@ -20,7 +20,7 @@ from dptune.policy.lexicon import Lexicon
 from dptune.policy.method import Dppg
 from dptune.policy.rlhf import Bandit, LanguagePolicy, Learner, Prompts, Stream, train
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader
+from dptune.privacy.run_header import RunHeader
 from dptune.training.model import Lora
 
 TEXT = "The patient is well. The patient takes insulin twice a day."

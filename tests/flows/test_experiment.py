@@ -22,7 +22,7 @@ from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, rea
 
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from flows import child
 from flows import experiment as module
 from flows.experiment import available_devices, experiment

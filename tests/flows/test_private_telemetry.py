@@ -23,7 +23,7 @@ from tiny_pipeline import built, copied, figures, merge, prepare_environment, re
 
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training.evaluation import perplexity
 from flows import experiment as experiment_flow
 from flows import prediction as prediction_flow

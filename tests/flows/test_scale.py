@@ -18,7 +18,7 @@ import pytest
 from tiny_pipeline import BUDGET, UNITS, cells, read_json
 
 from dptune.privacy.calibration import sampling
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.experiment.cells import Cell
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from tiny_pipeline import read_json, write_params
 
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.paths import EXPERIMENT, RUNS
 

@@ -24,8 +24,8 @@ from dptune.mechanisms.registry import build
 from dptune.policy.method import Dppg
 from dptune.policy.tenants import POLICY
 from dptune.privacy.accountants import epsilons, pld_epsilon
-from dptune.privacy.ledger import RunHeader
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 
 torch.set_num_threads(1)
 

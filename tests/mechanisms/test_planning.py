@@ -18,8 +18,8 @@ from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
-from dptune.privacy.ledger import RunHeader
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 
 torch.set_num_threads(1)
 

@@ -22,7 +22,6 @@ from tiny_models import VOCABULARY, gpt2
 from dptune.errors import ConfigError
 from dptune.policy.lexicon import CLINICAL, Lexicon
 from dptune.policy.method import Dppg
-from dptune.policy.opening import LEDGER
 from dptune.policy.rlhf import (
     USERS,
     Bandit,
@@ -38,7 +37,8 @@ from dptune.policy.rlhf import (
 )
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader, read_ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_header import RunHeader
 from dptune.training.model import Lora, save_adapter
 
 LETTERS = Lexicon(frozenset("abcdefghijklm"), frozenset("nopqrstuvwxyz"))
@@ -260,7 +260,7 @@ def test_what_a_user_earns_moves_nothing_that_others_compute_with(tmp_path: Path
 
 def test_the_ledgers_epsilon_is_the_exact_gaussian_of_one_update(tmp_path: Path) -> None:
     state, points = trained(tmp_path, learner(noise=1.0), stream())
-    contents = read_ledger(tmp_path / LEDGER)
+    contents = read_ledger(tmp_path / "ledger.jsonl")
     assert contents.releases == len(state.means) == 2
     assert contents.complete
     assert contents.epsilons.certified == pytest.approx(4.3772, abs=5e-4)
@@ -272,7 +272,7 @@ def test_the_ledgers_epsilon_is_the_exact_gaussian_of_one_update(tmp_path: Path)
 
 def test_without_noise_nothing_is_certified(tmp_path: Path) -> None:
     trained(tmp_path, learner(), stream())
-    assert read_ledger(tmp_path / LEDGER).epsilons.certified == math.inf
+    assert read_ledger(tmp_path / "ledger.jsonl").epsilons.certified == math.inf
 
 
 def test_the_noise_is_z_radii_over_the_users(tmp_path: Path) -> None:
@@ -293,10 +293,10 @@ def test_a_charged_update_that_died_is_not_made_again(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, learner(noise=1.0), stream(), Dying())
-    assert read_ledger(tmp_path / LEDGER).releases == 1  # charged before any noise was drawn
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 1  # charged before any noise was drawn
     state, _ = trained(tmp_path, learner(noise=1.0), stream())
     assert list(state.means) == [1]
-    assert read_ledger(tmp_path / LEDGER).releases == 2
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 2
 
 
 def test_the_adapters_that_users_met_follow_from_the_releases(tmp_path: Path) -> None:

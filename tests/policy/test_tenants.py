@@ -22,7 +22,6 @@ from dptune.mechanisms.registry import build
 from dptune.policy import tenants as tenants_module
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.method import Dppg
-from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.policy.tenant_runs import (
     Outcome,
@@ -34,9 +33,10 @@ from dptune.policy.tenant_runs import (
     ready_for,
     tenants_of,
 )
-from dptune.policy.tenants import CONTROLLER, Experience, MetaTraining, experience_of, meta_train, meta_updates
+from dptune.policy.tenants import Experience, MetaTraining, experience_of, meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
@@ -200,11 +200,11 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
     policy = meta_train(shared, group, METHOD, TRAINING, tmp_path, OsEntropy(), seen.append)
     assert charged == [1, 2]
     assert seen == [1, 2, 3, 4, 5, 6]
-    contents = read_ledger(tmp_path / LEDGER)
+    contents = read_ledger(tmp_path / "ledger.jsonl")
     assert contents.complete
     assert contents.header.unit == "tenant"
     assert contents.epsilons.certified == pytest.approx(4.3772, abs=5e-4), "of two updates as of one"
-    read = SavedPolicy.read(str(tmp_path / CONTROLLER))
+    read = SavedPolicy.read(str(tmp_path / "controller"))
     assert read.releases == contents.composition
     assert read.run_id == contents.header.run_id
     assert not torch.equal(read.tensors["policy.parameters"], initial_parameters())
@@ -212,7 +212,7 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
     with pytest.raises(LedgerError, match="finished"):
         meta_train(shared, group, METHOD, TRAINING, tmp_path, OsEntropy())
 
-    entries = ablation_entries(OPTIONS, tmp_path / CONTROLLER)
+    entries = ablation_entries(OPTIONS, tmp_path / "controller")
     assert list(entries) == ["static", "random", "A", "A+B", "untrained", "DPPG-meta"]
     chosen = {label: entries[label] for label in ("static", "A+B", "DPPG-meta")}
     rows = ablate(shared, [tenant(7)], chosen, [0])
@@ -277,7 +277,7 @@ def test_a_tenant_who_comes_twice_is_refused_before_anything_is_charged(tmp_path
     for _ in range(2):
         with pytest.raises(UserReuseError, match="user 0"):
             meta_train(setting(), group, METHOD, TRAINING, tmp_path, OsEntropy())
-        assert not (tmp_path / LEDGER).exists()
+        assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met(
@@ -300,9 +300,9 @@ def test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met(
     assert release_lines(tmp_path) == 1
     met.clear()
     for other in (replace(TRAINING, tenants=2, updates=3), replace(TRAINING, seed=1)):
-        with pytest.raises(LedgerError, match="another schedule"):
+        with pytest.raises(LedgerError, match=r"other settings \(schedule\)"):
             meta_train(shared, group, METHOD, other, tmp_path, FixedSeed(1))
-    with pytest.raises(LedgerError, match="another schedule"):
+    with pytest.raises(LedgerError, match=r"other settings \(schedule\)"):
         meta_train(shared, group, METHOD, TRAINING, tmp_path, OsEntropy())
     assert met == []
     policy = meta_train(shared, group, METHOD, TRAINING, tmp_path, FixedSeed(1))
@@ -367,7 +367,7 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     assert (first["epsilon_tenant"], first["epsilon_record"]) == pytest.approx((1.993, 4.377), abs=1e-3)
     assert run_tenants(settings, tmp_path / "tenants") == first
     assert len(prepared) == 1
-    ledger = tmp_path / "tenants" / LEDGER
+    ledger = tmp_path / "tenants" / "ledger.jsonl"
     run_id = read_ledger(ledger).header.run_id
     (tmp_path / "tenants" / "results.json").unlink()
     run_tenants(settings, tmp_path / "tenants")
@@ -375,7 +375,7 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     inputs["code"] = "2"
     assert not tenants_task._finished(tmp_path / "tenants", settings)
     assert not ledger.exists(), "other code starts again"
-    kept = tmp_path / "tenants.set-aside-1" / LEDGER
+    kept = tmp_path / "tenants.set-aside-1" / "ledger.jsonl"
     assert read_ledger(kept).header.run_id == run_id, "what the first run released stays priced"
 
 

@@ -17,12 +17,13 @@ from dptune.errors import ConfigError
 from dptune.policy import training as module
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.method import NAME, Dppg
-from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import Met, UserReuseError, Users
 from dptune.policy.schedule import Training
 from dptune.policy.training import Learner, State, train
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import BudgetError, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import spending_of
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
@@ -44,7 +45,7 @@ def run(directory: Path, critic: str = "private", noise: float = 1.0, name: str 
 @pytest.mark.parametrize("critic", ["private", "none", "public", "raw"])
 def test_a_run_costs_what_its_ledger_says(tmp_path: Path, critic: str) -> None:
     run(tmp_path, critic)
-    contents = read_ledger(tmp_path / LEDGER)
+    contents = read_ledger(tmp_path / "ledger.jsonl")
     assert contents.complete
     assert contents.releases == 4
     assert sorted(release.part for release in contents.composition) == [0, 1, 2, 3]
@@ -76,7 +77,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn(tmp_path: Path, monkeyp
     lines: list[int] = []
 
     def spy(*arguments: Any) -> Any:
-        lines.append(len((tmp_path / LEDGER).read_text().splitlines()))
+        lines.append(len((tmp_path / "ledger.jsonl").read_text().splitlines()))
         return original(*arguments)
 
     original = module.noisy_means
@@ -103,15 +104,15 @@ def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
         run(tmp_path)
     run(tmp_path)
     assert numbers == [0, 1, 2, 3]
-    assert read_ledger(tmp_path / LEDGER).releases == 4
-    points = json.loads((tmp_path / module.PROGRESS).read_text())
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 4
+    points = json.loads((tmp_path / "progress.json").read_text())
     assert [point["update"] for point in points] == [2, 4]
 
 
 def test_the_header_must_declare_the_entropy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="entropy"):
         train(Environment(CARTPOLE), Dppg(noise_multiplier=1.0), Training(**QUICK), header(), tmp_path, FixedSeed(7))
-    assert not (tmp_path / LEDGER).exists()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 class _Broken:
@@ -152,20 +153,20 @@ def test_a_broken_sensor_costs_its_user_alone(
     state = run(tmp_path, name=name, steps=5, updates=2)
     assert bool(state.policy.isfinite().all())
     assert bool(state.critic.isfinite().all())
-    assert read_ledger(tmp_path / LEDGER).complete
+    assert read_ledger(tmp_path / "ledger.jsonl").complete
 
 
 def test_a_state_without_its_ledger_is_no_start(tmp_path: Path) -> None:
     """What was released would be forgotten, and its users be met again."""
     run(tmp_path)
-    (tmp_path / LEDGER).unlink()
+    (tmp_path / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="no ledger beside it"):
         run(tmp_path)
 
 
 def test_a_finished_run_of_another_schedule_is_not_read(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(LedgerError, match="another schedule"):
+    with pytest.raises(LedgerError, match=r"other settings \(schedule\)"):
         run(tmp_path, noise=50.0)
 
 
@@ -189,7 +190,7 @@ def test_a_run_that_died_after_its_last_charge_has_a_last_point(
             run(tmp_path)
     state = run(tmp_path)  # all was charged, and nothing written down since: the start, and no other noise
     assert torch.equal(state.policy, learner_of(CARTPOLE).start().policy)
-    assert read_ledger(tmp_path / LEDGER).releases == 4
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 4
     assert [point.update for point in module._load(tmp_path)[1]] == [4]
 
 
@@ -204,18 +205,18 @@ def test_a_disk_that_takes_no_state_costs_no_update(tmp_path: Path, monkeypatch:
             patched.setattr("dptune.policy.opening.save_file", full)
             with pytest.raises(OSError, match=r"No space left on device: .*state\.safetensors"):
                 run(tmp_path)
-        assert read_ledger(tmp_path / LEDGER).releases == 0
+        assert read_ledger(tmp_path / "ledger.jsonl").releases == 0
         assert not list(tmp_path.glob("*.partial"))
         assert spending_of(tmp_path) is None
     with monkeypatch.context() as patched:
         patched.setattr(module, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
-    assert (tmp_path / module.STATE).exists()
+    assert (tmp_path / "state.safetensors").exists()
     assert spending_of(tmp_path) is None, "the state from before the first charge shows no release"
     run(tmp_path)
     assert spending_of(tmp_path).releases == 4  # type: ignore[union-attr]
-    assert read_ledger(tmp_path / LEDGER).complete
+    assert read_ledger(tmp_path / "ledger.jsonl").complete
 
 
 def learner_of(name: str) -> Learner:
@@ -231,7 +232,7 @@ def test_a_run_is_not_resumed_with_another_schedule(
         patched.setattr(module, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
-    with pytest.raises(LedgerError, match="another schedule"):
+    with pytest.raises(LedgerError, match=r"other settings \(schedule\)"):
         run(tmp_path, **changed)
     run(tmp_path)
 
@@ -240,7 +241,7 @@ def test_episodes_that_span_updates_are_refused_by_the_assertion(tmp_path: Path)
     """Spec 5.3: an episode in two updates is a user in two updates. Two steps end no episode of CartPole."""
     with pytest.raises(UserReuseError, match="user 0 is in a second update"):
         run(tmp_path, continuing=True, steps=2)
-    assert read_ledger(tmp_path / LEDGER).releases == 1
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 1
 
 
 def test_what_a_run_saves_is_the_released_state(tmp_path: Path) -> None:
@@ -390,7 +391,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_budget_that_the_noise_passes_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(BudgetError):
         train(Environment(CARTPOLE), Dppg(noise_multiplier=0.0), Training(**QUICK), header(3.0), tmp_path, OsEntropy())
-    assert not (tmp_path / LEDGER).exists()
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", [CARTPOLE, RIVERSWIM])

@@ -15,7 +15,8 @@ from dptune.prediction import predictor as module
 from dptune.prediction.predictor import PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_header import RunHeader
 
 PROTOCOL = FixedMixture(tokens=6, models=2, public_weight=0.3)
 RARE = 1e-14  # below 2^-40, which a draw of 52 bits hardly ever gives

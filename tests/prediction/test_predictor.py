@@ -26,14 +26,16 @@ from dptune.cli import app
 from dptune.cli.ensembles import TOKEN_VARIABLE
 from dptune.errors import ConfigError
 from dptune.prediction import deployment as deployment_module
-from dptune.prediction.deployment import LEDGER, MOST_CHARACTERS, Deployment, answered, deploy, open_ledger
+from dptune.prediction.deployment import MOST_CHARACTERS, Deployment, answered, deploy, open_ledger
 from dptune.prediction.ensemble import load_adapters, read_manifest, write_manifest
 from dptune.prediction.mixture import drawn_token, law, truncated
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.service import create_app
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training.model import load_base
 from dptune.training.stacked import PUBLIC
 
@@ -68,7 +70,7 @@ def test_answers_end_with_the_budget(ensemble: Path) -> None:
     for _ in range(2):
         with pytest.raises(BudgetError, match=f"all {TOKENS} tokens are spent"):
             deployment.predictor.answer([5])
-    contents = read_ledger(ensemble / LEDGER)
+    contents = read_ledger(ensemble / "ledger.jsonl")
     assert (contents.releases, contents.complete) == (TOKENS, True)
     assert contents.epsilons.certified == pytest.approx(8, abs=1e-9)
     assert contents.epsilons.certified <= 8
@@ -88,24 +90,24 @@ def test_a_restart_continues_where_the_ledger_is(ensemble: Path) -> None:
 
 def test_a_process_that_died_before_its_last_line_is_spent_too(ensemble: Path) -> None:
     _spend(deploy(ensemble, CPU), TOKENS)
-    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
-    (ensemble / LEDGER).write_bytes(b"".join(lines[:-1]))
+    lines = (ensemble / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (ensemble / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
     with pytest.raises(BudgetError):
         deploy(ensemble, CPU).predictor.answer([5])
-    assert read_ledger(ensemble / LEDGER).complete
+    assert read_ledger(ensemble / "ledger.jsonl").complete
 
 
 def test_a_lost_or_swapped_ledger_is_no_fresh_budget(ensemble: Path, whole: Path, tmp_path: Path) -> None:
     _spend(deploy(ensemble, CPU), 3)
-    (ensemble / LEDGER).rename(tmp_path / "kept")
+    (ensemble / "ledger.jsonl").rename(tmp_path / "kept")
     with pytest.raises(LedgerError, match="is gone, but this ensemble has answered"):
         deploy(ensemble, CPU)
     other = Path(shutil.copytree(whole, tmp_path / "other"))
     _spend(deploy(other, CPU), 1)
-    shutil.copy(other / LEDGER, ensemble / LEDGER)
+    shutil.copy(other / "ledger.jsonl", ensemble / "ledger.jsonl")
     with pytest.raises(LedgerError, match="is not the ledger that this ensemble answered from"):
         deploy(ensemble, CPU)
-    shutil.copy(tmp_path / "kept", ensemble / LEDGER)
+    shutil.copy(tmp_path / "kept", ensemble / "ledger.jsonl")
     assert deploy(ensemble, CPU).budget["tokens_left"] == TOKENS - 3
 
 
@@ -113,11 +115,11 @@ def test_a_lost_or_swapped_ledger_is_no_fresh_budget(ensemble: Path, whole: Path
 def test_an_older_copy_of_the_ledger_is_no_fresh_budget(ensemble: Path, kept: int) -> None:
     """The chain cannot see that its last lines are missing; the note beside it does."""
     _spend(deploy(ensemble, CPU), 5)
-    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
-    (ensemble / LEDGER).write_bytes(b"".join(lines[:kept]))
+    lines = (ensemble / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (ensemble / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
     with pytest.raises(LedgerError, match=f"it holds {kept - 1} tokens, and 5 were answered"):
         deploy(ensemble, CPU)
-    (ensemble / LEDGER).write_bytes(b"".join(lines))
+    (ensemble / "ledger.jsonl").write_bytes(b"".join(lines))
     (ensemble / "served.json").write_text("{")
     with pytest.raises(LedgerError, match="is damaged"):
         deploy(ensemble, CPU)
@@ -129,8 +131,8 @@ def test_an_older_copy_of_the_ledger_is_no_fresh_budget(ensemble: Path, kept: in
 def test_a_ledger_without_its_note_is_refused_whatever_it_holds(ensemble: Path, kept: int | None) -> None:
     """The note is written before the ledger is made, so no crash leaves a ledger alone: somebody took the note away."""
     _spend(deploy(ensemble, CPU), 5)
-    lines = (ensemble / LEDGER).read_bytes().splitlines(keepends=True)
-    (ensemble / LEDGER).write_bytes(b"".join(lines[:kept]))
+    lines = (ensemble / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (ensemble / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
     (ensemble / "served.json").unlink()
     for _ in range(2):  # and no lock was left behind
         with pytest.raises(LedgerError, match=r"served\.json: is gone.*restore it") as refused:
@@ -152,13 +154,13 @@ def test_a_process_that_died_while_it_started_has_spent_nothing(
         with pytest.raises(KeyboardInterrupt):
             deploy(ensemble, CPU)
     assert (ensemble / "served.json").exists()
-    assert not (ensemble / LEDGER).exists()
+    assert not (ensemble / "ledger.jsonl").exists()
     for torn in (b"", b'{"accounting":"cert'):
-        (ensemble / LEDGER).write_bytes(torn)
+        (ensemble / "ledger.jsonl").write_bytes(torn)
         deployment = deploy(ensemble, CPU)
         assert deployment.predictor.spent == 0
         deployment.predictor.close()
-        (ensemble / LEDGER).unlink()
+        (ensemble / "ledger.jsonl").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(deployment_module, "_note", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -236,7 +238,7 @@ def test_slots_that_disagree_leave_no_ledger(ensemble: Path) -> None:
 def test_the_ledger_of_answers_carries_the_experiments_telemetry(ensemble: Path, telemetry: str) -> None:
     write_manifest(ensemble, replace(read_manifest(ensemble), telemetry=telemetry))
     _spend(deploy(ensemble, CPU), 1)
-    assert read_ledger(ensemble / LEDGER).header.telemetry == telemetry
+    assert read_ledger(ensemble / "ledger.jsonl").header.telemetry == telemetry
     _spend(deploy(ensemble, CPU), 1)
     write_manifest(ensemble, replace(read_manifest(ensemble), telemetry="other"))
     with pytest.raises(LedgerError, match=r"other settings \(telemetry\)"):
@@ -255,7 +257,7 @@ def test_a_forked_process_cannot_answer(ensemble: Path) -> None:
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert deployment.predictor.answer([5]).tokens_left == TOKENS - 2
-    with (ensemble / LEDGER).open("ab") as file:
+    with (ensemble / "ledger.jsonl").open("ab") as file:
         file.write(b"x")
     with pytest.raises(LedgerError, match="changed by another process"):
         deployment.predictor.answer([5])
@@ -309,7 +311,7 @@ def test_a_patient_is_protected_only_where_shards_go_by_patient(ensemble: Path) 
 def test_a_fixed_seed_is_refused(ensemble: Path) -> None:
     with pytest.raises(ConfigError, match="fixed seed"):
         deploy(ensemble, CPU, FixedSeed(0))
-    assert not (ensemble / LEDGER).exists()
+    assert not (ensemble / "ledger.jsonl").exists()
 
 
 def test_slots_and_protocol_must_agree(ensemble: Path) -> None:
@@ -399,7 +401,7 @@ def test_many_threads_never_overspend(ensemble: Path) -> None:
         thread.join()
     assert sorted(given) == list(range(TOKENS))
     assert len(refused) == 32 - TOKENS
-    assert read_ledger(ensemble / LEDGER).releases == TOKENS
+    assert read_ledger(ensemble / "ledger.jsonl").releases == TOKENS
 
 
 def test_generate_stops_at_the_end_of_text_and_at_what_was_asked(ensemble: Path) -> None:
@@ -427,7 +429,7 @@ def test_the_command_answers_and_then_refuses(ensemble: Path) -> None:
         last = CliRunner().invoke(app, arguments)
     assert last.exit_code == 2
     assert "tokens are spent" in last.stderr
-    verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / LEDGER), "--json"]).stdout)
+    verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / "ledger.jsonl"), "--json"]).stdout)
     assert (verified["steps"], verified["unit"], verified["complete"]) == (TOKENS, "shard", True)
     assert verified["epsilon_certified"] == pytest.approx(8, abs=1e-9)
 
@@ -488,7 +490,7 @@ def test_the_budget_counts_what_was_spent_before_it_was_set_aside(ensemble: Path
     deployment = deploy(ensemble, CPU)
     _spend(deployment, 2)
     kept = Path(shutil.copytree(ensemble, ensemble.with_name(f"{ensemble.name}.set-aside-1")))
-    before = read_ledger(kept / LEDGER).epsilons.certified
+    before = read_ledger(kept / "ledger.jsonl").epsilons.certified
     client = _client(ensemble)
     budget = client.get("/budget").json()
     assert budget["earlier"] == 1

@@ -17,8 +17,9 @@ import pytest
 from tiny_ensemble import build
 from tiny_models import CPU
 
-from dptune.prediction.deployment import LEDGER, deploy
-from dptune.privacy.ledger import BudgetError, read_ledger
+from dptune.prediction.deployment import deploy
+from dptune.privacy.budget_gate import BudgetError
+from dptune.privacy.ledger_file import read_ledger
 
 CLIENTS = 50
 
@@ -92,7 +93,7 @@ def test_exactly_the_budget_is_answered(tmp_path: Path, seconds: float, budget: 
     assert sum(len(reply["answered"]) for reply in replies) == budget
     assert refusals
     assert all(f"all {budget} tokens are spent" in refusal for refusal in refusals)
-    contents = read_ledger(ensemble / LEDGER)
+    contents = read_ledger(ensemble / "ledger.jsonl")
     assert (contents.releases, contents.complete) == (budget, True)
     assert contents.epsilons.certified <= 8
 
@@ -106,7 +107,7 @@ def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
 
     def kill_in_the_middle() -> None:
         until = time.monotonic() + 30
-        while (ensemble / LEDGER).read_bytes().count(b"\n") < budget // 3 and time.monotonic() < until:
+        while (ensemble / "ledger.jsonl").read_bytes().count(b"\n") < budget // 3 and time.monotonic() < until:
             time.sleep(0.01)
         server.end(signal.SIGKILL)
 
@@ -115,7 +116,7 @@ def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
     before, _, lost = _clients(server.url, 60.0, 1)
     killer.join()
     assert lost == CLIENTS
-    charged = (ensemble / LEDGER).read_bytes().count(b"\n") - 1  # lines but the first and one that the kill tore
+    charged = (ensemble / "ledger.jsonl").read_bytes().count(b"\n") - 1  # less the first; the kill tore the last
     again = deploy(ensemble, CPU)
     received, spent = sum(len(reply["answered"]) for reply in before), again.predictor.spent
     assert spent == charged
@@ -125,4 +126,4 @@ def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
         again.predictor.answer([5])
     left = [reply["tokens_left"] for reply in before] + after
     assert len(set(left)) == len(left)
-    assert read_ledger(ensemble / LEDGER).releases == budget
+    assert read_ledger(ensemble / "ledger.jsonl").releases == budget

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import epsilons, rdp_epsilon
 from dptune.privacy.filters import RenyiFilter, Spend, budget_at, renyi_cost, smallest_noise_multiplier
-from dptune.privacy.ledger import RunHeader
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 
 DELTA = 1e-5
 RATE, STEPS = 16 / 73271, 13740

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 
 VALUES: tuple[Any, ...] = (
     *(-1, 0, 1, 5, 10**40, 1e308, 1e-308, 5e-324, True, None, "", "x", "\0", [], [[]], [1], {}, {"x": 1}, [None, 2]),

@@ -24,12 +24,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
-from dptune.privacy import ledger as ledgers
+from dptune.privacy import ledger_file
 from dptune.privacy.accountants import pld_epsilon
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FIXED_SEED_LEAK
 from dptune.privacy.filters import RenyiFilter, renyi_cost
-from dptune.privacy.ledger import BudgetError, Ledger, LedgerError, RunHeader, chain_after, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, chain_after, discard_unborn, read_ledger
 from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import ACCOUNTINGS, RunHeader
 
 DELTA = 1e-5
 RELEASE, OTHER = Release(1.0, 4.0), Release(1.0, 2.0)
@@ -275,7 +278,7 @@ def test_the_gate_decides_as_pricing_the_whole_over_long_streams(tmp_path: Path)
         inherited = tuple(
             (Release(0.1, drawn.choice([2.0, 5.0]), part=drawn.choice(parts)), 2) for _ in range(trial % 3)
         )
-        epsilon, accounting = drawn.choice([3.9, 4.0, 4.001, 8.0]), ledgers.ACCOUNTINGS[trial % 3]
+        epsilon, accounting = drawn.choice([3.9, 4.0, 4.001, 8.0]), ACCOUNTINGS[trial % 3]
         head = header(accounting=accounting, epsilon=epsilon, renyi_filter=keeper, inherited=inherited)
         path = tmp_path / f"{trial}.jsonl"
         if not head.within_budget(Counter()):
@@ -640,7 +643,7 @@ def test_whole_lines_that_move_are_found(first: int, second: int, kind: str) -> 
 
 
 def test_no_kind_of_release_is_needed_in_memory_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(ledger_file, "_MOST_KNOWN", 2)
     path = tmp_path / "ledger.jsonl"
     charged = [Release(1.0, float(2 + step % 5)) for step in range(40)]
     with Ledger.create(path, header(), Counter()) as ledger:
@@ -744,13 +747,13 @@ def test_a_refused_resume_gives_the_lock_back(tmp_path: Path) -> None:
 def test_a_ledger_without_its_first_line_is_discarded(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(whole().splitlines()[0][:50])
-    Ledger.discard_unborn(path)
+    discard_unborn(path)
     assert not path.exists()
 
 
 def test_a_ledger_with_its_first_line_is_never_discarded(tmp_path: Path) -> None:
     path = written(tmp_path / "ledger.jsonl", releases=0, finish=False)
-    Ledger.discard_unborn(path)
+    discard_unborn(path)
     assert path.exists()
 
 
@@ -760,7 +763,7 @@ def test_a_ledger_that_another_process_is_starting_is_not_discarded(tmp_path: Pa
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with suppress(LedgerError):
-            Ledger.discard_unborn(path)
+            discard_unborn(path)
         assert path.exists()
 
 

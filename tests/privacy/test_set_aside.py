@@ -17,9 +17,12 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked
-from dptune.privacy.ledger import Ledger, LedgerError, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.set_aside import RELEASED, earlier_runs, fresh_start, set_aside, spending_of
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import earlier_runs, fresh_start, set_aside, spending_of
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -70,7 +73,7 @@ def test_where_nothing_was_charged_nothing_is_counted(tmp_path: Path) -> None:
     assert set_aside(tmp_path / "begun")[1] is None
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", [file.name for file in RunFolder(Path()).released])
 def test_what_was_released_without_a_ledger_counts_as_infinite(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     spent = spending_of(tmp_path)
@@ -207,10 +210,10 @@ def test_a_charged_ledger_is_never_taken_for_one_that_was_not_begun(tmp_path: Pa
     damaged = (whole, bytes(len(whole)), whole.replace(b"\n", b"\r"))
     for content in damaged:
         (folder / "ledger.jsonl").write_bytes(content)
-        Ledger.discard_unborn(folder / "ledger.jsonl")
+        discard_unborn(folder / "ledger.jsonl")
         assert (folder / "ledger.jsonl").read_bytes() == content
     (folder / "ledger.jsonl").write_bytes(whole[:100])
-    Ledger.discard_unborn(folder / "ledger.jsonl")
+    discard_unborn(folder / "ledger.jsonl")
     assert not (folder / "ledger.jsonl").exists()
 
 

@@ -23,7 +23,8 @@ from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
 from dptune.mechanisms.noise import Gaussian
-from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity

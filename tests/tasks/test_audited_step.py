@@ -9,7 +9,7 @@ import pytest
 from tiny_pipeline import static
 
 from dptune.files import write_text
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.audit import attacks as module
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell

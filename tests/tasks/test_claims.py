@@ -11,7 +11,8 @@ from test_report import page, result
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import limit_epsilon
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_header import RunHeader
 from tasks.drawing import over_seeds
 from tasks.report.claims import claims, limit_of
 from tasks.report.experiment import write_report

@@ -21,7 +21,8 @@ from dptune.files import locked
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
-from dptune.privacy.ledger import Ledger, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity

@@ -13,7 +13,7 @@ from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import finetune
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, is_finished

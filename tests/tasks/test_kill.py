@@ -17,7 +17,7 @@ from safetensors import safe_open
 from tiny_pipeline import BUDGET, UNITS, read_json, static
 
 from dptune.privacy.calibration import sampling
-from dptune.privacy.ledger import chain_after, read_ledger
+from dptune.privacy.ledger_file import chain_after, read_ledger
 from tasks.experiment.cells import Cell
 
 KILLS = 5

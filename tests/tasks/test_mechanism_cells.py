@@ -11,7 +11,7 @@ from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell

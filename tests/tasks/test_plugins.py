@@ -30,7 +30,8 @@ from dptune.mechanisms import registry
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, describe_options, describe_parts, takes_noise
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import RunHeader, read_ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_header import RunHeader
 from dptune.training.loop import train
 from tasks.audit import attacks as audit
 from tasks.corpus.acquire import acquire

@@ -14,10 +14,9 @@ from dptune.audit import updates
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.noise import Gaussian
 from dptune.policy import training
-from dptune.policy.opening import LEDGER
 from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import FixedSeed
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.policy import audit as policy_audit
 from tasks.policy.gradient import RESULT, Job, check_environments, jobs, run_job
 from tasks.report.policy import rows_of, write_page
@@ -117,7 +116,7 @@ def test_a_run_has_a_curve_and_the_price_of_its_ledger(empty: Path, entry: dict[
     assert result == json.loads((job.directory / RESULT).read_text())
     assert [point["users"] for point in result["points"]] == [4, 8]
     assert result["final_return"] == result["points"][-1]["mean_return"]
-    certified = read_ledger(job.directory / LEDGER).epsilons.certified
+    certified = read_ledger(job.directory / "ledger.jsonl").epsilons.certified
     assert certified == (pytest.approx(3, rel=1e-3) if "epsilon" in entry else math.inf)
     assert float(result["epsilon_certified"]) == certified
 

@@ -16,7 +16,7 @@ from dptune.errors import ConfigError
 from dptune.files import write_text
 from dptune.prediction.deployment import answered, deploy
 from dptune.prediction.ensemble import read_manifest, write_manifest
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_pipeline import STEPS, read_json, static
 
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 

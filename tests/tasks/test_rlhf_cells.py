@@ -19,7 +19,7 @@ from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import BaseModel, load_base
 from dptune.training.pretrain import Pretraining, pretrain
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS

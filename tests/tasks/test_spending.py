@@ -13,7 +13,8 @@ from tiny_pipeline import BUDGET, STEPS, read_json, static
 
 from dptune.errors import DptuneError
 from dptune.files import sha256, write_json
-from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.set_aside import Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError

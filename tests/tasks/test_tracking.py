@@ -16,7 +16,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from tiny_pipeline import BUDGET, STEPS, UNITS, built, copied, mode, nonprivate, prepare_environment, read_json, static
 
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell

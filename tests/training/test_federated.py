@@ -13,7 +13,7 @@ from tiny_models import CPU, adapted, close, encounters, make_header, make_plan,
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training import federated
 from dptune.training.data import PrivacyUnits
 from dptune.training.federated import local_update

@@ -21,11 +21,14 @@ from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from dptune.mechanisms.sac import SoftActorCritic
 from dptune.privacy.accountants import gdp_clt_epsilon
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.ledger import BudgetError, Ledger, RunHeader, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
 from dptune.training.run import StepReport

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dptune.errors import DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training import loop, opening, per_sample
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits

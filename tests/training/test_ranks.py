@@ -21,7 +21,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
-from dptune.privacy.ledger import read_ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training import ranks as ranks_module
 from dptune.training import run as running
 from dptune.training.data import PrivacyUnits

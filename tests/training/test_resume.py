@@ -14,7 +14,8 @@ from dptune.errors import DptuneError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import Ledger, LedgerError, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training import opening
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError, load_checkpoint

@@ -15,8 +15,10 @@ from tiny_models import adapted, encounters, make_header, make_plan, records
 
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger import BudgetError, Ledger, read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
 from dptune.training import loop, opening
 from dptune.training import run as running
 from dptune.training.per_sample import lora_pairs

@@ -15,8 +15,9 @@ from tiny_models import FAMILIES, encounters, make_header, make_plan, records, w
 
 from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.registry import build
+from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.privacy.ledger import BudgetError, LedgerError, read_ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training import together
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.privacy.ledger import Ledger, RunHeader
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens, with_context
 from dptune.training.model import Lora, attach_lora
 from dptune.training.spec import Plan

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+HEADER = "dptune/privacy/run_header.py"
+FILE = "dptune/privacy/ledger_file.py"
+GATE = "dptune/privacy/budget_gate.py"
 LEDGER = "dptune/privacy/ledger.py"
 TESTS = "tests/privacy/test_ledger.py"
 
@@ -11,7 +14,7 @@ MUTANTS = (
     Mutant(
         "inherited_releases_unpriced",
         "a run from a hyper-policy would verify as if it had started from nothing",
-        LEDGER,
+        HEADER,
         "inherited=composition_of(self.inherited),",
         "inherited=None,",
         ("tests/mechanisms/test_policy_file.py::test_the_ledger_header_alone_prices_both_runs",),
@@ -19,7 +22,7 @@ MUTANTS = (
     Mutant(
         "fixed_seed_certified_afterwards",
         "a run whose noise anybody can draw again would be priced as private",
-        LEDGER,
+        HEADER,
         "run_leaks=self.leaks,",
         "run_leaks=(),",
         (f"{TESTS}::test_a_fixed_seed_voids_the_certified_epsilon",),
@@ -27,7 +30,7 @@ MUTANTS = (
     Mutant(
         "fixed_seed_accepted",
         "certified accounting refuses a run whose noise anybody can draw again",
-        LEDGER,
+        HEADER,
         'if self.accounting == "certified" and self.leaks and self.epsilon is not None:',
         "if False:",
         (f"{TESTS}::test_a_fixed_seed_is_refused_by_certified_accounting",),
@@ -35,7 +38,7 @@ MUTANTS = (
     Mutant(
         "budget_without_leaks",
         "the certified budget would be held against the epsilon that ignores leaks",
-        LEDGER,
+        HEADER,
         "return float(getattr(self.price(composition), self.accounting)) <= self.epsilon",
         "return self.price(composition).noise_only <= self.epsilon",
         (f"{TESTS}::test_a_leaky_plan_is_refused_at_any_budget",),
@@ -51,7 +54,7 @@ MUTANTS = (
     Mutant(
         "charge_not_counted",
         "the budget would see one release however many were charged",
-        LEDGER,
+        GATE,
         "self.composition[release] += 1",
         "self.composition[release] = 1",
         ("tests/privacy/test_ledger.py::test_past_the_budget_is_refused_and_nothing_is_written",),
@@ -67,16 +70,16 @@ MUTANTS = (
     Mutant(
         "resume_forgets_charges",
         "every restart would begin with a full budget",
-        LEDGER,
-        "self.composition: Composition = Counter(contents.composition)",
+        GATE,
+        "self.composition: Composition = Counter(composition)",
         "self.composition: Composition = Counter()",
         ("tests/privacy/test_ledger.py::test_resume_cuts_only_the_unacknowledged_tail",),
     ),
     Mutant(
         "resume_prices_the_plan_alone",
         "what a killed run spent would not count against its next plan",
-        LEDGER,
-        "union = contents.composition | planned",
+        GATE,
+        "union = composition | planned",
         "union = planned",
         ("tests/privacy/test_ledger.py::test_resume_holds_the_budget_against_another_plan",),
     ),
@@ -91,7 +94,7 @@ MUTANTS = (
     Mutant(
         "one_release_more_than_cleared",
         "every plan could be passed by one release",
-        LEDGER,
+        GATE,
         "if self.composition[release] < self._cleared[release]:",
         "if self.composition[release] <= self._cleared[release]:",
         (f"{TESTS}::test_a_planned_run_may_use_its_whole_plan_and_no_more",),
@@ -99,7 +102,7 @@ MUTANTS = (
     Mutant(
         "a_plan_beside_what_came_instead",
         "adaptive releases and the plan that they replace could both be spent",
-        LEDGER,
+        GATE,
         "self._cleared = Counter()",
         "pass",
         (f"{TESTS}::test_a_fixed_plan_is_not_admitted_beside_adaptive_releases_that_spent_its_budget",),
@@ -108,14 +111,14 @@ MUTANTS = (
         "an_overspent_plan_starts",
         "a run would begin that cannot keep its budget",
         LEDGER,
-        "if not header.within_budget(planned):",
+        "if not gate.clears_plan:",
         "if False:",
         (f"{TESTS}::test_an_overspent_plan_creates_no_file",),
     ),
     Mutant(
         "gate_takes_the_cheapest_inheritance",
         "a unit may be in the dearest part of the run before",
-        LEDGER,
+        GATE,
         "self._theirs = max(theirs",
         "self._theirs = min(theirs",
         (f"{TESTS}::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
@@ -124,7 +127,7 @@ MUTANTS = (
     Mutant(
         "gate_forgets_leaks",
         "a leak before would not stop the certified run after it",
-        LEDGER,
+        GATE,
         "and (self._leaky or release.leaks):",
         "and release.leaks:",
         (f"{TESTS}::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
@@ -133,7 +136,7 @@ MUTANTS = (
     Mutant(
         "gate_does_not_count",
         "the filter's running sum would stay where it was",
-        LEDGER,
+        GATE,
         "self.mine.add(release)",
         "pass",
         ("tests/privacy/test_ledger.py::test_a_ledger_admits_what_pricing_the_whole_would",),
@@ -141,7 +144,7 @@ MUTANTS = (
     Mutant(
         "gate_adds_up_parts",
         "the filter's sum says nothing of releases about parts",
-        LEDGER,
+        GATE,
         "whole = not self._parts and release.part is None",
         "whole = True",
         ("tests/privacy/test_ledger.py::test_the_gate_decides_as_pricing_the_whole_over_long_streams",),
@@ -149,7 +152,7 @@ MUTANTS = (
     Mutant(
         "edited_lines_accepted",
         "whoever rewrites a charge would not be found",
-        LEDGER,
+        FILE,
         "if stated != chain or raw !=",
         "if False and raw !=",
         (f"{TESTS}::test_any_changed_byte_is_refused_and_its_line_named",),
@@ -157,7 +160,7 @@ MUTANTS = (
     Mutant(
         "lines_like_others_unchecked",
         "the quick way through a long ledger would skip the checksum",
-        LEDGER,
+        FILE,
         "return after if raw == body",
         "return after if raw.startswith(body) or raw == body",
         (f"{TESTS}::test_any_changed_byte_is_found_in_lines_like_those_before",),
@@ -165,7 +168,7 @@ MUTANTS = (
     Mutant(
         "steps_out_of_order",
         "a ledger with charges left out and its chain made again would be read",
-        LEDGER,
+        FILE,
         "if content.step != releases:",
         "if content.step < releases:",
         (f"{TESTS}::test_a_well_chained_line_must_still_make_sense",),
@@ -205,18 +208,21 @@ MUTANTS = (
     Mutant(
         "resume_with_other_settings",
         "a ledger's header would describe a run that was not made",
-        "dptune/training/opening.py",
-        "_check_same_run(ledger, header)\n    if",
-        "if",
+        LEDGER,
+        "if changed := header.differences(found):",
+        "if changed := []:",
         ("tests/training/test_resume.py::test_a_resume_with_other_settings_is_refused",),
     ),
     Mutant(
         "checkpoint_without_a_ledger",
         "released weights would be trained on with a fresh budget",
-        "dptune/training/opening.py",
-        "left = [name for name in RELEASED if (directory / name).exists()]",
-        "left = [name for name in RELEASED if False]",
-        ("tests/training/test_resume.py::test_a_checkpoint_without_its_ledger_is_refused",),
+        LEDGER,
+        "left = [file for file in RunFolder(path.parent).released if file.exists()]",
+        "left = []",
+        (
+            "tests/training/test_resume.py::test_a_checkpoint_without_its_ledger_is_refused",
+            "tests/policy/test_training.py::test_a_state_without_its_ledger_is_no_start",
+        ),
     ),
     Mutant(
         "header_of_other_units",

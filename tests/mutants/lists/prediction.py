@@ -240,8 +240,8 @@ MUTANTS = (
         "the_note_is_not_read",
         "a ledger that was cut or put back would be a fresh budget",
         DEPLOYMENT,
-        "        if known is not None:\n            _check_same(",
-        "        if False:\n            _check_same(",
+        "        if known is not None:\n            _check_known(",
+        "        if False:\n            _check_known(",
         (f"{ANSWERS}::test_an_older_copy_of_the_ledger_is_no_fresh_budget",),
     ),
     Mutant(

@@ -1,0 +1,231 @@
+"""The file of a ledger: one JSON object a line, each sealed by the SHA-256 of all lines up to its own.
+
+The first line is the run's header, then comes one line per release, and a last line when the run has ended. A torn,
+reordered or edited line is found and named. Lines cut off whole at the end cannot be seen in the file alone:
+checkpoints keep the length and chain that they rely on, and an unfinished ledger says so. The file holds nothing
+private: a release describes the mechanism, never the records.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import OtherFormatError, RunHeader
+
+GENESIS = "0" * 64
+_RUN_LINE = b'{"accounting":"'  # how the first line begins
+_STEP = b'"step":'  # the last key of a release before its chain
+_SEAL = len(',"chain":"' + GENESIS + '"}\n')
+_MOST_KNOWN = 4096  # kinds of release whose lines are remembered
+
+
+class LedgerError(DptuneError):
+    """A ledger that cannot be trusted or continued; the message names the file, the line and the reason."""
+
+
+@dataclass(frozen=True)
+class LedgerContents:
+    """What a ledger file says, after every line was checked."""
+
+    header: RunHeader
+    composition: Composition
+    releases: int
+    chain: str
+    complete: bool
+    last: Release | None = None
+
+    @property
+    def epsilons(self) -> Epsilons:
+        """Recomputed from the file alone."""
+        return self.header.price(self.composition)
+
+
+def read_ledger(path: Path) -> LedgerContents:
+    """Read and check a whole ledger.
+
+    Raises: LedgerError naming the first line that is torn, edited, out of order or out of place.
+    """
+    header: RunHeader | None = None
+    composition: Composition = Counter()
+    releases, chain, complete = 0, GENESIS, False
+    last: Release | None = None
+    for number, content, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
+        if complete:
+            raise _bad(path, number, "comes after the end of the run")
+        if isinstance(content, RunHeader) != (number == 1):
+            raise _bad(path, number, "is not where a run line belongs")
+        if isinstance(content, RunHeader):
+            header = content
+        elif isinstance(content, _Charge):
+            if content.step != releases:
+                raise _bad(path, number, f"is not step {releases}: lines are missing or reordered")
+            last = content.release
+            composition[last] += 1
+            releases += 1
+        else:
+            if content.releases != releases:
+                raise _bad(path, number, f"says {content.releases} releases where there are {releases}")
+            complete = True
+    if header is None:
+        raise LedgerError(
+            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run began here, it holds nothing."
+        )
+    return LedgerContents(header, composition, releases, chain, complete, last)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a ledger's run has ended: its last line is there, which is written after all else."""
+    try:
+        return path.exists() and read_ledger(path).complete
+    except LedgerError:
+        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+
+
+def chain_after(path: Path, releases: int) -> str | None:
+    """The checksum of a ledger after its first ``releases`` releases; None if it has fewer."""
+    for number, content, chain in _lines(path):
+        if number == releases + 1 and not isinstance(content, _End):
+            return chain
+    return None
+
+
+def discard_unborn(path: Path) -> None:
+    """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it.
+
+    Only what a write that was cut off leaves is removed: nothing, or the start of a first line. Any other file
+    without a whole line was damaged later, and stays.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LedgerError(f"{path}: another process is starting it. Fix: wait for it.") from None
+        content = file.read()
+        begun = _RUN_LINE.startswith(content[: len(_RUN_LINE)]) and b'"kind":"release"' not in content
+        if begun and b"\n" not in content:
+            path.unlink()
+
+
+def sealed(body: str, chain: str) -> tuple[bytes, str]:
+    """The line of a record that follows ``chain``, and the chain after it."""
+    after = hashlib.sha256((chain + body).encode()).hexdigest()
+    return f'{body[:-1]},"chain":"{after}"}}\n'.encode(), after
+
+
+def encoded(record: Mapping[str, Any]) -> str:
+    """The one canonical spelling of a record."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def release_body(release: Release) -> str:
+    """The line of a release up to its step, whose key is the last of all."""
+    body = encoded({"kind": "release", "step": 0, **release.to_dict()})
+    return body.removesuffix("0}")
+
+
+class _Charge(NamedTuple):
+    """A release and where it says it stands."""
+
+    step: int
+    release: Release
+
+
+class _End(NamedTuple):
+    """The last line."""
+
+    releases: int
+
+
+_Content = RunHeader | _Charge | _End
+
+
+def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
+    """Number, content and chain of every line, each checked against the chain and its one canonical spelling."""
+    chain = GENESIS
+    known: dict[bytes, Release] = {}
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({error.strerror}). Fix: check the path.") from None
+    with file:
+        for number, raw in enumerate(file, start=1):
+            head = raw[: raw.rfind(_STEP) + len(_STEP)]
+            release = known.get(head)
+            if release is not None:
+                after = _chain_of_known(raw, head, number - 2, chain)
+                if after is not None:
+                    chain = after
+                    yield number, _Charge(number - 2, release), chain
+                    continue
+            record, chain = _checked(path, number, raw, chain)
+            content = _content(path, number, record)
+            yield number, content, chain
+            if isinstance(content, _Charge) and raw[len(head) : -_SEAL] == b"%d" % content.step:
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[head] = content.release
+
+
+def _chain_of_known(raw: bytes, head: bytes, step: int, chain: str) -> str | None:
+    """The chain after a line that is spelt like one that was checked but for its step, its last key before the chain;
+    None if it is not.
+
+    JSON is written key by key: where one step makes the canonical line, the number of another makes the other's.
+    """
+    body = head + b"%d" % step
+    after = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
+    return after if raw == body + f',"chain":"{after}"}}\n'.encode() else None
+
+
+def _checked(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
+    """The record of a line, without its chain, and the chain after it."""
+    if not raw.endswith(b"\n"):
+        raise _bad(path, number, "is torn: the write was cut off")
+    try:
+        record = json.loads(raw)
+        stated = record.pop("chain")
+        body = encoded(record)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise _bad(path, number, "is torn or no ledger line") from None
+    line, chain = sealed(body, chain)
+    if stated != chain or raw != line:
+        raise _bad(path, number, "was edited or reordered: its checksum does not follow from the lines above")
+    return record, chain
+
+
+def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
+    kind = record.pop("kind", None)
+    try:
+        if kind == "run":
+            return RunHeader.from_dict(record)
+        if kind == "release":
+            return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
+        if kind == "end" and set(record) == {"releases"}:
+            return _End(_whole(record["releases"]))
+    except OtherFormatError as error:  # one fix: there is nothing to restore
+        raise LedgerError(f"{path}, line {number}: {error}") from None
+    except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
+        raise _bad(path, number, f"does not describe a {kind}: {error}") from None
+    raise _bad(path, number, f"is no valid {kind!r} line")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:  # nor a bool
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _bad(path: Path, number: int, reason: str) -> LedgerError:
+    return LedgerError(f"{path}, line {number}: {reason}. Fix: restore the file; no epsilon can be computed from it.")

@@ -1,0 +1,61 @@
+"""The folder of a run, and the names of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dptune.privacy.ledger_file import is_complete
+
+
+class RunFolder:
+    """Where each file of a run lies. No other module spells these names.
+
+    Attributes:
+        path: the folder; it need not exist.
+        ledger: what the run was charged.
+        checkpoint: weights, optimizer and controller of a fine-tuning run that is under way.
+        state: what a policy run has released so far; ``progress`` is its curve.
+        adapter: folder of the weights, PEFT's.
+        controller: folder of a learned hyper-policy.
+        history: points of the learning curves; ``knobs`` are the mechanism's settings along the way.
+        served: how many answers an ensemble gave.
+        result: what a report needs to know of a finished run.
+        results: the same of runs that make several things at once.
+        cell: what was asked for; of a policy run, ``job``.
+        lock: held by the process that works in the folder.
+        mlflow_run: id of the run in MLflow.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = path / "ledger.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.state = path / "state.safetensors"
+        self.progress = path / "progress.json"
+        self.adapter = path / "adapter"
+        self.controller = path / "controller"
+        self.history = path / "history.jsonl"
+        self.knobs = path / "knobs.jsonl"
+        self.served = path / "served.json"
+        self.result = path / "result.json"
+        self.results = path / "results.json"
+        self.cell = path / "cell.json"
+        self.job = path / "job.json"
+        self.lock = path / "lock"
+        self.mlflow_run = path / "mlflow_run"
+
+    @property
+    def states(self) -> tuple[Path, ...]:
+        """Files whose headers say how many releases they rely on. They are written before the first charge too."""
+        return self.checkpoint, self.state
+
+    @property
+    def released(self) -> tuple[Path, ...]:
+        """Files that show that the run released something, where its ledger is gone or says nothing of it."""
+        outcome = (self.adapter, self.controller, self.history, self.knobs, self.served, self.result, self.results)
+        return *self.states, *outcome
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a fine-tuning run has ended, and left its result."""
+        return self.result.exists() and is_complete(self.ledger)

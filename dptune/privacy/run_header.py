@@ -1,0 +1,165 @@
+"""The first line of a ledger: everything besides its releases that an epsilon depends on."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.privacy.accountants import (
+    PUBLISHED_ACCOUNTANTS,
+    Epsilons,
+    epsilons,
+    leaks_of,
+    published_epsilon,
+)
+from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.release import Composition, Release
+
+ACCOUNTINGS = ("certified", "noise_only", "published")
+_FORMAT = 5
+
+
+class OtherFormatError(ConfigError):
+    """A ledger of another version of dptune: whole, but not for this one to price."""
+
+    def __init__(self, written: Any) -> None:
+        problem = f"{written!r} is not format {_FORMAT}, which this dptune reads"
+        super().__init__("format", problem, fix="verify it with the dptune that wrote it, and keep the file as it is")
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """The first line of a ledger: everything besides the releases that an epsilon depends on. Public.
+
+    Attributes:
+        mechanism: registered name.
+        published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
+        accounting: which epsilon the budget limits, one of ``ACCOUNTINGS``.
+        epsilon: the budget, or None when the run has none (the non-private mechanism).
+        delta: of every epsilon of this run.
+        unit: "encounter" or "patient": what is added or removed.
+        units: how many units the training data holds (public by assumption).
+        data: label of the data source, "synthetic" included.
+        telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
+            only what was released and what is public is told; the times at which it was released are not covered:
+            Prefect's database, logs and files keep them.
+        leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
+        renyi_filter: the filter fixed before the run, or None.
+        inherited: releases of other runs that this one was made from; its epsilon includes them.
+        schedule: digest of whatever else decides which units a release is about; empty where nothing does.
+        plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
+            it does what it says.
+        run_id: ties checkpoints to this ledger.
+    """
+
+    mechanism: str
+    published_accountant: str
+    accounting: str
+    epsilon: float | None
+    delta: float
+    unit: str
+    units: int
+    data: str = "unspecified"
+    telemetry: str = "research"
+    leaks: tuple[str, ...] = ()
+    renyi_filter: RenyiFilter | None = None
+    inherited: tuple[tuple[Release, int], ...] = ()
+    schedule: str = ""
+    plugins: tuple[str, ...] = ()
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.delta, float) and 0 < self.delta < 1):
+            raise ConfigError("delta", f"{self.delta!r} is not in (0, 1)", fix="use a number")
+        if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and math.isfinite(self.epsilon)):
+            raise ConfigError("epsilon", f"{self.epsilon!r} is not a number", fix="use a number")
+        if self.accounting not in ACCOUNTINGS:
+            raise ConfigError("accounting", f"unknown {self.accounting!r}", fix=f"use {' or '.join(ACCOUNTINGS)}")
+        if self.published_accountant not in PUBLISHED_ACCOUNTANTS:
+            raise ConfigError(
+                "published_accountant", f"unknown {self.published_accountant!r}", fix="use a known accountant"
+            )
+        if self.accounting == "certified" and self.leaks and self.epsilon is not None:
+            raise ConfigError(
+                "accounting",
+                f"certified is refused: {'; '.join(self.leaks)}",
+                fix="remove the leak or use published",
+            )
+
+    def differences(self, other: RunHeader) -> list[str]:
+        """Names of the fields in which another header differs; its run's number may be another."""
+        theirs = replace(other, run_id=self.run_id)
+        return [item.name for item in fields(self) if getattr(self, item.name) != getattr(theirs, item.name)]
+
+    def price(self, composition: Composition) -> Epsilons:
+        """The three epsilons of a composition in this run."""
+        return epsilons(
+            composition,
+            self.delta,
+            published_accountant=self.published_accountant,
+            renyi_filter=self.renyi_filter,
+            run_leaks=self.leaks,
+            inherited=composition_of(self.inherited),
+        )
+
+    def leaks_of(self, composition: Composition) -> tuple[str, ...]:
+        """Why a run of these releases has no certified epsilon; priced at nothing."""
+        return leaks_of(composition + composition_of(self.inherited), self.renyi_filter, self.leaks)
+
+    def within_budget(self, composition: Composition) -> bool:
+        """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
+        if self.epsilon is None:
+            return True
+        if self.accounting == "published":  # the others would price a moving noise at every charge
+            return published_epsilon(self.published_accountant, composition, self.delta) <= self.epsilon
+        return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        data = asdict(self)
+        data["leaks"] = list(self.leaks)
+        data["inherited"] = [[release.to_dict(), count] for release, count in self.inherited]
+        data["plugins"] = list(self.plugins)
+        if not self.plugins:
+            del data["plugins"]  # so that ledgers without plug-ins stay as they were
+        return {"format": _FORMAT, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
+        """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
+        values = {"plugins": [], **data}
+        if (written := values.pop("format", None)) != _FORMAT:
+            raise OtherFormatError(written)
+        known = {item.name for item in fields(cls)}
+        if set(values) != known:
+            raise ConfigError("run", f"keys {sorted(set(values) ^ known)} missing or unknown", fix="use a whole ledger")
+        if not isinstance(values["leaks"], list):
+            raise ConfigError("leaks", "is not a list", fix="write a list of reasons")
+        values["leaks"] = tuple(values["leaks"])
+        plugins = values["plugins"]
+        if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+            raise ConfigError("plugins", f"{plugins!r} is not a list of names", fix="use a whole ledger")
+        values["plugins"] = tuple(plugins)
+        values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
+        if values["renyi_filter"] is not None:
+            values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
+        return cls(**values)
+
+
+def composition_of(inherited: tuple[tuple[Release, int], ...]) -> Composition:
+    """The releases of a header's ``inherited``; entries that name the same release add up."""
+    total: Composition = Counter()
+    for release, count in inherited:
+        total[release] += count
+    return total
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError("inherited", f"{value!r} is no count", fix="write a whole number")
+    return value
