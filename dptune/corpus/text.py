@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows, read_source
-from dptune.corpus.reading.rows import rows_of
+from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
 from dptune.corpus.reading.report import Encoded
@@ -119,14 +121,32 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
     if not every and all(message["role"] != "assistant" for message in chat.messages):
         raise _refused(record, "no message is an assistant's", "give one, or use training.loss_on: all")
     if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
-        marked = _rendered(
-            record, chat.messages, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return list(marked["input_ids"]), np.array(marked["assistant_masks"], dtype=bool)
+        return _marked(record, chat, tokenizer)
     _template(tokenizer)
-    text = _rendered(record, chat.messages, tokenizer, tokenize=False)
+    text = _rendered(record, chat.messages, tokenizer)
     ids = _plain(text, tokenizer)
     return _whole(ids) if every else (ids, _said_by_assistant(record, chat, tokenizer, text, ids))
+
+
+def _marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
+    """The tokens of a chat; those count of which a character lies between the template's marks.
+
+    The tokenizer's own ``return_assistant_tokens_mask`` counts all the rest of a chat where the last character between
+    marks belongs to no token, as a space that a tokenizer drops.
+    """
+    with _located(record):
+        (text,), (spans,) = render_jinja_template(
+            conversations=[list(chat.messages)],
+            chat_template=_template(tokenizer),
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+    found = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False, return_offsets_mapping=True)
+    starts, ends = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+    counts = np.zeros(len(starts), dtype=bool)
+    for first, last in spans:
+        counts |= (starts < last) & (ends > first)
+    return list(found["input_ids"]), counts
 
 
 def _template(tokenizer: Any) -> str:
@@ -143,8 +163,8 @@ def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, id
     for place, message in enumerate(chat.messages):
         if message["role"] != "assistant":
             continue
-        before = _rendered(record, chat.messages[:place], tokenizer, tokenize=False, add_generation_prompt=True)
-        after = _rendered(record, chat.messages[: place + 1], tokenizer, tokenize=False)
+        before = _rendered(record, chat.messages[:place], tokenizer, add_generation_prompt=True)
+        after = _rendered(record, chat.messages[: place + 1], tokenizer)
         if not (text.startswith(after) and after.startswith(before)):
             problem = f"the chat template renders what precedes or ends message {place + 1} otherwise in a longer chat"
             fix = "use a template that marks generations, or training.loss_on: all"
@@ -153,12 +173,19 @@ def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, id
     return counts
 
 
-def _rendered(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> Any:
+def _rendered(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
     if not messages:
         return ""  # an assistant speaks first; templates take no empty chat
+    with _located(record):
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+
+
+@contextmanager
+def _located(record: Record) -> Iterator[None]:
+    """Within, whatever a template raises becomes a DataError of this record."""
     try:
-        return tokenizer.apply_chat_template(list(messages), **options)
-    except Exception as error:  # whatever a template may raise
+        yield
+    except Exception as error:
         problem = f"the chat template does not take these messages ({type(error).__name__})"
         raise _refused(record, problem, "give the roles and the order that the model knows") from error
 

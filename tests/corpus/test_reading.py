@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -109,6 +110,16 @@ def test_rows_of_python_are_read(given_as: Any) -> None:
     found = read(RecordSource(given_as(rows), unit="who"))
     assert contents(found) == [Text("one"), Text("two"), Text("three")]
     assert [record.unit for record in found] == [unit_key("1"), unit_key(1), unit_key("2")]
+
+
+def test_rows_of_a_data_frame_are_read() -> None:
+    """Numbers of NumPy are numbers, and pandas' nothing is nothing."""
+    frame = pd.DataFrame({"age": pd.array([50, None], "Int64"), "who": np.array([7, 8], np.int64)})
+    found = read(RecordSource(frame.to_dict("records"), template="{age}", unit="who"))
+    assert contents(found) == [Text("50"), Text("unknown")]
+    assert [record.unit for record in found] == [unit_key(7), unit_key(8)]
+    with pytest.raises(DataError, match="names no unit"):
+        read(RecordSource(frame.to_dict("records"), template="{who}", unit="age"))
 
 
 def test_a_table_without_such_columns_is_told_column_by_column(tmp_path: Path) -> None:

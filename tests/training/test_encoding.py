@@ -213,6 +213,28 @@ def test_what_an_assistant_says_counts_with_its_end(template: str, said: list[st
 
 
 @given(said=turns)
+def test_marks_are_those_of_the_library(said: list[str]) -> None:
+    tokens = tokenizer(template=MARKED)
+    messages = list(chat(*said).messages)
+    theirs = tokens.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    ids, counts = encoded(chat(*said), tokens, width=400)
+    assert (ids, counts) == (theirs["input_ids"], [bool(one) for one in theirs["assistant_masks"]])
+
+
+def test_a_dropped_space_does_not_make_the_rest_of_a_chat_count() -> None:
+    """The library's mask goes on to the end where the last character between marks is in no token."""
+    core = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "b": 2, "c": 3, "d": 4}, unk_token="<end>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<end>")
+    tokens.chat_template = (
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] }} {% endgeneration %}"
+        "{% else %}{{ message['content'] }} {% endif %}{% endfor %}"
+    )
+    assert encoded(chat("a", "b", "c", "d"), tokens) == ([1, 2, 3, 4], [False, True, False, True])
+
+
+@given(said=turns)
 def test_prefixes_find_what_marks_say(said: list[str]) -> None:
     one, other = (encoded(chat(*said), tokenizer(template=template)) for template in (CHATML, MARKED))
     assert one == other

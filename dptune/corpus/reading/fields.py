@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
+import numpy as np
+
 from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text, row_key, unit_key
 from dptune.corpus.reading.source import RecordSource, template_columns
 from dptune.errors import DataError
@@ -108,7 +110,7 @@ class RecordMaker:
             return row_key(content, own_id)
         _scalar(row, column, refuse)
         try:
-            key = unit_key(row[column])
+            key = unit_key(_value(row, column, refuse))
         except TypeError as error:
             raise refuse(column, f"holds a {error}", "give text or a number") from None
         if key is None:
@@ -142,7 +144,10 @@ def _listed(columns: Sequence[str]) -> str:
 def _value(row: Row, column: str, refuse: Refuse) -> Any:
     if column not in row:
         raise refuse(column, "the row lacks this column", "give every record one")
-    return row[column]
+    value = row[column]
+    if isinstance(value, np.generic):  # rows of Python may come from an array or a data frame
+        return value.item()
+    return None if type(value).__name__ == "NAType" else value
 
 
 def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dptune.corpus.reading.fields import RecordMaker
+from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.record import Record
-from dptune.corpus.reading.rows import rows_of
 from dptune.corpus.reading.source import Data, Fractions, RecordSource
 from dptune.corpus.splits import sides_of
 from dptune.errors import ConfigError

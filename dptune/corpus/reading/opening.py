@@ -1,0 +1,45 @@
+"""From what a source names to its rows, whatever format it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.reading.jsonl_file import jsonl_rows
+from dptune.corpus.reading.library import hub_rows, saved_rows
+from dptune.corpus.reading.rows import Rows, led_by_first, mappings
+from dptune.corpus.reading.source import Data, RecordSource, is_hub_name
+from dptune.corpus.reading.table_file import table_rows
+from dptune.corpus.reading.text_file import text_rows
+from dptune.errors import DataError
+
+_PYTHON = "the records given from Python"
+
+
+def rows_of(source: RecordSource, data: Data) -> Rows:
+    """Open ``data``.
+
+    Raises: ConfigError for what the source cannot mean; DataError for what cannot be read, now or at the row.
+    """
+    if not isinstance(data, str | Path):
+        return _given(data)
+    if is_hub_name(source, data):
+        return hub_rows(source, str(data))
+    path = Path(data)
+    if not path.exists():
+        fix = "check the path; a data set of the hub needs data.revision"
+        raise DataError("there is no such file", fix=fix, file=path)
+    readers = {"text": text_rows, "jsonl": jsonl_rows, "table": table_rows, "datasets": saved_rows}
+    return readers[source.format_of(path)](source, path)
+
+
+def _given(data: Iterable[Mapping[str, Any]]) -> Rows:
+    columns = getattr(data, "column_names", None)  # of a datasets.Dataset, which need not be installed
+    if isinstance(columns, Mapping):
+        fix = f"give one of its parts, such as data[{next(iter(columns), 'train')!r}]"
+        raise DataError("is a DatasetDict", fix=fix, file=_PYTHON)
+    rows = mappings(data, _PYTHON)
+    if isinstance(columns, list):
+        return Rows(_PYTHON, tuple(columns), 1, True, rows)
+    return led_by_first(_PYTHON, rows)

@@ -1,0 +1,75 @@
+"""Rows of a text file: its paragraphs, or its lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dptune.corpus.reading.rows import Rows, decoded
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import DataError
+
+#: Lines of one paragraph, on average, from which a file may as well hold one record a line.
+_LINES_OF_A_PARAGRAPH = 20
+#: Lines that are looked at to tell text from JSON, how many there must be, and the fields that a table has at least.
+_LOOKED_AT, _ENOUGH, _FIELDS = 50, 5, 3
+
+
+def text_rows(source: RecordSource, path: Path) -> Rows:
+    """One row for each paragraph or line; its number is that of its first line."""
+    content = decoded(path)
+    lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    _refuse_other_formats(path, lines, stated=source.records_are is not None)
+    by_paragraph = any(not line.strip() for line in _inner(lines))
+    if source.records_are is None and by_paragraph:
+        _refuse_swallowed(path, lines)
+    if source.records_are == "lines" or (source.records_are is None and not by_paragraph):
+        found = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+    else:
+        found = list(_paragraphs(lines))
+    if not found:
+        raise DataError("holds no records", fix="give one at least", file=path)
+    # The column is called what the source calls it, so that text needs no case of its own.
+    column = source.text or "text"
+    return Rows(str(path), (column,), 1, False, ((number, {column: text}) for number, text in found))
+
+
+def _inner(lines: Sequence[str]) -> Sequence[str]:
+    """The lines without the empty ones at both ends."""
+    told = [number for number, line in enumerate(lines) if line.strip()]
+    return lines[told[0] : told[-1] + 1] if told else []
+
+
+def _paragraphs(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Each paragraph with the number of its first line; white space becomes single spaces."""
+    start, words = 0, list[str]()
+    for number, line in enumerate([*lines, ""], start=1):
+        if line.strip():
+            start = start if words else number
+            words += line.split()
+        elif words:
+            yield start, " ".join(words)
+            words = []
+
+
+def _refuse_swallowed(path: Path, lines: Sequence[str]) -> None:
+    """One empty line in a file of one record a line would make two records of it, each of half the people."""
+    paragraphs, filled = len(list(_paragraphs(lines))), sum(bool(line.strip()) for line in lines)
+    if filled > _LINES_OF_A_PARAGRAPH * paragraphs:
+        row = 1 + next(number for number, line in enumerate(lines) if not line.strip())
+        problem = f"has {filled} lines and {paragraphs} paragraphs, so an empty line may have joined records"
+        raise DataError(problem, fix="say data.records_are: lines, or paragraphs", file=path, row=row)
+
+
+def _refuse_other_formats(path: Path, every: Sequence[str], *, stated: bool) -> None:
+    lines = [line for line in every[:_LOOKED_AT] if line.strip()]
+    if len(lines) < _ENOUGH:
+        return
+    if all(re.fullmatch(r"\s*\{.*\}\s*", line) for line in lines):
+        raise DataError("looks like JSONL and is read as text", fix="use data.format: jsonl", file=path, row=1)
+    for delimiter in "" if stated else ",\t":
+        counts = {line.count(delimiter) + 1 for line in lines}
+        if len(counts) == 1 and counts.pop() >= _FIELDS:
+            fix = "use data.format: table; if it is text, say data.records_are: lines or paragraphs"
+            raise DataError("looks like a table and is read as text", fix=fix, file=path, row=1)
