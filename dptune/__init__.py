@@ -1,7 +1,7 @@
 """dptune: differentially private fine-tuning of language models, with honest epsilons.
 
 Layers, each importing only those to its right:
-``tuning -> training -> mechanisms -> privacy``; ``corpus`` stands alone. ``dptune.tune`` is loaded when it is asked for.
+``tuning -> training -> mechanisms -> privacy``; ``corpus`` stands alone. ``dptune.tune`` is imported at its first use.
 """
 
 from __future__ import annotations

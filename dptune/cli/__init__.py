@@ -1,4 +1,4 @@
-"""Tune a model on records of your own; price a mechanism, calibrate it, search its noise, audit it, and verify a ledger.
+"""Tune a model on your records; price a mechanism, calibrate it, search its noise, audit it, and verify a ledger.
 
 One file a group of commands. What a command needs of the library it imports when it runs, so that help and
 completion answer at once.

@@ -92,16 +92,40 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""
-    given = dict(
-        epsilon=epsilon, delta=delta, mechanism=mechanism, options=read_options(options), batch=batch, epochs=epochs,
-        learning_rate=learning_rate, max_length=max_length, cut_records=cut_records, records_per_unit=records_per_unit,
-        rows=rows, rank=rank, alpha=alpha, target_modules=_modules(target_modules), loss_on=loss_on,
-        eval_share=eval_share, telemetry=telemetry, seed=seed, device=device, dtype=dtype, label=label,
-    )  # fmt: skip
-    columns = dict(text=text, prompt=prompt, completion=completion, messages=messages, template=template)
-    source = dict(
-        data=str(data), format=file_format, unit=unit, public=None if public is None else str(public), **columns
-    )
+    given = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "mechanism": mechanism,
+        "options": read_options(options),
+        "batch": batch,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+        "cut_records": cut_records,
+        "records_per_unit": records_per_unit,
+        "rows": rows,
+        "rank": rank,
+        "alpha": alpha,
+        "target_modules": _modules(target_modules),
+        "loss_on": loss_on,
+        "eval_share": eval_share,
+        "telemetry": telemetry,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+        "label": label,
+    }
+    source = {
+        "data": str(data),
+        "format": file_format,
+        "text": text,
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages,
+        "template": template,
+        "unit": unit,
+        "public": None if public is None else str(public),
+    }
     try:
         _tune(model, revision, source, given, out, dry_run, as_json)
     except DptuneError as error:
@@ -148,7 +172,9 @@ def _logged() -> None:
     """Let progress be seen where no terminal draws a bar."""
     import logging
     import sys
+    import warnings
 
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
     if not sys.stderr.isatty():
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dptune.progress").setLevel(logging.INFO)
@@ -190,8 +216,10 @@ def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
-    said = {f"perplexity_{when}_{name.split()[0].replace('-', '_')}": figure
-            for name, pair in tuned.perplexity.items() for when, figure in zip(("before", "after"), pair, strict=True)}  # fmt: skip
+    said = {}
+    for name, (before, after) in tuned.perplexity.items():
+        whose = name.split()[0].replace("-", "_")
+        said |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}
     show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
     if as_json:
         return
@@ -202,8 +230,8 @@ def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
         )
     typer.echo(f'Load it: PeftModel.from_pretrained(base, "{adapter}"), with {model} as its base.')
     typer.echo(f"Check it: dptune verify {adapter}")
-    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} --set noise_multiplier="
-               f"{prepared.mechanism.mechanism.knobs().noise_multiplier:.6g}")  # fmt: skip
+    noise = f"{prepared.mechanism.mechanism.knobs().noise_multiplier:.6g}"
+    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} --set noise_multiplier={noise}")
 
 
 def _where(out: Path) -> str:

@@ -28,7 +28,7 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
     lines = [
         f"# LoRA adapter for {result['base']}",
         "",
-        "Fine-tuned with differential privacy by [dptune](https://pypi.org/project/dptune/).",
+        "Fine-tuned with differential privacy by dptune.",
         "",
         section,
         "",
@@ -102,14 +102,10 @@ def privacy_section(contents: LedgerContents, ledger_sha256: str, weights_sha256
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
     not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
-    body = [
-        "## Privacy",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {_cell(value)} |" for name, value in rows.items()),
-    ]
-    return "\n".join([START, *body, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END])
+    table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
+    return "\n".join(
+        [START, "## Privacy", "", *table, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END]
+    )
 
 
 def _perplexities(figures: Mapping[str, Any]) -> list[str]:

@@ -96,12 +96,12 @@ def tune(
     told too, which no epsilon covers; ``telemetry="private"`` leaves it out and holds nobody out.
 
     Args:
-        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``, which is left
-            without adapters.
+        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
+            gets no adapters itself.
         records: a path, a list of dicts, or a ``datasets.Dataset``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.
-        text, prompt, completion, messages, template: what a row says, as ``RecordSource`` has it; found by name if None.
+        text, prompt, completion, messages, template: what a row says, as ``RecordSource`` has it; None finds it.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
         settings: further fields of ``Settings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
