@@ -41,12 +41,10 @@ _OPTIONS = {
     "learning_rate": "--learning-rate",
     "target_modules": "--target-modules",
     "options.noise_multiplier": "--set noise_multiplier",
-    **{name: f"--{name}" for name in ("epsilon", "delta", "batch", "epochs", "rows", "rank", "alpha", "mechanism")},
-    **{name: f"--{name}" for name in ("device", "public", "out")},
 }
-_NAMES = re.compile(
-    r"(?<![\w.-])(" + "|".join(re.escape(name) for name in sorted(_OPTIONS, key=len, reverse=True)) + r")\b"
-)
+#: Names that are words too, and so are meant only where a message begins with them.
+_WORDS = ("epsilon", "delta", "batch", "epochs", "rows", "rank", "alpha", "mechanism", "device", "public", "out")
+_NAMES = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
 def tune(
@@ -129,7 +127,7 @@ def tune(
     try:
         _tune(model, revision, source, given, out, dry_run, as_json)
     except DptuneError as error:
-        raise DptuneError(_NAMES.sub(lambda found: _OPTIONS[found[1]], str(error))) from None
+        raise DptuneError(_by_option(str(error))) from None
     except KeyboardInterrupt:
         notice("stopped", _where(out))
         raise typer.Exit(_INTERRUPTED) from None
@@ -152,7 +150,7 @@ def _tune(
     check_folder(out)
     prepared = prepare(described, base, settings)
     for note in prepared.notes:
-        notice("warning", _NAMES.sub(lambda found: _OPTIONS[found[1]], note))
+        notice("warning", _by_option(note))
     if dry:
         show(_plan(prepared) | _needed(prepared), as_json)
         return
@@ -160,6 +158,13 @@ def _tune(
         show(_plan(prepared), as_json)
     tuned = run(prepared, out)
     _ended(tuned, prepared, as_json)
+
+
+def _by_option(message: str) -> str:
+    """A message of the library with this command's names for what it names."""
+    field, colon, rest = message.partition(": ")
+    named = f"--{message}" if colon and rest and field in _WORDS else message
+    return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 
 
 def _modules(given: str | None) -> Any:
@@ -216,7 +221,7 @@ def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
-    said = {}
+    said: dict[str, float] = {}
     for name, (before, after) in tuned.perplexity.items():
         whose = name.split()[0].replace("-", "_")
         said |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}

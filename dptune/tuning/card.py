@@ -52,7 +52,7 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         'model = PeftModel.from_pretrained(base, "this folder")',
         "```",
         "",
-        "`dptune verify` with this folder computes every epsilon again from the ledger, and compares this card with it.",
+        "`dptune verify` with this folder computes each epsilon again from the ledger, and compares this card with it.",
         "",
         "### Framework versions",
         "",
