@@ -44,7 +44,7 @@ _OPTIONS = {
 }
 #: Names that are words too, and so are meant only where a message begins with them.
 _WORDS = ("epsilon", "delta", "batch", "epochs", "rows", "rank", "alpha", "mechanism", "device", "public", "out")
-_NAMES = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
+_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
 def tune(

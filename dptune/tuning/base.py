@@ -17,6 +17,7 @@ from dptune.training.model import (
     Lora,
     attach_lora,
     check_device,
+    frozen_fingerprint,
     load_base,
     load_config,
     load_tokenizer,
@@ -104,7 +105,7 @@ def open_base(model: Any, settings: Settings, revision: str | None = None, token
     if any(parameter.requires_grad for parameter in model.parameters()):
         problem = "has weights that would train without privacy"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
-    identity = _digest(model.config.to_dict())
+    identity = frozen_fingerprint(model)
     return _described(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
 
 

@@ -24,7 +24,7 @@ def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> 
     chosen = schedule_of(Settings(4.0), units, parameters, None)
     assert 0 < chosen.sample_rate <= 0.25
     assert chosen.batch <= 1024
-    assert 12 <= chosen.steps <= max(120, 3 * units // 1024 + 4)
+    assert 12 <= chosen.steps <= max(140, 3 * units // 1024 + 4)
     assert 1 <= chosen.checkpoint_every <= 10
     assert set(chosen.reasons) == {"delta", "batch", "epochs", "learning_rate", "max_grad_norm"}
 
@@ -53,7 +53,7 @@ def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
 
 @pytest.mark.parametrize(("delta", "units"), [(0.01, 100), (0.5, 2), (1e-3, 5000)])
 def test_a_delta_that_publishing_one_unit_would_satisfy_is_refused(delta: float, units: int) -> None:
-    with pytest.raises(ConfigError, match=r"delta: .* 1 over the .* units or more.*Fix: use 1e-0"):
+    with pytest.raises(ConfigError, match=r"delta: .* 1 over the .* units or more.*Fix: use"):
         schedule_of(Settings(4.0, delta=delta), units, 1000, None)
 
 
