@@ -5,8 +5,8 @@ blocks (usually one a pair) and bounds what one unit of privacy adds to them; ``
 noise for a noise multiplier of 1, and ``sensitivity`` the joint sensitivity, in the clipper's ``norm``, of the blocks
 divided by those scales. So the standard deviation of Gaussian noise on block j is ``noise_multiplier * scales[j]`` and
 the sound multiplier is ``noise_multiplier / sensitivity``. (A Laplace mixture's multiplier is that of the Gaussian with
-the same zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the noise on
-the gradients rises so that the release as a whole costs the same.
+the same zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the
+noise on the gradients rises so that the release as a whole costs the same.
 """
 
 from __future__ import annotations

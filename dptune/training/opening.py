@@ -25,7 +25,7 @@ from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import Plan, RunSpec, refuse_used
 
 
 def open_run(
@@ -175,10 +175,13 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     """Start the run, or take it up where its ledger and checkpoint left it."""
     folder, mechanism = RunFolder(directory), spec.mechanism
     releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
+    if not folder.ledger.exists():
+        refuse_used(spec)
     ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases), folder.checkpoint
-    if not checkpoint.exists():
-        return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
+        refuse_used(spec, ledger.header.run_id)
+        if not checkpoint.exists():
+            return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
         progress = load_checkpoint(checkpoint, spec.model, optimizer, ledger)
         _restore(mechanism, progress, checkpoint)
     except BaseException:

@@ -29,6 +29,14 @@ MUTANTS = (
         (f"{LOOP}::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
     ),
     Mutant(
+        "a_second_run_goes_on_from_the_first",
+        "weights and radii that another run's releases moved would be certified by a ledger without them",
+        RUN,
+        "mark_used(self.spec, self.ledger.header.run_id)",
+        "pass",
+        (f"{LOOP}::test_what_another_run_has_trained_is_refused_before_anything_is_charged",),
+    ),
+    Mutant(
         "empty_batches_for_free",
         "whether a batch was empty is itself released",
         RUN,
