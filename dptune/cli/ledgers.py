@@ -54,7 +54,7 @@ def _contents(path: Path) -> tuple[LedgerContents, Path | None]:
     inner = RunFolder(path).adapter
     for folder in (path, inner):
         if (folder / "adapter_config.json").is_file() and RunFolder(folder).ledger.is_file():
-            from dptune.tuning.deliverable import CARD, check_deliverable
+            from dptune.tuning.verifying import CARD, check_deliverable
 
             return check_deliverable(folder), folder / CARD
     return read_ledger(RunFolder(path).ledger), None

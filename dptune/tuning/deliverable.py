@@ -10,18 +10,13 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from dptune.errors import DptuneError
-from dptune.files import naming, sha256, write_text
-from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.files import naming, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
-from dptune.tuning.card import END, START, card_text, privacy_section
+from dptune.tuning.card import card_text
+from dptune.tuning.verifying import CARD, section_of
 
-WEIGHTS, CARD, CONFIG = "adapter_model.safetensors", "README.md", "adapter_config.json"
-
-
-class CardError(DptuneError):
-    """A card that does not say what the ledger beside it says."""
+CONFIG = "adapter_config.json"
 
 
 def partial_of(folder: RunFolder) -> Path:
@@ -50,45 +45,9 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     """Put ledger and card beside the weights, and all under its name. The ledger must be finished."""
     partial = partial_of(folder)
     shutil.copyfile(folder.ledger, partial / folder.ledger.name)
-    section = _section(partial)
-    _write_card(partial, str(result["base"]), card_text(section, result))
+    _write_card(partial, str(result["base"]), card_text(section_of(partial), result))
     shutil.rmtree(folder.adapter, ignore_errors=True)
     partial.rename(folder.adapter)
-
-
-def is_deliverable(path: Path) -> bool:
-    """Whether a folder holds an adapter with its ledger."""
-    return (path / CONFIG).is_file() and RunFolder(path).ledger.is_file()
-
-
-def check_deliverable(path: Path) -> LedgerContents:
-    """What the ledger of a deliverable says, once its card was found to say the same of these very weights.
-
-    Raises: LedgerError for a ledger that is torn or edited; CardError for a card that says something else, and for
-        weights that it is not about; DptuneError for a folder without one of them.
-    """
-    ledger, card = RunFolder(path).ledger, path / CARD
-    contents = read_ledger(ledger)
-    for needed in (card, path / WEIGHTS):
-        if not needed.is_file():
-            raise DptuneError(f"{needed}: is missing. Fix: take the whole folder that the run delivered.")
-    text, expected = card.read_text(encoding="utf-8", errors="replace"), _section(path)
-    found, after = text.partition(START), text.partition(END)[2]
-    if not found[1] or START in found[2] or END in after or not after:
-        raise CardError(f"{card}: has no single section that dptune wrote. Fix: take the card that the run delivered.")
-    section = START + found[2].partition(END)[0] + END
-    for said, right in zip(section.splitlines(), expected.splitlines(), strict=False):
-        if said != right:
-            problem = f"says {said.strip()!r} where ledger and weights say {right.strip()!r}"
-            raise CardError(f"{card}: {problem}. Fix: do not trust it; take the card that the run delivered.")
-    if section != expected:
-        raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
-    return contents
-
-
-def _section(path: Path) -> str:
-    ledger = RunFolder(path).ledger
-    return privacy_section(read_ledger(ledger), sha256(ledger), sha256(path / WEIGHTS))
 
 
 def _write_card(path: Path, base: str, text: str) -> None:

@@ -30,9 +30,10 @@ from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
 from dptune.tuning.base import open_base
-from dptune.tuning.deliverable import check_deliverable, deliver, partial_of, write_weights
+from dptune.tuning.deliverable import deliver, partial_of, write_weights
 from dptune.tuning.prepare import Prepared, prepare
 from dptune.tuning.settings import Settings
+from dptune.tuning.verifying import check_deliverable
 
 HELD_OUT, PUBLIC = "held-out private records", "public records"
 

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 from tiny_tuning import checkpoint
 
-from dptune.tuning.deliverable import check_deliverable
+from dptune.tuning.verifying import check_deliverable
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -26,10 +26,10 @@ from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import trainable_state
 from dptune.tuning.base import open_base
-from dptune.tuning.deliverable import CardError, check_deliverable
 from dptune.tuning.prepare import Prepared, prepare
 from dptune.tuning.run import HELD_OUT, PUBLIC
 from dptune.tuning.settings import Settings
+from dptune.tuning.verifying import CardError, check_deliverable
 
 ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
 
@@ -159,7 +159,7 @@ def _is_of(unit: frozenset[tuple[int, ...]], customer: str) -> bool:
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     data, out = write_csv(tmp_path / "r.csv", rows()), tmp_path / "out"
-    arguments = ["--data", str(data), "--epsilon", "8", "--epochs", "60", "--batch", "8", "--out", str(out)]
+    arguments = ["--data", str(data), "--epsilon", "8", "--epochs", "30", "--batch", "8", "--out", str(out)]
     child = subprocess.Popen(
         [sys.executable, "-m", "dptune.cli", "tune", "--model", str(checkpoint()), *arguments],
         stdout=subprocess.DEVNULL,
@@ -167,18 +167,18 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    _wait_for_releases(child, out, 30)
+    _wait_for_releases(child, out, 15)
     child.send_signal(signal.SIGINT)
     asked = time.monotonic()
     _, stderr = child.communicate(timeout=60)
     assert child.returncode == 130
     assert time.monotonic() - asked < 10
     releases = read_ledger(out / "ledger.jsonl").releases
-    assert stderr.strip().splitlines()[-1] == f"stopped: at release {releases} of 300; run again to go on"
+    assert stderr.strip().splitlines()[-1] == f"stopped: at release {releases} of 150; run again to go on"
     again = command(*arguments)
     assert again.exit_code == 0, again.output
     contents = check_deliverable(out / "adapter")
-    assert contents.releases == 300
+    assert contents.releases == 150
     assert contents.epsilons.certified <= 8
 
 
@@ -269,6 +269,22 @@ def test_the_digest_of_records_sees_each_record_and_each_unit() -> None:
 def test_mechanisms_that_follow_public_records_ask_for_them() -> None:
     with pytest.raises(ConfigError, match="public: rldp follows the loss on public records"):
         prepared(rows(), mechanism="rldp", options={"interval": 2, "warmup": 2})
+
+
+@pytest.mark.parametrize(("mechanism", "options"), [("quantile", {}), ("rldp", {"interval": 2, "warmup": 2})])
+def test_adaptive_mechanisms_tune_within_the_budget(mechanism: str, options: dict[str, Any], tmp_path: Path) -> None:
+    result = dptune.tune(
+        str(checkpoint()),
+        rows(),
+        epsilon=8,
+        public=rows(10),
+        mechanism=mechanism,
+        options=options,
+        out=tmp_path,
+        **QUICK,
+    )
+    assert result.epsilons.certified <= 8
+    assert "not measured" in (tmp_path / "adapter" / "README.md").read_text()
 
 
 def test_adapters_start_alike_whatever_the_records_are(tmp_path: Path) -> None:

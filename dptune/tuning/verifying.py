@@ -1,0 +1,52 @@
+"""Whether the card of a deliverable says what its ledger says, of the weights beside it. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dptune.errors import DptuneError
+from dptune.files import sha256
+from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.tuning.card import END, START, privacy_section
+
+WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
+
+
+class CardError(DptuneError):
+    """A card that does not say what the ledger beside it says."""
+
+
+def check_deliverable(path: Path) -> LedgerContents:
+    """What the ledger of a deliverable says, once its card was found to say the same of these very weights.
+
+    Raises: LedgerError for a ledger that is torn or edited; CardError for a card that says something else, and for
+        weights that it is not about; DptuneError for a folder without one of them.
+    """
+    card = path / CARD
+    contents = read_ledger(RunFolder(path).ledger)
+    for needed in (card, path / WEIGHTS):
+        if not needed.is_file():
+            raise DptuneError(f"{needed}: is missing. Fix: take the whole folder that the run delivered.")
+    said, right = _written_section(card), section_of(path)
+    for line, expected in zip(said.splitlines(), right.splitlines(), strict=False):
+        if line != expected:
+            problem = f"says {line.strip()!r} where ledger and weights say {expected.strip()!r}"
+            raise CardError(f"{card}: {problem}. Fix: do not trust it; take the card that the run delivered.")
+    if said != right:
+        raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
+    return contents
+
+
+def section_of(path: Path) -> str:
+    """The card's section on privacy as ledger and weights have it."""
+    ledger = RunFolder(path).ledger
+    return privacy_section(read_ledger(ledger), sha256(ledger), sha256(path / WEIGHTS))
+
+
+def _written_section(card: Path) -> str:
+    """The section as the card has it. Raises: CardError unless there is exactly one."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    if text.count(START) != 1 or text.count(END) != 1 or text.index(END) < text.index(START):
+        raise CardError(f"{card}: has no single section that dptune wrote. Fix: take the card that the run delivered.")
+    return text[text.index(START) : text.index(END) + len(END)]
