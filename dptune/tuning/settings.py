@@ -6,10 +6,12 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.training.encoding import LossOn
+
+if TYPE_CHECKING:
+    from dptune.training.encoding import LossOn
 
 Telemetry = Literal["research", "private"]
 

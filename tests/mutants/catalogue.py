@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from tests.mutants.lists import audits, ledger, mechanisms, policy, prediction, pricing, randomness, records, training
+from tests.mutants.lists import (
+    audits,
+    ledger,
+    mechanisms,
+    policy,
+    prediction,
+    pricing,
+    randomness,
+    records,
+    training,
+    tuning,
+)
 from tests.mutants.mutant import Mutant
 
-PARTS = (pricing, ledger, randomness, mechanisms, records, training, prediction, policy, audits)
+PARTS = (pricing, ledger, randomness, mechanisms, records, training, prediction, policy, audits, tuning)
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

@@ -1,0 +1,67 @@
+"""Tuning on records of one's own: what is protected, what is told, and what a card may say."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PREPARE, RUN, DEFAULTS = "dptune/tuning/prepare.py", "dptune/tuning/run.py", "dptune/tuning/defaults.py"
+TUNE_TESTS, DEFAULTS_TESTS = "tests/tuning/test_tune.py", "tests/tuning/test_defaults.py"
+
+MUTANTS = (
+    Mutant(
+        "records_in_place_of_customers",
+        "a customer with many records would be protected for one of them, and the ledger would say otherwise",
+        PREPARE,
+        "np.array([record.unit for record in records], dtype=np.int64)",
+        "np.arange(len(records))",
+        (f"{TUNE_TESTS}::test_removing_one_customer_changes_exactly_that_unit",),
+    ),
+    Mutant(
+        "held_out_under_private_telemetry",
+        "a statistic of private records would be told, which private telemetry promises to keep",
+        PREPARE,
+        'settings.eval_share if settings.telemetry == "research" else 0.0',
+        "settings.eval_share",
+        (f"{TUNE_TESTS}::test_private_telemetry_tells_no_statistic_of_private_records",),
+    ),
+    Mutant(
+        "any_delta",
+        "a run could be certified at a delta that publishing one customer in full satisfies",
+        DEFAULTS,
+        "if delta * units >= 1:",
+        "if delta >= 1:",
+        (f"{DEFAULTS_TESTS}::test_a_delta_that_publishing_one_unit_would_satisfy_is_refused",),
+    ),
+    Mutant(
+        "other_records_go_on",
+        "a run could be continued on other records, whose privacy its ledger does not count",
+        RUN,
+        '"records": prepared.digest(salt),',
+        '"records": salt,',
+        (f"{TUNE_TESTS}::test_the_same_command_again_makes_nothing_new",),
+    ),
+    Mutant(
+        "a_card_of_any_length",
+        "a card could leave out what its guarantee does not cover",
+        "dptune/tuning/verifying.py",
+        "if said != right:",
+        "if not said:",
+        (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
+    ),
+    Mutant(
+        "weights_of_another_run",
+        "a card with a small epsilon could be put beside weights that cost more",
+        "dptune/tuning/verifying.py",
+        "sha256(path / WEIGHTS)",
+        '"0" * 64',
+        (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
+    ),
+    Mutant(
+        "epsilons_rounded_down",
+        "a card would promise less epsilon than the ledger proves",
+        "dptune/tuning/card.py",
+        "rounding=ROUND_CEILING",
+        'rounding="ROUND_FLOOR"',
+        ("tests/tuning/test_card.py::test_a_card_promises_no_less_than_the_ledger",),
+    ),
+)

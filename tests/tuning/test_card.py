@@ -1,0 +1,42 @@
+"""A card says what its ledger says, in words that a label or a column's name cannot break."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
+from dptune.tuning.card import END, START, privacy_section
+
+
+def section(noise: float = 1.0, steps: int = 10, **header: str) -> tuple[LedgerContents, str]:
+    values = {"unit": "customer_id", "data": "complaints", **header}
+    about = RunHeader("static", "gdp_clt", "certified", None, 1e-6, units=1000, **values)  # type: ignore[arg-type]
+    contents = LedgerContents(about, Counter({Release(0.05, noise): steps}), steps, "0" * 64, True)
+    return contents, privacy_section(contents, "1" * 64, "2" * 64)
+
+
+@given(noise=st.floats(0.5, 20), steps=st.integers(1, 50))
+def test_a_card_promises_no_less_than_the_ledger(noise: float, steps: int) -> None:
+    contents, text = section(noise, steps)
+    (line,) = (line for line in text.splitlines() if line.startswith("| epsilon_certified"))
+    said = float(line.split()[3])
+    assert contents.epsilons.certified <= said <= contents.epsilons.certified * 1.002
+
+
+@given(label=st.text(max_size=40), unit=st.text(min_size=1, max_size=40))
+def test_a_label_stays_in_its_cell(label: str, unit: str) -> None:
+    _, plain = section()
+    _, text = section(data=label, unit=unit)
+    assert text.count(START) == text.count(END) == 1
+    assert len(text.splitlines()) == len(plain.splitlines())
+    assert all(line.count("|") in (0, 3) for line in text.splitlines())
+
+
+def test_telemetry_decides_what_is_said_of_perplexity() -> None:
+    assert "Perplexity on held-out private records" in section(telemetry="research")[1]
+    assert "erplexity" not in section(telemetry="private")[1]
