@@ -212,7 +212,7 @@ class PrivacyUnits:
         """
         check_unit(kind, "data.unit")
         if most < 1:
-            raise ConfigError("training.records_per_unit", f"{most} is below 1", fix="use 1 or more")
+            raise ConfigError("records_per_unit", f"{most} is below 1", fix="use 1 or more")
         if kind == RECORD:
             return cls.records(len(keys), absent)
         return cls(kind, _Grouped(keys, None, absent), most)
