@@ -66,7 +66,7 @@ def _cell(setting: Setting, base: Any, number: int, steps: int) -> RunSpec:
     plan = Plan(
         shape.batch / count, float(shape.batch), steps, physical_batch_size=shape.physical, autocast=shape.autocast
     )
-    units, entropy = PrivacyUnits.of("encounter", np.arange(count), 1), OsEntropy()
+    units, entropy = PrivacyUnits.of("record", np.arange(count), 1), OsEntropy()
     return RunSpec(model, records, units, mechanism, plan, header_of(mechanism, units, entropy, delta=1e-5))
 
 

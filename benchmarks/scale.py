@@ -168,12 +168,12 @@ def training(form: str, path: str) -> dict[str, float]:
 def _data(form: str, path: str) -> tuple[Tokens, PrivacyUnits]:
     found = opened(Path(path))
     if form == "mapped":
-        return found.tokens, PrivacyUnits.encounters(len(found.tokens.rows))
+        return found.tokens, PrivacyUnits.records(len(found.tokens.rows))
     if form == "mapped by patient":
-        return found.tokens, PrivacyUnits.of("patient", found.patients, 4)
+        return found.tokens, PrivacyUnits.of("patient", found.units, 4)
     rows = [row.copy() for row in found.tokens.rows]
     members = list(np.arange(len(rows))[:, None])
-    return Tokens(rows, found.tokens.padding, found.tokens.width), PrivacyUnits("encounter", members, 1)
+    return Tokens(rows, found.tokens.padding, found.tokens.width), PrivacyUnits("record", members, 1)
 
 
 def _model() -> Any:
@@ -190,7 +190,7 @@ def _model() -> Any:
 
 def draws(count: str) -> dict[str, float]:
     """Seconds of a Poisson batch: ours, and by a coin for every unit."""
-    units, rate, entropy = PrivacyUnits.encounters(int(count)), BATCH / int(count), OsEntropy()
+    units, rate, entropy = PrivacyUnits.records(int(count)), BATCH / int(count), OsEntropy()
     generator = np.random.default_rng()
     return {
         "ours": _median(lambda: units.draw(rate, entropy), 200),
@@ -243,7 +243,7 @@ def _ledger(kind: str, path: str) -> Ledger:
     """With a budget to keep: of the plan, or of a filter."""
     planned: Composition = Counter({_release(kind, 0): 10_000_000})
     if kind == "same":
-        budget = 1.01 * RunHeader("static", unit="encounter", units=1, **HEADER).price(planned).certified
+        budget = 1.01 * RunHeader("static", unit="record", units=1, **HEADER).price(planned).certified
         return Ledger.create(Path(path), _header(epsilon=budget), planned)
     renyi_filter = RenyiFilter(4.0, 1.01 * RenyiFilter(4.0, 1.0).spent(planned))
     budget = 1.01 * renyi_filter.limit(1e-5)
@@ -251,7 +251,7 @@ def _ledger(kind: str, path: str) -> Ledger:
 
 
 def _header(**changes: Any) -> RunHeader:
-    return RunHeader("static", unit="encounter", units=1, **(HEADER | changes))
+    return RunHeader("static", unit="record", units=1, **(HEADER | changes))
 
 
 def _release(kind: str, step: int) -> Release:

@@ -145,7 +145,7 @@ def _train(
     checkpoint_every: int = 1_000_000,
 ) -> None:
     shape, count = setting.shape, len(records.rows)
-    units = PrivacyUnits.of("encounter", np.arange(count), 1)
+    units = PrivacyUnits.of("record", np.arange(count), 1)
     plan = Plan(
         shape.batch / count,
         float(shape.batch),

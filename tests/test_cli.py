@@ -64,7 +64,7 @@ def ledger(directory: Path, **changes: Any) -> Path:
         "accounting": "certified",
         "epsilon": 8.0,
         "delta": 1e-5,
-        "unit": "encounter",
+        "unit": "record",
         "units": 100,
         "data": "synthetic cohort",
     }
@@ -155,7 +155,7 @@ def test_a_mistake_exits_2_and_names_its_option(arguments: list[str], names: lis
 def test_verify_recomputes_from_the_file_alone(tmp_path: Path) -> None:
     found = answer("verify", str(ledger(tmp_path)))
     assert (found["steps"], found["noise_multiplier"], found["sample_rate"]) == (3, 1.0, 0.01)
-    assert (found["complete"], found["unit"], found["data"]) == (True, "encounter", "synthetic cohort")
+    assert (found["complete"], found["unit"], found["data"]) == (True, "record", "synthetic cohort")
     by_hand = answer("account", "static", "--sample-rate", "0.01", "--steps", "3", "--delta", "1e-5",
                      "--set", "noise_multiplier=1.0")  # fmt: skip
     assert all(found[field] == by_hand[field] for field in FIELDS)

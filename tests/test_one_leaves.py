@@ -66,7 +66,7 @@ def dealt(narratives: Path, unit: str) -> Dealt:
     secrets = folder / "secrets.json"
     inject(folder / "train.parquet", folder / "new.parquet", secrets, folder / "manifest", **CANARIES, carrier_seed=3)
     train = read_records(folder / "new.parquet")
-    texts, patients = train.text.to_pylist(), train.patient
+    texts, patients = train.text.to_pylist(), train.unit
     rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
     for number, members in enumerate(PrivacyUnits.clients(CLIENTS, patients).members):
         places.update(("client", str(number), texts[row]) for row in members)
@@ -124,8 +124,8 @@ def whole() -> dict[str, Dealt]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canaries_module, "SystemRandom", FixedRandom)
         return {
-            **{unit: of_table(COHORT, unit) for unit in ("encounter", "patient")},
-            "text": of_text(PARAGRAPHS, "encounter"),
+            **{unit: of_table(COHORT, unit) for unit in ("record", "patient")},
+            "text": of_text(PARAGRAPHS, "record"),
         }
 
 
@@ -134,12 +134,12 @@ def texts_of(world: Dealt) -> set[str]:
 
 
 @pytest.mark.usefixtures("fixed_entropy")
-@pytest.mark.parametrize("unit", ["encounter", "patient"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
 @SETTINGS
 @given(row=st.integers(0, len(COHORT) - 1))
 def test_an_encounter_or_a_patient_leaves_the_table(unit: str, row: int, whole: dict[str, Dealt]) -> None:
     """The first row is the one that used to move most."""
-    column = {"encounter": "encounter_id", "patient": "patient_nbr"}[unit]
+    column = {"record": "encounter_id", "patient": "patient_nbr"}[unit]
     leaving = (COHORT[column] == COHORT[column][row]).to_numpy()
     before, after = whole[unit], of_table(COHORT[~leaving], unit)
     check_nobody_else_moved(before, after, texts_of(before) - texts_of(after))
@@ -147,11 +147,11 @@ def test_an_encounter_or_a_patient_leaves_the_table(unit: str, row: int, whole: 
     assert len(sides) == leaving.sum()
 
 
-@pytest.mark.parametrize("unit", ["encounter", "patient"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
 def test_every_record_and_every_patient_may_leave(unit: str) -> None:
     """Each in turn, without files."""
     records, patients = (COHORT[name].to_numpy().astype(np.int64) for name in ("encounter_id", "patient_nbr"))
-    keys = {"encounter": records, "patient": patients}[unit]
+    keys = {"record": records, "patient": patients}[unit]
 
     def places(staying: np.ndarray) -> dict[int, tuple[str, int]]:
         sides = {row: side for side, rows in split(keys[staying], 42, unit).items() for row in rows}
@@ -168,13 +168,13 @@ def test_every_record_and_every_patient_may_leave(unit: str) -> None:
 @pytest.mark.usefixtures("fixed_entropy")
 @pytest.mark.parametrize("row", [0, 1, len(PARAGRAPHS) - 1])
 def test_a_paragraph_leaves_the_text(row: int, whole: dict[str, Dealt]) -> None:
-    after = of_text(PARAGRAPHS[:row] + PARAGRAPHS[row + 1 :], "encounter")
+    after = of_text(PARAGRAPHS[:row] + PARAGRAPHS[row + 1 :], "record")
     check_nobody_else_moved(whole["text"], after, {PARAGRAPHS[row]})
 
 
 @pytest.mark.usefixtures("fixed_entropy")
 def test_equal_paragraphs_share_every_place(whole: dict[str, Dealt]) -> None:
-    twice = of_text([PARAGRAPHS[0], *PARAGRAPHS, PARAGRAPHS[0]], "encounter")
+    twice = of_text([PARAGRAPHS[0], *PARAGRAPHS, PARAGRAPHS[0]], "record")
     more = Counter({key: 2 for key in whole["text"].places if key[2] == PARAGRAPHS[0]})
     assert twice.places == whole["text"].places + more
 
@@ -182,14 +182,14 @@ def test_equal_paragraphs_share_every_place(whole: dict[str, Dealt]) -> None:
 @pytest.mark.usefixtures("fixed_entropy")
 @pytest.mark.parametrize("order", [lambda n: n[::-1], lambda n: np.random.default_rng(0).permutation(n)])
 def test_the_order_of_the_table_decides_nothing(order: Callable[[Any], Any], whole: dict[str, Dealt]) -> None:
-    shuffled = of_table(COHORT.iloc[order(np.arange(len(COHORT)))], "encounter")
-    assert shuffled == whole["encounter"]
+    shuffled = of_table(COHORT.iloc[order(np.arange(len(COHORT)))], "record")
+    assert shuffled == whole["record"]
 
 
 def test_the_worlds_can_be_told_apart(whole: dict[str, Dealt]) -> None:
     """Every text is distinct, and every place is used; else the tests above could not fail."""
-    assert len(texts_of(whole["encounter"])) == len(COHORT)
-    used = {(place, which) for place, which, _ in whole["encounter"].places}
+    assert len(texts_of(whole["record"])) == len(COHORT)
+    used = {(place, which) for place, which, _ in whole["record"].places}
     counts = Counter(place for place, _ in used)
     expected = {"side": 3, "client": CLIENTS, "tenant": 2 * TENANTS, "shard by record": SHARDS}
     assert counts == expected | {"shard by patient": SHARDS}
@@ -216,7 +216,7 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
         real_write = narratives.write_records
 
         def numbered(path: Path, records: Any) -> None:
-            owners = dense(records.patient)
+            owners = dense(records.unit)
             real_write(path, type(records)(np.arange(len(owners)), owners, records.text, records.about))
 
         monkeypatch.setattr(narratives, "write_records", numbered)

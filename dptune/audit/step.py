@@ -210,7 +210,7 @@ class _Stage:
         lengths = torch.stack([part.norm() for part in direction])
         zeros = [torch.zeros_like(part) for part in direction]
         # The attacker's unit has a slot, which is empty in the world without it.
-        slots = {world: PrivacyUnits.encounters(1, np.array([not world])) for world in (True, False)}
+        slots = {world: PrivacyUnits.records(1, np.array([not world])) for world in (True, False)}
         noise_multiplier = started.knobs().noise_multiplier
         stage = cls(
             started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots

@@ -25,6 +25,7 @@ from dptune.corpus.carriers import public_texts
 from dptune.corpus.records import Records, read_records, write_parquet
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
+from dptune.units import RECORD
 
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
@@ -72,7 +73,7 @@ def inject(
 
     Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary, in public texts that
     follow from the public ``carrier_seed``; the text is empty where a coin left a canary out, so that the number of
-    rows tells nothing. Canaries' records and patients are -1, -2, ...: each is a person of its own, whoever the others
+    rows tells nothing. Canaries' records and units are -1, -2, ...: each is a person of its own, whoever the others
     are. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts of
     candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a secret or
     of the coins.
@@ -148,7 +149,7 @@ def _with_canaries(records: Records, planted: Secrets) -> Records:
     numbers = np.array([one.record for one in every], dtype=np.int64)
     return Records(
         record=np.concatenate([records.record, numbers]),
-        patient=np.concatenate([records.patient, numbers]),
+        unit=np.concatenate([records.unit, numbers]),
         text=pa.array([*records.text.to_pylist(), *texts], pa.string()),
         about=records.about,
     )
@@ -160,7 +161,7 @@ def _public(records: Records, counts: dict[str, int], new: Path, hidden: Path) -
         "extraction": counts["extraction"],
         "repeats": counts["repeats"],
         "audit_candidates": counts["audit"],
-        "unit": records.about.get("unit", "encounter"),
+        "unit": records.about.get("unit", RECORD),
         "train_sha256": sha256(new),
         "secrets_sha256": sha256(hidden),
     }

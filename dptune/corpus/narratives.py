@@ -66,9 +66,9 @@ def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
 
 
 def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path) -> None:
-    """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, patient, text.
+    """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, unit, text.
 
-    ``record`` is encounter_id and ``patient`` is patient_nbr: numbers that nobody else's presence changes, so that
+    ``record`` is encounter_id and ``unit`` is patient_nbr: numbers that nobody else's presence changes, so that
     sides, clients and shards that go by them do not either. What the data is (source, synthetic, label) goes from
     ``source_json`` into the schema metadata.
 

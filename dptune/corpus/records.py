@@ -1,4 +1,4 @@
-"""The Parquet file of narratives, splits and canaries: record, patient, text, and what the data is."""
+"""The Parquet file of narratives, splits and canaries: record, unit, text, and what the data is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dptune.files import replacing
 
 METADATA_KEY = b"dptune"
 _BUFFER = 1 << 20  # bytes read ahead of a column
-SCHEMA = pa.schema([("record", pa.int64()), ("patient", pa.int64()), ("text", pa.string())])
+SCHEMA = pa.schema([("record", pa.int64()), ("unit", pa.int64()), ("text", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Records:
 
     Attributes:
         record: distinct numbers; of a table its own encounter numbers, of a text file the places of the paragraphs.
-        patient: whose each is, by a number of the person's own (of a text file: a hash of the paragraph). It must not
-            be one of an order of appearance: whoever leaves the data would change the others' numbers, and what is
-            dealt out by them.
+        unit: whose each is, by a key of that unit's own (of the diabetes table: the patient's number; of a text file:
+            a hash of the paragraph). It must not be one of an order of appearance: whoever leaves the data would
+            change the others' keys, and what is dealt out by them.
         text: of each.
         about: at least source, synthetic and label.
 
@@ -37,7 +37,7 @@ class Records:
     """
 
     record: np.ndarray = field(repr=False)
-    patient: np.ndarray = field(repr=False)
+    unit: np.ndarray = field(repr=False)
     text: pa.Array = field(repr=False)
     about: Mapping[str, Any]
 
@@ -52,8 +52,8 @@ def read_records(path: Path) -> Records:
         about = _about(table.schema)
         table = table.select(SCHEMA.names).cast(SCHEMA)
     table = table.combine_chunks()
-    record, patient = (table[name].to_numpy() for name in ("record", "patient"))
-    return Records(record, patient, table["text"], about)
+    record, unit = (table[name].to_numpy() for name in ("record", "unit"))
+    return Records(record, unit, table["text"], about)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -112,6 +112,6 @@ def write_records(path: Path, records: Records) -> None:
 def write_parquet(path: Path, records: Records) -> None:
     """Write ``records`` into the existing file ``path``, for callers that rename several files together."""
     metadata = {METADATA_KEY: json.dumps(dict(records.about), sort_keys=True)}
-    columns = [records.record, records.patient, records.text]
+    columns = [records.record, records.unit, records.text]
     table = pa.table(columns, schema=SCHEMA.with_metadata(metadata))
     pq.write_table(table, path, compression="zstd")

@@ -1,4 +1,4 @@
-"""Attack, train and eval sides, by encounter or by patient (spec rldp.md, section 2, DEFECT A).
+"""Attack, train and eval sides, by record or by another unit (spec rldp.md, section 2, DEFECT A).
 
 A unit's side is a keyed hash of its own key and of nothing else: whoever joins or leaves the table moves nobody. A
 permutation of the records would deal up to half of all memberships again when one record leaves, which no epsilon
@@ -20,12 +20,14 @@ import pyarrow as pa
 from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.text import SOURCE as TEXT
 from dptune.errors import ConfigError
+from dptune.units import RECORD, check_unit
 
-UNITS = ("encounter", "patient")
 #: Shares of all units, as the paper has them.
 SHARES = {"attack": 0.2, "train": 0.72, "eval": 0.08}
 SIDES = tuple(SHARES)
 _HASHES = 2**64
+#: The hash's words for units, "unit" for other columns. They stay: with others every corpus would be dealt anew.
+_HASHED_AS = {RECORD: "encounter", "patient": "patient"}
 
 
 def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES) -> str:
@@ -33,7 +35,7 @@ def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES
 
     Args:
         seed: public. Whoever knows a unit's key knows its side.
-        unit: such as "encounter" or "patient"; those of equal number are dealt independently. 16 bytes at most.
+        unit: a word for its kind, of 16 bytes at most; units of another kind and equal number are dealt independently.
         shares: by side, 1 in all.
     """
     named = blake2b(
@@ -77,16 +79,16 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
     Args:
         keys: (rows,) the own key of the unit that each row belongs to, from the table and not from its order.
         seed: public.
+        unit: "record" or the name of a column.
 
-    Raises: ConfigError for an unknown unit, or a side without a unit.
+    Raises: ConfigError for what is no unit, or a side without a unit.
     """
-    if unit not in UNITS:
-        raise ConfigError("split.unit", f"{unit!r} is unknown", fix=f"use one of {', '.join(UNITS)}")
-    rows = sides_of(keys, seed, unit, SHARES)
+    check_unit(unit, "data.unit")
+    rows = sides_of(keys, seed, _HASHED_AS.get(unit, "unit"), SHARES)
     empty = [name for name in SIDES if not len(rows[name])]
     if empty:
         problem = f"{len(np.unique(keys))} {unit}s leave no one on the side {empty[0]}"
-        raise ConfigError("split.unit", problem, fix="use 100 or more, or another data.split_seed")
+        raise ConfigError("data.unit", problem, fix="use 100 or more, or another data.split_seed")
     return rows
 
 
@@ -95,7 +97,7 @@ def keys_of(records: Records, unit: str) -> np.ndarray:
 
     A paragraph of a text file has no number of its own: its key is its text, so that equal ones share a side.
     """
-    return records.patient if unit == "patient" or records.about["source"] == TEXT else records.record
+    return records.unit if unit != RECORD or records.about["source"] == TEXT else records.record
 
 
 def write_splits(narratives: Path, directory: Path, seed: int, unit: str) -> None:
@@ -108,4 +110,4 @@ def write_splits(narratives: Path, directory: Path, seed: int, unit: str) -> Non
     for name, rows in split(keys_of(whole, unit), seed, unit).items():
         about = {**whole.about, "unit": unit, "split": name}
         text = whole.text.take(pa.array(rows))
-        write_records(directory / f"{name}.parquet", Records(whole.record[rows], whole.patient[rows], text, about))
+        write_records(directory / f"{name}.parquet", Records(whole.record[rows], whole.unit[rows], text, about))

@@ -184,7 +184,7 @@ class Federation:
     """The clients of a clipper that bounds what a whole client sends. They are the units of privacy. Public.
 
     Attributes:
-        clients: how many there are; records (whole patients) are dealt out to them.
+        clients: how many there are; records (whole units) are dealt out to them.
         clients_per_round: expected number in a step.
     """
 

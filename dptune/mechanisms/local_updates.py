@@ -24,7 +24,7 @@ class LocalUpdates(Flat):
     weights, whose sensitivity nothing bounds.
 
     Attributes:
-        clients: simulated clients; records (whole patients) are dealt out to them at random, publicly.
+        clients: simulated clients; records (whole units) are dealt out to them at random, publicly.
         clients_per_round: expected number in a round.
         local_steps: SGD steps of a client in a round.
         local_learning_rate: of those steps.

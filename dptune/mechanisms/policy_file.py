@@ -11,11 +11,15 @@ from typing import Any
 from dptune.errors import ConfigError
 from dptune.files import naming, sha256
 from dptune.privacy.release import Composition, Release
+from dptune.units import RECORD
 
 _FORMAT = 3
+_RECORD_BEFORE = "encounter"  # what policies call a record that were saved with ledgers of format 5
 _JSON, _TENSORS = "policy.json", "policy.safetensors"
-#: A unit of privacy: a set of whole patients, whose one trajectory is a complete fine-tuning run.
+#: A unit of privacy: a set of whole units, whose one trajectory is a complete fine-tuning run.
 TENANT = "tenant"
+#: Units none of which is in two tenants: these are dealt the patients of a cohort, each with all records.
+_WHOLE_IN_A_TENANT = (RECORD, "patient")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class SavedPolicy:
     Attributes:
         label: of the run that trained it.
         run_id: of that run's ledger.
-        unit: whose privacy that run's releases are about ("encounter", "patient", "client", "tenant").
+        unit: whose privacy that run's releases are about ("record", a column's name, "client", "tenant").
         tensors: networks ("policy.*") and feature statistics ("features.*").
         features: how many features it reads (agent linear: of a pair).
         features_seen: observations behind the feature statistics.
@@ -52,7 +56,7 @@ class SavedPolicy:
         """What one unit of a run that starts from it pays.
 
         The releases as they are, if their unit is the run's. A tenant's are for a tenant whose slot is *zeroed*. A
-        record (or patient) that leaves turns its tenant's bounded contribution into *another* one, which is up to twice
+        record (or unit) that leaves turns its tenant's bounded contribution into *another* one, which is up to twice
         as far: sensitivity 2, whatever happened inside the tenant (its coins and noise can be taken as given, for both
         tenants the same).
         """
@@ -101,6 +105,8 @@ class SavedPolicy:
                 releases[Release.from_dict(described)] += count
             if not releases:
                 raise ValueError("it cost nothing")
+            if values["unit"] == _RECORD_BEFORE:
+                values["unit"] = RECORD
             leaks = values.pop("leaks")
             if not (isinstance(leaks, list) and all(isinstance(leak, str) for leak in leaks)):
                 raise ValueError("leaks are no list of reasons")
@@ -117,6 +123,7 @@ class SavedPolicy:
 def fits_unit(unit: str, run_unit: str) -> bool:
     """Whether what a hyper-policy cost ``unit`` bounds what it cost a run's unit.
 
-    The same, or a record or patient of a tenant. A client's patients may be in many tenants.
+    The same, or a record or unit of a tenant. A client's units may be in many tenants, and those of
+    another column too.
     """
-    return unit == run_unit or (unit == TENANT and run_unit in ("encounter", "patient"))
+    return unit == run_unit or (unit == TENANT and run_unit in _WHOLE_IN_A_TENANT)

@@ -26,7 +26,7 @@ from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
 from dptune.training.spec import Plan, RunSpec, header_of
 
-_HELD_OUT = 4  # one in so many of a tenant's patients, on average
+_HELD_OUT = 4  # one in so many of a tenant's units, on average
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Setting:
         public: public records, for controllers that follow the loss on them.
         plan: the schedule; its expected batch is replaced by each tenant's own, sample rate times records.
         options: of ``rldp`` besides agent and start, an entry as in params.yaml.
-        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        epsilon: certified budget of a run for one record, all that it inherits included.
         delta: of every epsilon, the tenants' too.
         data: label of the data.
     """
@@ -67,23 +67,23 @@ class Setting:
     data: str = "unspecified"
 
 
-def tenants_of(tokens: Tokens, patients: NDArray[np.int64], count: int) -> list[Tenant]:
-    """Deal records out to ``count`` tenants, whole patients by a public hash of their number.
+def tenants_of(tokens: Tokens, keys: NDArray[np.int64], count: int) -> list[Tenant]:
+    """Deal records out to ``count`` tenants, whole units by a public hash of their keys.
 
-    Where a patient goes, and whether they are among the quarter of a tenant's patients that is held out, depends on
-    that patient's number alone: nobody else moves with them, in their own tenant or another.
+    Where a unit goes, and whether it is among the quarter of a tenant's units that is held out, depends on its key
+    alone: nobody else moves with it, in their own tenant or another.
 
     Args:
-        patients: (records,) each patient's own number, as ``PrivacyUnits.clients`` takes it.
+        keys: (records,) the own key of each record's unit, as ``PrivacyUnits.clients`` takes it.
     """
 
     def chosen(rows: NDArray[np.int64]) -> Tokens:
         return replace(tokens, rows=[tokens.rows[row] for row in rows])
 
     found = []
-    for number, members in enumerate(PrivacyUnits.clients(count, patients).members):
+    for number, members in enumerate(PrivacyUnits.clients(count, keys).members):
         # What the remainder, which chose the tenant, leaves of the hash.
-        held_out = hashed(patients[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
+        held_out = hashed(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
         found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
     return found
 
@@ -122,7 +122,7 @@ def fine_tune(
     seed: int,
     follow: Callable[[Any], Callable[[StepReport], None]] = lambda model: lambda report: None,
 ) -> tuple[Any, Epsilons]:
-    """One complete fine-tuning run on a tenant's training records: the model, and what it cost one encounter.
+    """One complete fine-tuning run on a tenant's training records: the model, and what it cost one record.
 
     Args:
         epsilon: the budget, or None where nobody gets the adapter.
@@ -131,7 +131,7 @@ def fine_tune(
         follow: given the model, what to call after every step.
     """
     count = len(tenant.train.rows)
-    units = PrivacyUnits.of("encounter", np.arange(count), 1)
+    units = PrivacyUnits.of("record", np.arange(count), 1)
     header = header_of(mechanism, units, entropy, delta=setting.delta, epsilon=epsilon, data=setting.data)
     model = attach_lora(copy.deepcopy(setting.base), setting.lora, seed)
     plan = replace(setting.plan, expected_batch_size=setting.plan.sample_rate * count)

@@ -6,7 +6,7 @@ updates      = clip(what each tenant computes from its own runs and its own held
 ledger.charge(method.release(number))                              # on disk before the noisy value exists
 parameters  += mean of the updates + noise
 
-The user of DP policy gradient is a tenant here: a set of whole patients, none of whom is in two. Nothing need be
+The user of DP policy gradient is a tenant here: a set of whole units, none of which is in two. Nothing need be
 hidden from a tenant in its own trajectory, so that rewards are raw. What its controller *sees* are releases and public
 data all the same, since that is all that it will see elsewhere (the asymmetry of section 6.5). The noise of those runs
 protects their adapters, which nobody gets; it is in no price here, and so may come from a public stream.

@@ -30,6 +30,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
 from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.units import RECORD
 
 _LOCK = "opening.lock"
 #: Characters of a prompt: many times what a model sees, and tokenised in milliseconds.
@@ -169,9 +170,10 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
         ledger or its note was lost or damaged, or was started with other settings.
     """
-    if protocol.unit == "patient" and manifest.key != "patient":
-        problem = "patient is no unit of an ensemble whose shards go by record: a patient is in many of them"
-        raise ConfigError("prediction.unit", problem, fix="partition by patient, or use unit record or shard")
+    if protocol.unit not in ("shard", RECORD, manifest.key):
+        problem = f"a {protocol.unit} is in many shards of an ensemble whose shards go by {manifest.key}"
+        fix = f"partition by {protocol.unit}, or use unit record or shard"
+        raise ConfigError("prediction.unit", problem, fix=fix)
     header = RunHeader(
         mechanism=protocol.name,
         published_accountant=PUBLISHED_ACCOUNTANT,

@@ -62,7 +62,7 @@ class Manifest:
 
     Attributes:
         models: number of slots.
-        key: what shares a shard, "record" or "patient".
+        key: what shares a shard, "record" or a column of units.
         base: fingerprint of the base model's weights.
         source: hub id or folder of the base model.
         revision: its commit, for a hub id.

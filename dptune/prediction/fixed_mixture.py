@@ -10,8 +10,9 @@ the other slots in A, which do not see slot i's records. E_a, the exponential of
 convex, so that a bound on the first part bounds P (spec pmixed.md, section 5.3).
 
 Guarantee, for one token and any prompt: the Renyi divergence at ``order`` is at most ``rdp_per_token`` in both
-directions, if unit "shard": when slot i becomes p0; "record" or "patient": when p_i becomes any p_i'. Private: p_i and
-lambda_i, and which slot or branch the token came from. The weights lambda_i are those of ``dptune.prediction.mollify``.
+directions, if unit "shard": when slot i becomes p0; "record" or a column of units: when p_i becomes any p_i'. Private:
+p_i and lambda_i, and which slot or branch the token came from. The weights lambda_i are those of
+``dptune.prediction.mollify``.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Answer:
         tokens_left: how many may still be answered.
         epsilon_spent: of all tokens so far.
         delta: of that epsilon.
-        unit: whose change it bounds: "shard", "record" or "patient".
+        unit: whose change it bounds: "shard", "record" or a column of units.
     """
 
     token: int

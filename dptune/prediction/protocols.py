@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part, option_rows
@@ -19,8 +19,8 @@ from dptune.prediction.published import one_model_epsilon, published_beta
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.filters import budget_at
 from dptune.privacy.release import Composition, Release
+from dptune.units import check_unit
 
-Unit = Literal["shard", "record", "patient"]
 #: Rounds the cost of a token down, so that all of them together stay within the budget.
 _ROUNDING = 1e-12
 _LEAST_WEIGHT = 1e-6
@@ -70,15 +70,16 @@ class FixedMixture(_Protocol):
     Attributes:
         epsilon: budget of all tokens together.
         delta: of the budget.
-        alpha: the Renyi order at which tokens are bounded and added up; a whole number for unit record or patient.
+        alpha: the Renyi order at which tokens are bounded and added up; a whole number for every unit but shard.
         tokens: T, how many may ever be answered.
         models: N, slots of the ensemble, fixed before the data is seen.
         public_weight: w0 in (0, 1), least weight of the public model.
-        unit: whose change is bounded: a whole shard's removal, or one record's or patient's change of it.
+        unit: whose change is bounded: a whole shard's removal ("shard"), or what one record ("record") or one unit (a
+            column's name) changes of it.
     """
 
     public_weight: float = 0.2
-    unit: Unit = "shard"
+    unit: str = "shard"
     name: str = field(default="pmixed", init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +87,8 @@ class FixedMixture(_Protocol):
         if not _LEAST_WEIGHT <= self.public_weight < 1:
             problem = f"{self.public_weight} is not in [1e-6, 1): without a public floor nothing bounds a rare token"
             raise ConfigError("public_weight", problem, fix="use 0.2, say")
+        if self.unit != "shard":
+            check_unit(self.unit, "unit")
         if self.unit != "shard" and not (float(self.alpha).is_integer() and self.alpha >= 2):
             problem = f"{self.alpha:g} is no whole number from 2, which the bound for unit {self.unit} needs"
             raise ConfigError("alpha", problem, fix="use 3, or unit=shard")
@@ -128,7 +131,7 @@ class Published(_Protocol):
 
     subsample: float = 0.03
     with_replacement: bool = False
-    unit: Unit = field(default="shard", init=False)
+    unit: str = field(default="shard", init=False)
     name: str = field(default="pmixed_published", init=False)
 
     def __post_init__(self) -> None:

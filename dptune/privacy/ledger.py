@@ -22,7 +22,7 @@ from dptune.privacy.ledger_file import (
 )
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.run_header import RunHeader
+from dptune.privacy.run_header import FORMAT, RunHeader
 from dptune.privacy.set_aside import fresh_start
 
 
@@ -134,6 +134,8 @@ class Ledger:
                     f"{path}: the run is finished. Fix: use what it made. To run it again, and spend again, keep this "
                     "ledger: `dptune set-aside` with its folder."
                 )
+            if contents.header.format != FORMAT:
+                raise LedgerError(f"{path}: {_older(contents.header.format)} Fix: {fresh_start(path.parent)}.")
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, OSError):
@@ -210,6 +212,10 @@ def check_same_run(path: Path, header: RunHeader, found: RunHeader) -> None:
     if changed := header.differences(found):
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
+
+
+def _older(written: int) -> str:
+    return f"is of format {written}, which can be verified and not be resumed: this dptune writes format {FORMAT}."
 
 
 def _lock(descriptor: int, path: Path) -> None:

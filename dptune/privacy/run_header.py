@@ -19,16 +19,19 @@ from dptune.privacy.accountants import (
 )
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.release import Composition, Release
+from dptune.units import RECORD
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
-_FORMAT = 5
+#: What new ledgers are written in. Format 5 differs by one word: the unit of one record is "encounter" there.
+FORMAT = 6
+_READ = (5, FORMAT)
 
 
 class OtherFormatError(ConfigError):
     """A ledger of another version of dptune: whole, but not for this one to price."""
 
     def __init__(self, written: Any) -> None:
-        problem = f"{written!r} is not format {_FORMAT}, which this dptune reads"
+        problem = f"{written!r} is none of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
         super().__init__("format", problem, fix="verify it with the dptune that wrote it, and keep the file as it is")
 
 
@@ -42,7 +45,8 @@ class RunHeader:
         accounting: which epsilon the budget limits, one of ``ACCOUNTINGS``.
         epsilon: the budget, or None when the run has none (the non-private mechanism).
         delta: of every epsilon of this run.
-        unit: "encounter" or "patient": what is added or removed.
+        unit: what is added or removed: "record", the name of a column (all records that share a value of it), or
+            another kind, such as "client", "tenant" or "shard".
         units: how many units the training data holds (public by assumption).
         data: label of the data source, "synthetic" included.
         telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
@@ -55,6 +59,7 @@ class RunHeader:
         plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
             it does what it says.
         run_id: ties checkpoints to this ledger.
+        format: of the ledger; only new ones go on.
     """
 
     mechanism: str
@@ -72,6 +77,7 @@ class RunHeader:
     schedule: str = ""
     plugins: tuple[str, ...] = ()
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if not (isinstance(self.delta, float) and 0 < self.delta < 1):
@@ -127,14 +133,16 @@ class RunHeader:
         data["plugins"] = list(self.plugins)
         if not self.plugins:
             del data["plugins"]  # so that ledgers without plug-ins stay as they were
-        return {"format": _FORMAT, **data}
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
         values = {"plugins": [], **data}
-        if (written := values.pop("format", None)) != _FORMAT:
+        if (written := values.get("format")) not in _READ:
             raise OtherFormatError(written)
+        if written != FORMAT and values.get("unit") == "encounter":
+            values["unit"] = RECORD
         known = {item.name for item in fields(cls)}
         if set(values) != known:
             raise ConfigError("run", f"keys {sorted(set(values) ^ known)} missing or unknown", fix="use a whole ledger")

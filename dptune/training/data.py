@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
 from dptune.training.losses import CONTEXT, COUNTED, PADDING
-
-UNITS = ("encounter", "patient")
+from dptune.units import RECORD, check_unit
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,8 @@ class PrivacyUnits:
     """Which records belong to which unit of privacy.
 
     Attributes:
-        kind: "encounter" (each record its own unit), "patient", "client" (many patients), or a name of one's own.
+        kind: "record" (each record its own unit), the name of the column whose values name the units, or "client"
+            (many units).
         members: for each unit the indices of its records. Made when asked for: memory does not follow the units.
         most: m, the most records one unit puts into a batch.
         planted: for each slot of an auditor's, which come after the others, whether its coin put a gradient there.
@@ -197,56 +197,45 @@ class PrivacyUnits:
 
     @classmethod
     def of(
-        cls, kind: str, patients: NDArray[np.integer[Any]], most: int, absent: NDArray[np.bool_] | None = None
+        cls, kind: str, keys: NDArray[np.integer[Any]], most: int, absent: NDArray[np.bool_] | None = None
     ) -> PrivacyUnits:
         """Group records into units.
 
         Args:
+            kind: "record", or the name of the column that ``keys`` come from.
+            keys: (records,) the key of each record's unit; of single records only their number counts.
+            most: m, for units of many records.
             absent: (records,) units that are not in the data, as an auditor's coin left them out. They count, so
                 that the number of units tells nothing, and bring no record.
 
-        Raises: ConfigError for an unknown kind or ``most`` below 1.
+        Raises: ConfigError for a kind that no column can have, or ``most`` below 1.
         """
-        if kind not in UNITS:
-            raise ConfigError("data.unit", f"unknown unit {kind!r}", fix=f"use {' or '.join(UNITS)}")
-        if most < 1:
-            raise ConfigError("training.encounters_per_patient", f"{most} is below 1", fix="use 1 or more")
-        if kind == "encounter":
-            return cls.encounters(len(patients), absent)
-        return cls(kind, _Grouped(patients, None, absent), most)
-
-    @classmethod
-    def encounters(cls, count: int, absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
-        """Each of ``count`` records its own unit; ``absent`` as in ``of``."""
-        return cls("encounter", _Singles(count, absent), 1)
-
-    @classmethod
-    def named(cls, kind: str, keys: NDArray[np.integer[Any]], most: int) -> PrivacyUnits:
-        """Units of records of one's own: all records with one of ``keys`` (records,) are a unit.
-
-        Args:
-            kind: what the ledger calls one of them.
-
-        Raises: ConfigError if ``most`` is below 1.
-        """
+        check_unit(kind, "data.unit")
         if most < 1:
             raise ConfigError("records_per_unit", f"{most} is below 1", fix="use 1 or more")
-        return cls(kind, _Grouped(keys, None, None), most)
+        if kind == RECORD:
+            return cls.records(len(keys), absent)
+        return cls(kind, _Grouped(keys, None, absent), most)
+
+    @classmethod
+    def records(cls, count: int, absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
+        """Each of ``count`` records its own unit; ``absent`` as in ``of``."""
+        return cls(RECORD, _Singles(count, absent), 1)
 
     @classmethod
     def clients(
-        cls, count: int, patients: NDArray[np.integer[Any]], absent: NDArray[np.bool_] | None = None
+        cls, count: int, keys: NDArray[np.integer[Any]], absent: NDArray[np.bool_] | None = None
     ) -> PrivacyUnits:
-        """Deal whole patients out to simulated clients by a public hash of their number.
+        """Deal whole units out to simulated clients by a public hash of their keys.
 
-        Where a patient goes depends on that patient's number alone, so that a patient or a client can join or leave
-        without anybody else's records moving. A client may be empty.
+        Where a unit goes depends on its own key alone, so that a unit or a client can join or leave without anybody
+        else's records moving. A client may be empty.
 
         Args:
-            patients: (records,) each patient's own number. Numbers by order of appearance are none: one patient who
+            keys: (records,) the own key of each record's unit. Numbers by order of appearance are none: a unit that
                 leaves would change those of all who come later.
         """
-        client = hashed(patients) % np.uint64(count)
+        client = hashed(keys) % np.uint64(count)
         members = _Grouped(client.astype(np.int64), count, absent)
         return cls("client", members, members.most)
 

@@ -48,7 +48,7 @@ def tokens_of(records: Sequence[Record], tokenizer: Any, max_length: int, loss_o
 def record_batches(
     records: Sequence[Record], tokenizer: Any, max_length: int, loss_on: LossOn | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows as batches for ``token_file.write``, each with its unit's key as its patient."""
+    """The same rows as batches for ``token_file.write``, each with its unit's key."""
     for start in range(0, len(records), _RECORDS):
         some = records[start : start + _RECORDS]
         rows, cut = encode_records(some, tokenizer, max_length, loss_on)

@@ -41,7 +41,7 @@ class BatchGradients:
         run = self.run
         for members in self.batch:
             if not len(members):
-                continue  # a client whose patients are all elsewhere sends nothing
+                continue  # a client whose units are all elsewhere sends nothing
             # Another order every round, or a client's last records would never be used.
             records = members[np.argsort(uniform(run.entropy, len(members)))]
             yield local_update(

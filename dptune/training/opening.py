@@ -176,7 +176,7 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
         raise ConfigError("header.plugins", "does not name the code that runs", fix="give it mechanism.plugins")
     unit = mechanism.controller.inherited_unit
     if unit is not None and not fits_unit(unit, header.unit):
-        # A release that is private about encounters says little about a patient who has many.
+        # A release that is private about single records says little about a unit that has many.
         problem = f"the hyper-policy's run was private about one {unit}, this one about one {header.unit}"
         raise ConfigError("init_from", problem, fix="start from a run with the same unit")
     if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):

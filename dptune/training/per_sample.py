@@ -316,7 +316,7 @@ def per_sample_gradients(
 ) -> PairGradients:
     """Gradients of each unit's loss. Private.
 
-    A unit's loss is the sum of its rows' losses (one row for an encounter, up to m for a patient).
+    A unit's loss is the sum of its rows' losses (one row for a record, up to m for a unit that has many).
 
     Args:
         model: the PEFT model.

@@ -1,8 +1,9 @@
 """A corpus as a file of token ids that is mapped into memory: what a run reads of its records. Private.
 
-An Arrow IPC file; each of its batches holds patient, whether the record is absent (its text is empty: an auditor's
-coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory follows a batch
-and not the corpus; opened it takes address space only, and the kernel holds as many of its pages as it likes.
+An Arrow IPC file; each of its batches holds the key of the record's unit, whether the record is absent (its text is
+empty: an auditor's coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory
+follows a batch and not the corpus; opened it takes address space only, and the kernel holds as many of its pages as it
+likes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ from dptune.files import locked, private_directory, replacing
 from dptune.training.data import Tokens, encode
 
 #: Raise it when the same text gets other ids, or the file another shape: it is part of the files' names.
-FORMAT = 1
+FORMAT = 2
 _METADATA_KEY = b"dptune"
-_SCHEMA = pa.schema(
-    [("patient", pa.int64()), ("absent", pa.bool_()), ("cut", pa.bool_()), ("ids", pa.list_(pa.int32()))]
-)
+_SCHEMA = pa.schema([("unit", pa.int64()), ("absent", pa.bool_()), ("cut", pa.bool_()), ("ids", pa.list_(pa.int32()))])
 
 
 class MappedRows(Sequence[NDArray[np.int32]]):
@@ -71,9 +70,9 @@ class Corpus:
     _batches: list[pa.RecordBatch] = field(repr=False)
 
     @property
-    def patients(self) -> NDArray[np.integer[Any]]:
-        """(records,) the patient of each, in four bytes where all numbers fit: only for units that need it."""
-        columns = [batch.column("patient").to_numpy() for batch in self._batches if len(batch)]
+    def units(self) -> NDArray[np.integer[Any]]:
+        """(records,) the key of the unit of each, in four bytes where all numbers fit: only for units that need it."""
+        columns = [batch.column("unit").to_numpy() for batch in self._batches if len(batch)]
         fits = all(column.min() >= -(2**31) and column.max() < 2**31 for column in columns)
         narrow = np.int32 if fits else np.int64
         return np.concatenate([np.zeros(0, narrow), *columns], dtype=narrow, casting="unsafe")
@@ -84,7 +83,7 @@ def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], token
 
     Args:
         path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
-        batches: of columns patient and text, such as ``read_batches`` gives.
+        batches: of columns unit and text, such as ``read_batches`` gives.
 
     Raises:
         ConfigError: ``max_length`` leaves nothing to predict.
@@ -128,12 +127,12 @@ def _encoded(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> pa.Recor
     texts = batch.column("text")
     rows, cut = encode(texts.to_pylist(), tokenizer, max_length)
     absent = pc.equal(texts, "").to_numpy(zero_copy_only=False)
-    return token_batch(rows, batch.column("patient").to_numpy(), cut, absent)
+    return token_batch(rows, batch.column("unit").to_numpy(), cut, absent)
 
 
 def token_batch(
     rows: Sequence[NDArray[np.int32]],
-    patients: NDArray[np.int64],
+    units: NDArray[np.int64],
     cut: NDArray[np.bool_] | None = None,
     absent: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
@@ -142,7 +141,7 @@ def token_batch(
     ids = pa.ListArray.from_arrays(offsets, np.concatenate([np.zeros(0, dtype=np.int32), *rows]))
     nobody = np.zeros(len(rows), dtype=bool)
     flags = [pa.array(nobody if flag is None else flag) for flag in (absent, cut)]
-    return pa.RecordBatch.from_arrays([pa.array(patients), *flags, ids], schema=_SCHEMA)
+    return pa.RecordBatch.from_arrays([pa.array(units), *flags, ids], schema=_SCHEMA)
 
 
 def opened(path: Path) -> Corpus:

@@ -24,9 +24,10 @@ from dptune.training.spec import Plan, header_of
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import Schedule, max_length_of, schedule_of
 from dptune.tuning.settings import Settings
+from dptune.units import MADE_OF_OTHERS, RECORD
 
 #: Names that ledgers use for units of other kinds.
-_TAKEN = ("record", "encounter", "client", "shard", "user")
+_TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,9 @@ def prepare(source: RecordSource, base: Base, settings: Settings) -> Prepared:
 
 def _units_of(records: Records, column: str | None, most: int) -> PrivacyUnits:
     if column is None:
-        return replace(PrivacyUnits.encounters(len(records)), kind="record")
+        return PrivacyUnits.records(len(records))
     kind = f"column {column}" if column in _TAKEN else column
-    return PrivacyUnits.named(kind, np.array([record.unit for record in records], dtype=np.int64), most)
+    return PrivacyUnits.of(kind, np.array([record.unit for record in records], dtype=np.int64), most)
 
 
 def _tokens(records: Records, tokenizer: Any, length: int, settings: Settings) -> Tokens | None:

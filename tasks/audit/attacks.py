@@ -39,6 +39,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.per_sample import lora_pairs
+from dptune.units import RECORD
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.finetune import crafted_file, read_crafted
@@ -262,10 +263,10 @@ def _record_membership(target: Target) -> dict[str, Any]:
 
 
 def _sample(records: Records, target: Target) -> list[Passage]:
-    """Random records, one a patient where the patient is the unit; the second half of the words is the ending."""
+    """Random records, one of a unit where units have many; the second half of the words is the ending."""
     order = np.random.default_rng(target.settings.seed).permutation(len(records.record))
-    if target.cell.unit == "patient":
-        _, first = np.unique(records.patient[order], return_index=True)
+    if target.cell.unit != RECORD:
+        _, first = np.unique(records.unit[order], return_index=True)
         order = order[np.sort(first)]
     texts = records.text.to_pylist()
     return [_halves(texts[index]) for index in order[: target.settings.records]]

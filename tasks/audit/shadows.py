@@ -57,7 +57,7 @@ def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_
     tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
     model = attach_lora(load_base(base, torch.device(device)), Lora(**cell.lora.model_dump()), cell.seed)
-    units = PrivacyUnits.of("encounter", np.arange(len(texts)), 1)
+    units = PrivacyUnits.of("record", np.arange(len(texts)), 1)
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
     header = header_of(mechanism, units, entropy, delta=cell.delta)

@@ -9,7 +9,7 @@ from tasks.stage import run_stage
 
 
 def split() -> None:
-    """Split data/narratives by encounter or by patient."""
+    """Split data/narratives by the unit of privacy."""
     data = load_settings().data
     write_splits(NARRATIVES, SPLITS, data.split_seed, data.unit)
 

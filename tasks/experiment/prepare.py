@@ -25,6 +25,7 @@ from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import Plan, RunSpec, header_of
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
+from dptune.units import RECORD
 from tasks.experiment.cells import Cell, federation, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.params import Training
@@ -175,18 +176,18 @@ def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     clients = federation(cell)
     if clients is not None:
-        return PrivacyUnits.clients(clients.clients, corpus.patients, corpus.absent), clients.clients_per_round
+        return PrivacyUnits.clients(clients.clients, corpus.units, corpus.absent), clients.clients_per_round
     expected_batch_size = cell.training.expected_batch_size
-    if cell.unit == "encounter":
-        return PrivacyUnits.encounters(len(corpus.tokens.rows), corpus.absent), expected_batch_size
-    most = cell.training.encounters_per_patient
-    return PrivacyUnits.of(cell.unit, corpus.patients, most, corpus.absent), expected_batch_size
+    if cell.unit == RECORD:
+        return PrivacyUnits.records(len(corpus.tokens.rows), corpus.absent), expected_batch_size
+    most = cell.training.records_per_unit
+    return PrivacyUnits.of(cell.unit, corpus.units, most, corpus.absent), expected_batch_size
 
 
 def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
-    batches = partial(read_batches, records, ("patient", "text"))
+    batches = partial(read_batches, records, ("unit", "text"))
     corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":

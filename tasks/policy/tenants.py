@@ -155,7 +155,7 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
 
     count = settings.tenants * settings.updates + settings.new_tenants
     with TemporaryDirectory(prefix="dptune-") as folder:
-        made = acquire_synthetic(Path(folder), count * settings.encounters_per_tenant, settings.cohort_seed)
+        made = acquire_synthetic(Path(folder), count * settings.records_per_tenant, settings.cohort_seed)
         narratives = Path(folder) / "narratives.parquet"
         write_narratives(made.table, made.ids_mapping, made.manifest, narratives)
         records = read_records(narratives)
@@ -182,7 +182,7 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
         data=str(records.about["label"]),
     )
     tokens = tokenize(records.text.to_pylist(), tokenizer, settings.max_length)
-    return setting, tenants_of(tokens, records.patient, count)
+    return setting, tenants_of(tokens, records.unit, count)
 
 
 def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from dptune.prediction.scoring import score_ensemble, score_model
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.data import Tokens, tokenize
 from dptune.training.model import load_base, load_tokenizer
+from dptune.units import MADE_OF_OTHERS
 from tasks.drawing import EPSILONS
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
 from tasks.prediction.ensembles import Plan, compared
@@ -27,8 +28,6 @@ from tasks.settings.params import Settings
 from tasks.tracking import ChildRun, timed
 
 Row = dict[str, Any]
-#: Of a run's unit, the unit of answers that means the same.
-SAME_UNIT = {"encounter": "record", "patient": "patient"}
 _OWN = ("public_weight", "subsample")
 _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 
@@ -71,13 +70,12 @@ def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:
         return rows
     for result, name in zip(read_results(EXPERIMENT, RUNS), listed_cells(EXPERIMENT), strict=True):
         cell = json.loads(RunFolder(RUNS / name).cell.read_text(encoding="utf-8"))
-        if cell["model"] != plan.model.model_dump() or result["unit"] not in SAME_UNIT:
+        if cell["model"] != plan.model.model_dump() or result["unit"] in MADE_OF_OTHERS:
             continue
         model = PeftModel.from_pretrained(load_base(plan.base, where), str(RunFolder(RUNS / name).adapter)).eval()
         kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
-        unit = SAME_UNIT[result["unit"]]
-        rows.append({"label": result["label"], "kind": kind, "unit": unit, **kept, **_scores(model, tokens)})
+        rows.append({"label": result["label"], "kind": kind, "unit": result["unit"], **kept, **_scores(model, tokens)})
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tasks.settings.params import Lora, Model, Prediction, Serve, Settings, Tuni
 
 #: Modules that answer, when an ensemble is trained already.
 ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
+_LONGEST_NAME = 64  # of a column in the name of a folder
 PLAN, _SALT = "plan.json", "salt"
 
 
@@ -49,7 +51,8 @@ class Plan(Frozen):
     def directory(self) -> Path:
         """Its own folder under data/ensembles."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return ENSEMBLES / f"{self.models}-by-{self.partition}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        by = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
+        return ENSEMBLES / f"{self.models}-by-{by}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     @property
     def base(self) -> BaseModel:
@@ -131,7 +134,7 @@ def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
     """The records of one shard. Private."""
     texts = records.text.to_pylist()
     salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
-    dealt = partition(texts, records.patient, plan.partition, plan.models, salt)[shard]
+    dealt = partition(texts, records.unit, plan.partition, plan.models, salt)[shard]
     tokenizer = load_tokenizer(plan.base)
     if not len(dealt):
         return Tokens(rows=[], padding=tokenizer.pad_token_id, width=plan.max_length)

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from dptune.units import RECORD
 from tasks.drawing import colour, legend_below, save
 
 Row = dict[str, Any]
@@ -84,8 +85,8 @@ def _points(rows: list[Row], x: str, y: str) -> tuple[list[float], list[float]]:
 
 def _draw_training(axis: Axes, rows: list[Row]) -> None:
     trained = [row for row in rows if row["kind"] == "training" and math.isfinite(float(row["epsilon_certified"]))]
-    for unit, marker in (("record", "s"), ("patient", "D")):
-        mine = [row for row in trained if row["unit"] == unit]
+    for unit in sorted({str(row["unit"]) for row in trained}):
+        mine, marker = [row for row in trained if row["unit"] == unit], "s" if unit == RECORD else "D"
         at, found = [float(row["epsilon_certified"]) for row in mine], [row[METRIC] for row in mine]
         if mine:
             axis.scatter(at, found, marker=marker, color="black", label=f"private training, {unit} (certified epsilon)")

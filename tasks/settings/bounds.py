@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dptune.errors import ConfigError
+from dptune.units import check_unit
+
 _LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes
 _LONGEST_PATH = 4096
 
@@ -32,6 +35,14 @@ def _usable_path(value: Any) -> Any:
     return value
 
 
+def _unit(name: str) -> str:
+    try:
+        check_unit(name, "unit")
+    except ConfigError as error:
+        raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
+    return printable(name)
+
+
 def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values as they are; raises ValueError naming one that is given twice."""
     for place, value in enumerate(values):
@@ -43,6 +54,8 @@ def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=_LONGEST_NAME)]
 Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
 FilePath = Annotated[Path, BeforeValidator(_usable_path)]
+#: "record", or the name of a column.
+Unit = Annotated[str, Field(max_length=200), AfterValidator(_unit)]
 #: A seed of public random numbers. torch, NumPy and transformers all take these, and the next few above.
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -25,6 +25,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
 from dptune.privacy.run_header import ACCOUNTINGS
+from dptune.units import RECORD
 from tasks.settings.bounds import (
     Chance,
     Count,
@@ -41,6 +42,7 @@ from tasks.settings.bounds import (
     Seed,
     Title,
     Tokens,
+    Unit,
     distinct,
     printable,
 )
@@ -67,6 +69,10 @@ def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
         raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
 
 
+def _units_of(source: str) -> tuple[str, ...]:
+    return (RECORD, "patient") if source in ("synthetic", "uci") else (RECORD,)
+
+
 class Synthetic(_Section):
     """The generated cohort."""
 
@@ -80,7 +86,7 @@ class Data(_Section):
     source: str
     path: FilePath | None = None
     options: dict[str, Any] = {}
-    unit: Literal["encounter", "patient"]
+    unit: Unit
     split_seed: Seed
     synthetic: Synthetic
 
@@ -105,9 +111,20 @@ class Data(_Section):
     def _text(self) -> Data:
         if self.source == "text" and self.path is None:
             raise ValueError("path: source text needs the path of a text file")
-        if self.source not in ("synthetic", "uci") and self.unit == "patient":
-            raise ValueError("unit: a text file has no patients; use encounter, which is one paragraph")
         return self
+
+    @field_validator("unit")
+    @classmethod
+    def _has_units(cls, unit: str, info: ValidationInfo) -> str:
+        source = info.data.get("source", BUILT_IN[0])
+        if unit not in (known := _units_of(source)):
+            raise ValueError(f"source {source} has no column {unit!r} of units: use {' or '.join(known)}")
+        return unit
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """What ``unit`` may be."""
+        return _units_of(self.source)
 
     @property
     def uci_path(self) -> Path | None:
@@ -172,7 +189,7 @@ class Training(_Section):
     expected_batch_size: Annotated[float, Field(ge=1e-3, le=1e9)]
     epochs: Epochs
     max_length: Annotated[Tokens, Field(ge=3)]
-    encounters_per_patient: Rows
+    records_per_unit: Rows
     learning_rate: LearningRate
     warmup_steps: CountOrNone
     physical_batch_size: Rows
@@ -261,20 +278,20 @@ class Serve(_Section):
     tokens: Count
     models: Count
     public_weight: Chance
-    unit: Literal["shard", "record", "patient"]
+    unit: Unit | Literal["shard"]
 
 
 class Prediction(_Section):
     """Private prediction: ensembles, and the protocols that are compared."""
 
     models: Annotated[tuple[Annotated[int, Field(ge=1, le=10**5)], ...], Field(min_length=1)]
-    partition: Literal["record", "patient"]
+    partition: Unit
     tuning: Tuning
     alpha: Annotated[float, Field(ge=1 + 1e-6, le=1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
     public_weights: tuple[Chance, ...]
-    units: tuple[Literal["shard", "record", "patient"], ...]
+    units: tuple[Unit | Literal["shard"], ...]
     subsamples: tuple[Annotated[float, Field(gt=0, le=1)], ...]
     with_replacement: bool
     records: Rows
@@ -284,8 +301,10 @@ class Prediction(_Section):
     def _consistent(self) -> Prediction:
         if self.serve.models not in self.models:
             raise ValueError(f"serve.models: {self.serve.models} is none of the numbers under models")
-        if self.partition != "patient" and "patient" in (*self.units, self.serve.unit):
-            raise ValueError("units: patient needs partition: patient; by record, a patient is in many shards")
+        for unit in (*self.units, self.serve.unit):
+            if unit not in ("shard", RECORD, self.partition):
+                problem = f"by {self.partition}, a {unit} is in many shards"
+                raise ValueError(f"units: {unit} needs partition: {unit}; {problem}")
         return self
 
     def alpha_at(self, epsilon: float, delta: float) -> float:
@@ -321,6 +340,13 @@ class Settings(_Section):
     def _sweeps(cls, content: Any) -> Any:
         """An entry with ``sweep: {option: [values]}`` becomes one entry for every combination."""
         return _expanded(content) if isinstance(content, dict) else content
+
+    @model_validator(mode="after")
+    def _partition_exists(self) -> Settings:
+        if self.prediction.partition not in self.data.units:
+            problem = f"the data has no column {self.prediction.partition!r} of units"
+            raise ValueError(f"prediction.partition: {problem}; use {' or '.join(self.data.units)}")
+        return self
 
     @model_validator(mode="after")
     def _mechanisms_exist(self) -> Settings:

@@ -20,14 +20,14 @@ class Tenants(BaseModel):
 
     Attributes:
         cohort_seed: of the synthetic cohort; public.
-        encounters_per_tenant: on average; a quarter is held out.
+        records_per_tenant: on average; a quarter is held out.
         tenants: K, tenants an update; each is in one.
         updates: releases. Their number costs no privacy, but tenants.
         runs: of each tenant, with other actions: the others' mean is a run's baseline.
         noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
         trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
         seed: of exploration; public.
-        epsilon: certified budget of a run for one encounter, all that it inherits included.
+        epsilon: certified budget of a run for one record, all that it inherits included.
         delta: of every epsilon.
         sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
         interval, warmup: releases between actions, and before the first.
@@ -40,7 +40,7 @@ class Tenants(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cohort_seed: Seed = 29
-    encounters_per_tenant: Few = 64
+    records_per_tenant: Few = 64
     tenants: Few = 4
     updates: Few = 2
     runs: Annotated[Few, Field(ge=2)] = 2

@@ -34,7 +34,7 @@ def coins(count: int = COUNT) -> CraftedCanaries:
 
 def run(mechanism: Mechanism, canaries: CraftedCanaries, directory: Path, **settings: Any) -> OneRun:
     model, tokens, entropy = tiny.adapted(), tiny.records(RECORDS), FixedSeed(settings.pop("seed", 5))
-    units = tiny.encounters(tokens).with_slots(canaries.included)
+    units = tiny.each_record(tokens).with_slots(canaries.included)
     plan = tiny.make_plan(len(units), **{"sample_rate": RATE, "steps": STEPS, "checkpoint_every": STEPS} | settings)
     header = tiny.make_header(
         entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant
@@ -148,7 +148,7 @@ def test_what_a_canary_adds_is_not_guessed(name: str, tmp_path: Path) -> None:
 
 def test_slots_without_an_auditor_are_refused(tmp_path: Path) -> None:
     tokens, entropy = tiny.records(RECORDS), FixedSeed(5)
-    units = tiny.encounters(tokens).with_slots(np.ones(8, dtype=bool))
+    units = tiny.each_record(tokens).with_slots(np.ones(8, dtype=bool))
     mechanism = build("static", {"pairs": pairs(), "noise_multiplier": 1.0})
     plan, header = tiny.make_plan(len(units), sample_rate=RATE), tiny.make_header(entropy, units)
     with pytest.raises(ConfigError, match=r"auditor: is missing"):

@@ -30,8 +30,8 @@ def audited(units: PrivacyUnits, seed: int = 0, absent: NDArray[np.bool_] = ABSE
     return audit_draw(units, absent, RATE, RATE, alarm, FixedSeed(seed))
 
 
-def encounters() -> PrivacyUnits:
-    return PrivacyUnits.encounters(COUNT, ABSENT).with_slots(np.ones(5, dtype=bool))
+def each_record() -> PrivacyUnits:
+    return PrivacyUnits.records(COUNT, ABSENT).with_slots(np.ones(5, dtype=bool))
 
 
 def of_patients() -> PrivacyUnits:
@@ -42,7 +42,7 @@ def clients() -> PrivacyUnits:
     return PrivacyUnits.clients(100, np.arange(COUNT) // 3, ABSENT)
 
 
-@pytest.mark.parametrize("units", [encounters, of_patients, clients])
+@pytest.mark.parametrize("units", [each_record, of_patients, clients])
 def test_sound_draws_are_accused_as_rarely_as_is_said(units: Callable[[], PrivacyUnits]) -> None:
     """30 audits at 10 %: 3 may accuse; more than 11 do with chance 2e-5."""
     found = [audited(units(), seed, alarm=0.1) for seed in range(30)]
@@ -53,7 +53,7 @@ def test_sound_draws_are_accused_as_rarely_as_is_said(units: Callable[[], Privac
 def test_each_test_by_itself_has_uniform_p_values() -> None:
     """Of 50 audits each p-value has mean 0.5 and standard error 0.041; five of them are 6e-7 off. The last, of the
     most unlikely unit, is a bound: no smaller."""
-    found = [audited(encounters(), seed, alarm=0.1).p_values for seed in range(50)]
+    found = [audited(each_record(), seed, alarm=0.1).p_values for seed in range(50)]
     for name in ("rate", "sizes", "spread"):
         assert abs(np.mean([one[name] for one in found]) - 0.5) < 5 * 0.041, name
     assert np.mean([one["unit"] for one in found]) > 0.5 - 5 * 0.041
@@ -135,24 +135,24 @@ def test_an_error_in_the_draw_is_found_in_nearly_every_audit(
     """With fixed seeds: all of 5. At the size of the default experiment all of 20 were; see docs/audits.md."""
     for seed in range(5):
         monkeypatch.setattr(PrivacyUnits, "draw", make())
-        accusation = audited(encounters(), seed).accusation
+        accusation = audited(each_record(), seed).accusation
         assert accusation is not None
         assert says in accusation
 
 
 def test_a_rate_that_it_calls_refutable_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 19 of 20 audits; fewer than 16 of 20 with chance 3e-4, at fixed seeds."""
-    factor = audited(encounters()).rate_refutable
+    factor = audited(each_record()).rate_refutable
     assert 1 < factor < 1.2
     monkeypatch.setattr(PrivacyUnits, "draw", times(factor))
-    assert sum(audited(encounters(), seed).accusation is not None for seed in range(20)) >= 16
+    assert sum(audited(each_record(), seed).accusation is not None for seed in range(20)) >= 16
 
 
 def test_records_that_belong_nowhere_or_to_two_units_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     gone, back = ABSENT.copy(), ABSENT.copy()
     gone[17], back[300] = True, False
     for present in (
-        PrivacyUnits.encounters,
+        PrivacyUnits.records,
         lambda count, absent: PrivacyUnits.of("patient", np.arange(count), 2, absent),
     ):
         accusation = audited(present(COUNT, gone)).accusation
@@ -183,7 +183,7 @@ def test_records_of_another_unit_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 @given(st.integers(1, 60), st.sampled_from([0.01, 0.1, 0.5, 1.0]), st.integers(0, 99))
 def test_any_size_and_rate_has_a_verdict(count: int, rate: float, seed: int) -> None:
     absent = np.zeros(count, dtype=bool)
-    found = audit_draw(PrivacyUnits.encounters(count), absent, rate, rate, 1e-9, FixedSeed(seed))
+    found = audit_draw(PrivacyUnits.records(count), absent, rate, rate, 1e-9, FixedSeed(seed))
     assert found.accusation is None
     assert 0 < found.p_value <= 1
     assert found.power.startswith("could have refuted")
@@ -191,6 +191,6 @@ def test_any_size_and_rate_has_a_verdict(count: int, rate: float, seed: int) -> 
 
 def test_a_corpus_too_large_to_miss_one_unit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ENTRIES", 7000)
-    found = audited(encounters())
+    found = audited(each_record())
     assert found.draws == 7000 // round(RATE * COUNT)
     assert "NO POWER on one of 605 units that is never drawn" in found.power

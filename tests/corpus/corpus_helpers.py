@@ -42,7 +42,7 @@ def verbalised(frame: pd.DataFrame) -> list[str]:
         return verbalise(Table(frame, read_ids_mapping(ids)))
 
 
-def write_train(path: Path, records: int, patients: int, unit: str = "encounter", source: str = "test") -> Records:
+def write_train(path: Path, records: int, patients: int, unit: str = "record", source: str = "test") -> Records:
     """A train file with text that names the record."""
     about = {"source": source, "synthetic": True, "label": "made up", "unit": unit, "split": "train"}
     numbers = np.arange(records, dtype=np.int64) * 3

@@ -28,7 +28,7 @@ def plant(
     *,
     records: int = 600,
     patients: int = 200,
-    unit: str = "encounter",
+    unit: str = "record",
     source: str = "test",
 ) -> Planted:
     old = write_train(directory / "train.parquet", records, patients, unit, source)
@@ -46,7 +46,7 @@ def test_records_stay_as_they_are_and_come_first(planted: Planted) -> None:
     old, new, _, _ = planted
     assert new.text.to_pylist()[:600] == old.text.to_pylist()
     assert new.record.tolist()[:600] == old.record.tolist()
-    assert new.patient.tolist()[:600] == old.patient.tolist()
+    assert new.unit.tolist()[:600] == old.unit.tolist()
 
 
 def test_a_canary_is_a_unit_of_its_own_or_absent(planted: Planted) -> None:
@@ -55,9 +55,9 @@ def test_a_canary_is_a_unit_of_its_own_or_absent(planted: Planted) -> None:
     every = (*secrets.extraction, *secrets.audit)
     expected = [one.carrier + suffix(one.secret) if one.included else "" for one in every]
     assert new.text.to_pylist()[600:] == expected
-    assert new.record.tolist()[600:] == new.patient.tolist()[600:] == [one.record for one in every]
+    assert new.record.tolist()[600:] == new.unit.tolist()[600:] == [one.record for one in every]
     assert [one.record for one in every] == list(range(-1, -411, -1))
-    assert min(*old.record.tolist(), *old.patient.tolist()) >= 0
+    assert min(*old.record.tolist(), *old.unit.tolist()) >= 0
 
 
 def test_carriers_are_public_and_follow_from_the_seed_alone(planted: Planted, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_manifest_tells_counts_and_hashes_alone(planted: Planted) -> None:
         "extraction": 10,
         "audit_candidates": 400,
         "repeats": 1,
-        "unit": "encounter",
+        "unit": "record",
         "train_sha256": sha256(folder / "new.parquet"),
         "secrets_sha256": sha256(folder / "secrets.json"),
     }
@@ -154,7 +154,7 @@ def test_the_metadata_goes_on(planted: Planted) -> None:
 
 def test_with_unit_patient_every_canary_is_a_patient(tmp_path: Path) -> None:
     _, new, _, _ = plant(tmp_path, 10, 190, unit="patient")
-    assert len(set(new.patient.tolist())) == 200 + 200
+    assert len(set(new.unit.tolist())) == 200 + 200
 
 
 @pytest.mark.parametrize(("extraction", "audit"), [(601, 0), (0, 601), (300, 301), (-1, 0), (0, -1)])
@@ -165,7 +165,7 @@ def test_counts_that_cannot_be_are_refused_and_leave_nothing(extraction: int, au
 
 
 def test_a_repeated_secret_lies_in_that_many_rows(tmp_path: Path) -> None:
-    write_train(tmp_path / "train.parquet", 100, 50, "encounter")
+    write_train(tmp_path / "train.parquet", 100, 50, "record")
     split = tmp_path / "train.parquet"
     files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
     inject(split, *files, extraction=2, audit=3, carrier_seed=42, repeats=7)

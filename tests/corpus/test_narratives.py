@@ -165,7 +165,7 @@ def test_the_file_has_the_tables_own_numbers_and_says_what_it_is(
     table = read_table(files[0], files[1])
     assert read.text.to_pylist() == verbalise(table)
     assert [str(number) for number in read.record] == table.frame["encounter_id"].tolist()
-    assert [str(number) for number in read.patient] == table.frame["patient_nbr"].tolist()
+    assert [str(number) for number in read.unit] == table.frame["patient_nbr"].tolist()
     assert read.about == {"source": "synthetic", "synthetic": True, "label": "made"}
     assert out.stat().st_mode & 0o777 == 0o600
 
@@ -210,10 +210,10 @@ class TestUci:
         assert time.process_time() - start < 15  # of this process's own work, whatever else runs
         read = read_records(out)
         assert len(read.record) == 101_766
-        assert len(set(read.patient.tolist())) == 71_518
+        assert len(set(read.unit.tolist())) == 71_518
         told = re.compile(r"\?|NULL|Not Mapped|Not Available|Invalid|\.\.")
         assert not any(told.search(text) for text in read.text.to_pylist())
-        write_splits(out, tmp_path, seed=1, unit="encounter")
+        write_splits(out, tmp_path, seed=1, unit="record")
         sizes = [len(read_records(tmp_path / f"{side}.parquet").record) for side in ("attack", "eval", "train")]
         assert sizes == [20_497, 8_258, 73_011]  # each encounter by its own number; of the paper's deal, 73,271 trained
 

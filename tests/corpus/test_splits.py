@@ -23,7 +23,7 @@ def test_sizes_are_those_of_independent_draws(seed: int) -> None:
     """A hash at its worst would be found; for one as good as chance, nine counts are six standard deviations off with
     chance 2e-8."""
     units = 20_000
-    rows = split(np.arange(units), seed, "encounter")
+    rows = split(np.arange(units), seed, "record")
     for name, share in zip(("attack", "train", "eval"), (0.2, 0.72, 0.08), strict=True):
         assert abs(len(rows[name]) - units * share) < 6 * (units * share * (1 - share)) ** 0.5
 
@@ -38,11 +38,16 @@ def test_sides_that_were_dealt_once_stay() -> None:
 GOLDEN = [1, 0, 0, 0, 1, 1, 1, 2, 1, 2, 1, 1, 1, 1, 2, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 1, 1, 1]
 
 
-@given(keys=KEYS, seed=st.integers(0, 2**32), unit=st.sampled_from(["encounter", "patient"]))
+@given(
+    keys=KEYS,
+    seed=st.integers(0, 2**32),
+    unit=st.sampled_from(["record", "patient", "a column of long name"]),
+)
 def test_every_row_is_on_its_units_own_side(keys: list[int], seed: int, unit: str) -> None:
-    expected = [side_of(key, seed, unit) for key in keys]
+    word = {"record": "encounter", "patient": "patient"}.get(unit, "unit")
+    expected = [side_of(key, seed, word) for key in keys]
     if len(set(expected)) < len(SIDES):
-        with pytest.raises(ConfigError, match=r"split\.unit: .* leave no one on the side .* Fix: use 100 or more"):
+        with pytest.raises(ConfigError, match=r"data\.unit: .* leave no one on the side .* Fix: use 100 or more"):
             split(np.array(keys), seed, unit)
         return
     rows = split(np.array(keys), seed, unit)
@@ -54,9 +59,9 @@ def test_every_row_is_on_its_units_own_side(keys: list[int], seed: int, unit: st
 def test_by_encounter_patients_do_fall_on_two_sides_and_by_patient_they_do_not(tmp_path: Path) -> None:
     source = tmp_path / "narratives.parquet"
     write_train(source, records=1000, patients=250)
-    for unit, several in (("encounter", True), ("patient", False)):
+    for unit, several in (("record", True), ("patient", False)):
         write_splits(source, tmp_path, 1, unit)
-        attack, train = (set(read_records(tmp_path / f"{side}.parquet").patient) for side in ("attack", "train"))
+        attack, train = (set(read_records(tmp_path / f"{side}.parquet").unit) for side in ("attack", "train"))
         assert bool(attack & train) == several
 
 
@@ -70,19 +75,19 @@ def test_another_seed_and_another_unit_deal_otherwise() -> None:
 
 
 def test_an_unknown_unit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"split\.unit: 'visit' is unknown. Fix: use one of encounter, patient"):
-        split(np.arange(9), 1, "visit")
+    with pytest.raises(ConfigError, match=r"data\.unit: 'client' is another kind of unit. Fix: use record"):
+        split(np.arange(9), 1, "client")
 
 
 def test_a_units_key_is_its_record_its_patient_or_its_text(tmp_path: Path) -> None:
     made = write_train(tmp_path / "t.parquet", records=9, patients=3)
-    assert keys_of(made, "encounter").tolist() == made.record.tolist()
-    assert keys_of(made, "patient").tolist() == made.patient.tolist()
+    assert keys_of(made, "record").tolist() == made.record.tolist()
+    assert keys_of(made, "patient").tolist() == made.unit.tolist()
     paragraphs = replace(made, about={**made.about, "source": "text"})
-    assert keys_of(paragraphs, "encounter").tolist() == made.patient.tolist()
+    assert keys_of(paragraphs, "record").tolist() == made.unit.tolist()
 
 
-@pytest.mark.parametrize("unit", ["encounter", "patient"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
 def test_the_files_hold_the_rows_and_say_their_side(unit: str, tmp_path: Path) -> None:
     source = tmp_path / "narratives.parquet"
     whole = write_train(source, records=100, patients=60)
@@ -93,7 +98,7 @@ def test_the_files_hold_the_rows_and_say_their_side(unit: str, tmp_path: Path) -
         side = read_records(path)
         assert side.record.tolist() == whole.record[expected[name]].tolist()
         assert side.text.to_pylist() == [f"text of {record}." for record in side.record]
-        assert side.patient.tolist() == (side.record // 3 % 60).tolist()
+        assert side.unit.tolist() == (side.record // 3 % 60).tolist()
         assert (side.about["unit"], side.about["split"], side.about["label"]) == (unit, name, "made up")
         assert path.stat().st_mode & 0o777 == 0o600
 
@@ -102,7 +107,7 @@ def test_too_few_records_leave_no_files(tmp_path: Path) -> None:
     source = tmp_path / "narratives.parquet"
     write_train(source, records=2, patients=2)
     with pytest.raises(ConfigError):
-        write_splits(source, tmp_path, 1, "encounter")
+        write_splits(source, tmp_path, 1, "record")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -111,7 +116,7 @@ def test_records_keep_the_order_of_the_file(tmp_path: Path) -> None:
     whole = write_train(source, records=100, patients=60)
     order = np.random.default_rng(0).permutation(100)
     write_records(source, replace(whole, record=whole.record[order]))
-    write_splits(source, tmp_path, 4, "encounter")
+    write_splits(source, tmp_path, 4, "record")
     place = {record: row for row, record in enumerate(whole.record[order].tolist())}
     for name in SIDES:
         rows = [place[record] for record in read_records(tmp_path / f"{name}.parquet").record.tolist()]

@@ -23,8 +23,8 @@ def test_paragraphs_become_records(tmp_path: Path) -> None:
     records = read_records(tmp_path / "out.parquet")
     assert records.text.to_pylist() == [f"Paragraph {number}, over two lines." for number in range(12)]
     assert records.record.tolist() == list(range(12))
-    assert len(set(records.patient.tolist())) == 12
-    assert records.patient.min() >= 0
+    assert len(set(records.unit.tolist())) == 12
+    assert records.unit.min() >= 0
     assert records.about == {"source": "text", "synthetic": False, "label": "text file my text.txt, the user's own"}
 
 
@@ -35,7 +35,7 @@ def test_a_paragraphs_person_is_its_text_wherever_it_stands(tmp_path: Path) -> N
         acquire_text(tmp_path / "raw", tmp_path / name)
         write_paragraphs(tmp_path / "raw", tmp_path / "out.parquet")
         records = read_records(tmp_path / "out.parquet")
-        seen.append(set(zip(records.text.to_pylist(), records.patient.tolist(), strict=True)))
+        seen.append(set(zip(records.text.to_pylist(), records.unit.tolist(), strict=True)))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 12
 

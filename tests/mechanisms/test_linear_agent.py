@@ -155,7 +155,7 @@ def test_a_record_pays_for_a_tenant_that_is_replaced(
     assert epsilons(mechanism.controller.inherited, DELTA).certified == pytest.approx(record, abs=5e-4)
 
 
-@pytest.mark.parametrize("unit", ["encounter", "patient"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
 def test_releases_about_records_count_as_they_are(tmp_path: Path, unit: str) -> None:
     releases = Counter({Release(0.2, 4.0): 20})
     assert heir(saved(tmp_path, unit=unit, releases=releases)).controller.inherited == releases
@@ -183,7 +183,7 @@ def test_an_heirs_heir_pays_no_more_than_the_heir_and_its_own(tmp_path: Path) ->
     mechanism = started("rldp", **QUICK, init_from=first)
     steps(mechanism, 1, 4)
     own = Counter({mechanism.release(mechanism.knobs(), RATE): 4})
-    policy = mechanism.controller.saved_policy("heir", "2", "encounter", own, ())
+    policy = mechanism.controller.saved_policy("heir", "2", "record", own, ())
     assert policy is not None
     policy.write(tmp_path / "heir")
     again = started("rldp", **QUICK, init_from=str(tmp_path / "heir"))
@@ -191,12 +191,12 @@ def test_an_heirs_heir_pays_no_more_than_the_heir_and_its_own(tmp_path: Path) ->
 
 
 def test_which_runs_a_tenants_price_is_known_for() -> None:
-    assert fits_unit("tenant", "encounter")
+    assert fits_unit("tenant", "record")
     assert fits_unit("tenant", "patient")
     assert not fits_unit("tenant", "client"), "a client's patients may be in many tenants"
     assert fits_unit("client", "client")
-    assert not fits_unit("encounter", "patient")
-    assert not fits_unit("encounter", "tenant")
+    assert not fits_unit("record", "patient")
+    assert not fits_unit("record", "tenant")
 
 
 def test_a_training_without_noise_makes_its_heirs_leak(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_policy_of_another_agent_is_refused_by_name(tmp_path: Path) -> None:
         started("rldp_published", init_from=folder)
     sac = started("rldp", interval=2, warmup=3)
     steps(sac, 1, 4)
-    policy = sac.controller.saved_policy("sac", "2", "encounter", Counter({Release(0.2, 4.0): 4}), ())
+    policy = sac.controller.saved_policy("sac", "2", "record", Counter({Release(0.2, 4.0): 4}), ())
     assert policy is not None
     policy.write(tmp_path / "sac")
     with pytest.raises(ConfigError, match=r"agent sac, and this run's is linear"):

@@ -32,7 +32,7 @@ def built(name: str, pairs: int = 2, **options: Any) -> Callable[[float], Mechan
 
 
 def header(found: Calibrated, epsilon: float, accounting: str = "certified") -> RunHeader:
-    return RunHeader("rldp", "gdp_clt", accounting, epsilon, 1e-5, "encounter", 73271, renyi_filter=found.renyi_filter)
+    return RunHeader("rldp", "gdp_clt", accounting, epsilon, 1e-5, "record", 73271, renyi_filter=found.renyi_filter)
 
 
 def test_rldp_on_24_pairs_needs_a_sigma_of_two_and_a_half() -> None:
@@ -94,7 +94,7 @@ def test_a_mechanism_that_leaks_is_refused_under_certified_accounting(name: str,
 
 def hyper_policy(folder: Path, leaks: tuple[str, ...] = ()) -> str:
     """One that 20 releases were charged for."""
-    SavedPolicy("other run", "1", "encounter", {}, 0, 0, Counter({Release(0.2, 4.0): 20}), leaks, {}).write(folder)
+    SavedPolicy("other run", "1", "record", {}, 0, 0, Counter({Release(0.2, 4.0): 20}), leaks, {}).write(folder)
     return str(folder)
 
 

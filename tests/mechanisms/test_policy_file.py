@@ -30,7 +30,7 @@ SCHEDULE = Schedule(0.01, 100, 1e-5)
 def saved(folder: Path, leaks: tuple[str, ...] = (), releases: Counter[Release] | None = None) -> SavedPolicy:
     tensors = {"policy.weight": torch.ones(2), "features.mean": torch.zeros(3), "features.squares": torch.ones(3)}
     policy = SavedPolicy(
-        "parent", "id", "encounter", tensors, 3, 9, releases or Counter({STEP: 50}), leaks, {"interval": 4}
+        "parent", "id", "record", tensors, 3, 9, releases or Counter({STEP: 50}), leaks, {"interval": 4}
     )
     policy.write(folder)
     return policy
@@ -65,7 +65,7 @@ def test_an_heir_pays_for_both_runs(tmp_path: Path) -> None:
 
 def test_the_ledger_header_alone_prices_both_runs(tmp_path: Path) -> None:
     inherited = ((STEP, 50), (Release(0.01, 3.0), 7))
-    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 10, inherited=inherited)
+    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "record", 10, inherited=inherited)
     again = RunHeader.from_dict(json.loads(json.dumps(header.to_dict())))
     assert again == header
     own = Counter({Release(0.01, 1.0): 5})
@@ -77,7 +77,7 @@ def test_the_ledger_header_alone_prices_both_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "3"])
 def test_a_header_with_a_bad_count_is_refused(count: Any) -> None:
-    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 10, inherited=((STEP, 50),)).to_dict()
+    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "record", 10, inherited=((STEP, 50),)).to_dict()
     header["inherited"][0][1] = count
     with pytest.raises(ConfigError, match="inherited"):
         RunHeader.from_dict(header)
@@ -159,5 +159,5 @@ def test_building_the_agent_reseeds_no_cuda_device(monkeypatch: pytest.MonkeyPat
 
 
 def test_entries_of_the_same_release_add_up() -> None:
-    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 10, inherited=((STEP, 200), (STEP, 1)))
+    header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "record", 10, inherited=((STEP, 200), (STEP, 1)))
     assert header.price(Counter()).certified == pld_epsilon(Counter({STEP: 201}), 1e-5)

@@ -420,7 +420,7 @@ def policy_of(mechanism: Mechanism, folder: Path, releases: int = 8) -> SavedPol
     release = mechanism.release(mechanism.knobs(), RATE)
     composition = Counter({release: releases})
     leaks = epsilons(composition, 1e-5).leaks
-    policy = mechanism.controller.saved_policy("test", folder.name, "encounter", composition, leaks)
+    policy = mechanism.controller.saved_policy("test", folder.name, "record", composition, leaks)
     assert policy is not None
     policy.write(folder)
     return SavedPolicy.read(str(folder))
@@ -432,13 +432,13 @@ def same_networks(one: SavedPolicy, other: SavedPolicy) -> bool:
 
 
 def test_an_agent_that_never_acted_has_no_policy() -> None:
-    assert acted(until=2).controller.saved_policy("test", "1", "encounter", Counter(), ()) is None
+    assert acted(until=2).controller.saved_policy("test", "1", "record", Counter(), ()) is None
 
 
 def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
     mechanism = acted()
     composition = Counter({mechanism.release(mechanism.knobs(), RATE): 8, Release(0.5, 2.0): 1})
-    policy = mechanism.controller.saved_policy("test", "1", "encounter", composition, ("a leak",))
+    policy = mechanism.controller.saved_policy("test", "1", "record", composition, ("a leak",))
     assert policy is not None
     policy.write(tmp_path)
     read = SavedPolicy.read(str(tmp_path))

@@ -251,9 +251,9 @@ def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: P
     policy.write(tmp_path)
     mechanism = build("rldp", {"noise_multiplier": 1.0, "agent": "linear", "init_from": str(tmp_path)})
     whole = tuple(mechanism.controller.inherited.items())
-    units = PrivacyUnits.of("encounter", np.arange(4), 1)
+    units = PrivacyUnits.of("record", np.arange(4), 1)
     for inherited in ((), whole[:1], whole):
-        header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "encounter", 4, inherited=inherited)
+        header = RunHeader("rldp", "gdp_clt", "certified", None, 1e-5, "record", 4, inherited=inherited)
         if inherited == whole:
             _check_header(spec_of(units, mechanism, header), OsEntropy())
         else:

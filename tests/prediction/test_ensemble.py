@@ -71,7 +71,7 @@ def test_the_partition_is_keyed_and_even() -> None:
     assert sorted(np.concatenate(absent)) == [0, 2]
 
 
-@pytest.mark.parametrize(("key", "models", "field"), [("house", 2, "partition"), ("record", 0, "models")])
+@pytest.mark.parametrize(("key", "models", "field"), [("client", 2, "partition"), ("record", 0, "models")])
 def test_a_partition_that_cannot_be_is_refused(key: str, models: int, field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         partition(["a"], np.zeros(1), key, models, b"")

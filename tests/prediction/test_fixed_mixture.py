@@ -197,7 +197,7 @@ def test_a_token_in_a_ledger_is_whole(change: dict[str, Any]) -> None:
         ({"public_weight": 0}, "public_weight"),
         ({"public_weight": 1}, "public_weight"),
         ({"unit": "record", "alpha": 2.5}, "alpha"),
-        ({"unit": "house"}, "unit"),
+        ({"unit": "tenant"}, "unit"),
         ({"alpha": 1}, "alpha"),
         ({"tokens": 0}, "tokens"),
         ({"models": 0}, "models"),

@@ -298,7 +298,7 @@ def test_a_patient_is_protected_only_where_shards_go_by_patient(ensemble: Path) 
     manifest = json.loads((ensemble / "ensemble.json").read_text())
     manifest["protocol"]["unit"] = "patient"
     (ensemble / "ensemble.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match="a patient is in many of them"):
+    with pytest.raises(ConfigError, match="a patient is in many shards"):
         deploy(ensemble, CPU)
     (ensemble / "ensemble.json").write_text(json.dumps(manifest | {"key": "patient"}))
     with pytest.raises(ConfigError, match="holds records by record, the ensemble says by patient"):

@@ -74,7 +74,7 @@ def test_pf1_constant_schedule_needs_the_renyi_noise_and_fills_the_budget(
 def test_a_run_planned_for_its_budget_may_start(epsilon: float) -> None:
     """The filter's epsilon, rounding slack included, must not exceed the epsilon that it was planned for."""
     plan = RenyiFilter.plan(epsilon, DELTA, 0.01, 100)
-    header = RunHeader("m", "gdp_clt", "certified", epsilon, DELTA, "encounter", 100, renyi_filter=plan)
+    header = RunHeader("m", "gdp_clt", "certified", epsilon, DELTA, "record", 100, renyi_filter=plan)
     z = smallest_noise_multiplier(plan.order, plan.budget / 100, 0.01)
     assert header.within_budget(Counter({Release(0.01, z * 1.001, adaptive=True): 100}))
 

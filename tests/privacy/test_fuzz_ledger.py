@@ -22,7 +22,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def whole(path: Path) -> list[dict[str, Any]]:
-    header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "encounter", 10)
+    header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "record", 10)
     with Ledger.create(path, header, Counter()) as ledger:
         for noise in (1.0, 2.0, 1.0, 3.0):
             ledger.charge(Release(0.1, noise))

@@ -46,7 +46,7 @@ def header(**changes: Any) -> RunHeader:
         "accounting": "certified",
         "epsilon": None,
         "delta": DELTA,
-        "unit": "encounter",
+        "unit": "record",
         "units": 10,
     }
     return RunHeader(**(values | changes))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 
 RECORDED = Path(__file__).parent / "recorded"
 #: Published, noise only and certified, as this dptune priced them when they were recorded.
@@ -35,3 +36,17 @@ def test_a_recorded_ledger_verifies_to_the_same_epsilons(name: str) -> None:
     assert (contents.epsilons.published, contents.epsilons.noise_only, contents.epsilons.certified) == pytest.approx(
         PRICES[name], rel=1e-9
     )
+
+
+def test_a_ledger_of_format_5_says_record_and_is_not_resumed(tmp_path: Path) -> None:
+    """Its word for a record was another; what it spent is added to what newer runs on the same records spend."""
+    whole = (RECORDED / "static.jsonl").read_bytes()
+    assert b'"format":5' in whole
+    assert b'"unit":"encounter"' in whole
+    unfinished = tmp_path / "ledger.jsonl"
+    unfinished.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    found = read_ledger(unfinished)
+    assert (found.header.unit, found.complete) == ("record", False)
+    with pytest.raises(LedgerError, match=r"is of format 5, which can be verified and not be resumed.* Fix: "):
+        Ledger.resume(unfinished, found.composition)
+    assert unfinished.read_bytes() == b"".join(whole.splitlines(keepends=True)[:-1])

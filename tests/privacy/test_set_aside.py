@@ -30,7 +30,7 @@ DELTA = 1e-5
 
 def run(folder: Path, releases: int, *, noise: float = 4.0, finish: bool = False, leave_open: bool = False) -> Ledger:
     """A run's folder with so many releases charged."""
-    header = RunHeader("static", "gdp_clt", "certified", None, DELTA, "encounter", 10, data="records")
+    header = RunHeader("static", "gdp_clt", "certified", None, DELTA, "record", 10, data="records")
     ledger = Ledger.create(folder / "ledger.jsonl", header, Counter())
     for _ in range(releases):
         ledger.charge(Release(1.0, noise))
@@ -54,7 +54,7 @@ def test_whatever_was_charged_is_found_again(runs: list[tuple[int, float, bool]]
             assert not folder.exists()
             assert target.parent == folder.parent
             assert said is not None
-            assert (said.epsilon, said.releases, said.unit) == (spent[-1], releases, "encounter")
+            assert (said.epsilon, said.releases, said.unit) == (spent[-1], releases, "record")
         found = [spending_of(path) for path in earlier_runs(folder)]
         assert [one.epsilon for one in found if one] == spent
         assert len({one.folder for one in found if one}) == len(runs)
@@ -139,7 +139,7 @@ def test_the_command_says_what_was_spent(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
-    assert f"it has spent epsilon {epsilon:.4g}, delta 1e-05 about one encounter (2 releases)" in words
+    assert f"it has spent epsilon {epsilon:.4g}, delta 1e-05 about one record (2 releases)" in words
     assert "the report counts both where they lie in data/runs" in words
     assert (tmp_path / "my run.set-aside-1" / "ledger.jsonl").exists()
     again = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
@@ -203,7 +203,7 @@ def test_a_charged_ledger_is_never_taken_for_one_that_was_not_begun(tmp_path: Pa
     """With 400 inherited kinds the first line has 84,000 bytes, of which only the first 65,536 were once searched."""
     folder = tmp_path / "cell"
     inherited = tuple((Release(1.0, 50.0 + kind), 1) for kind in range(header))
-    made = RunHeader("static", "gdp_clt", "certified", None, DELTA, "encounter", 10, inherited=inherited)
+    made = RunHeader("static", "gdp_clt", "certified", None, DELTA, "record", 10, inherited=inherited)
     with Ledger.create(folder / "ledger.jsonl", made, Counter()) as ledger:
         ledger.charge(Release(1.0, 4.0))
     whole = (folder / "ledger.jsonl").read_bytes()

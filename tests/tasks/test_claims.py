@@ -72,7 +72,7 @@ def test_the_limit_is_read_from_the_ledger_and_only_for_noise_that_tends_to_it(
     mechanism = build(name, {"noise_multiplier": 1.0} | options)
     composition = planned(mechanism, SCHEDULE)
     (release,) = composition
-    header = RunHeader(name, mechanism.published_accountant, "noise_only", None, 1e-5, "encounter", 10)
+    header = RunHeader(name, mechanism.published_accountant, "noise_only", None, 1e-5, "record", 10)
     with Ledger.create(tmp_path / "ledger.jsonl", header, composition) as ledger:
         for _ in range(SCHEDULE.steps):
             ledger.charge(release)

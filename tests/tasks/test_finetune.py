@@ -113,7 +113,7 @@ def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list
     assert result["history"][0]["epsilon_certified"] < result["history"][1]["epsilon_certified"]
     assert result["history"][-1]["epsilon_certified"] == result["epsilon_certified"]
     header = read_ledger(cell.directory / "ledger.jsonl").header
-    assert (header.unit, header.units, header.telemetry, header.delta) == ("encounter", UNITS, "research", 1e-5)
+    assert (header.unit, header.units, header.telemetry, header.delta) == ("record", UNITS, "research", 1e-5)
     assert "SYNTHETIC" in header.data
     assert {oct(mode(cell.directory / name)) for name in ("ledger.jsonl", "result.json")} == {"0o600"}
     assert mode(cell.directory) == 0o700
@@ -254,11 +254,11 @@ def test_a_torn_last_line_is_mended_and_a_torn_middle_refused(
 
 
 def test_a_patient_is_the_unit_end_to_end(pipeline: Path) -> None:
-    change = {"data": {"unit": "patient"}, "training": {"encounters_per_patient": 2}}
+    change = {"data": {"unit": "patient"}, "training": {"records_per_unit": 2}}
     run_stages(change, pretrained=False)
     cell = static(change)
     result = run_cell(cell, "cpu")
-    patients = len(set(read_records(TRAIN).patient))
+    patients = len(set(read_records(TRAIN).unit))
     assert patients < len(read_records(TRAIN).record)
     assert (result["unit"], result["units"]) == ("patient", patients)
     assert result["sample_rate"] == 16 / patients

@@ -58,14 +58,14 @@ def test_the_records_of_a_cell_are_those_of_its_files(pipeline: Path) -> None:
     assert found.about == read_records(TRAIN).about
 
 
-@pytest.mark.parametrize("unit", ["encounter", "patient"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
 def test_who_the_coin_left_out_counts_and_is_in_no_batch(pipeline: Path, unit: str) -> None:
     found = prepared(static({"data": {"unit": unit}}))
     absent = np.array([text == "" for text in read_records(TRAIN).text.to_pylist()])
     assert absent.any()
     drawn = np.concatenate(found.spec.units.draw(1.0, OsEntropy()))
     assert not absent[drawn].any()
-    if unit == "encounter":
+    if unit == "record":
         assert sorted(drawn) == np.flatnonzero(~absent).tolist()
 
 

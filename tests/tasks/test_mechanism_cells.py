@@ -51,7 +51,7 @@ def test_every_mechanism_is_one_entry_and_keeps_the_budget_that_it_names(pipelin
     assert float(result[f"epsilon_{cell.accounting}"]) <= cell.epsilon
     assert result["planned_releases"] == (2 if mechanism == "dp_lora_fed" else STEPS)
     assert result["releases"] == result["planned_releases"] or mechanism == "rldp_published"
-    assert result["unit"] == ("client" if mechanism == "dp_lora_fed" else "encounter")
+    assert result["unit"] == ("client" if mechanism == "dp_lora_fed" else "record")
     assert bool(result["leaks"]) == (result["epsilon_certified"] == "inf") == leaks
     contents = read_ledger(cell.directory / "ledger.jsonl")
     assert contents.complete
@@ -92,13 +92,13 @@ def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:
 
 
 def test_a_hyper_policy_of_another_unit_is_refused(pipeline: Path) -> None:
-    """What is private about one encounter says little about a patient who has many."""
+    """What is private about one record says little about a patient who has many."""
     first = cell_of("rldp", QUICK)
     run_cell(first, "cpu")
     heir = QUICK | {"init_from": str(first.directory / "controller")}
     changes = {"mechanisms": {"rldp": heir}, "data": {"unit": "patient"}}
     (second,) = cells(changes, {"experiment": {"mechanisms": ["rldp"], "epsilons": [2 * BUDGET]}})
-    with pytest.raises(ConfigError, match="private about one encounter"):
+    with pytest.raises(ConfigError, match="private about one record"):
         run_cell(second, "cpu")
 
 

@@ -211,7 +211,7 @@ def test_a_header_that_does_not_name_its_plug_ins_is_refused(pipeline: Path, wri
 
 
 def test_a_ledger_without_plug_ins_says_nothing_of_them_and_one_with_them_reads_back() -> None:
-    header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "encounter", 8)
+    header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "record", 8)
     assert "plugins" not in header.to_dict()
     named = replace(header, plugins=("their_parts 1.0 sha256:0123",))
     for one in (header, named):
@@ -443,7 +443,7 @@ def test_texts_of_a_source_become_records(pipeline: Path, write: Write) -> None:
         ({"source": "counted"}, r"data\.options: source 'counted' does not take them"),
         ({"source": "counted", "options": {"count": 12, "words": 1}}, r"data\.options.*\(count: int"),
         ({"source": "nosuch"}, r"data\.source: unknown source 'nosuch'.*counted"),
-        ({"source": "counted", "options": {"count": 12}, "unit": "patient"}, "has no patients"),
+        ({"source": "counted", "options": {"count": 12}, "unit": "patient"}, "has no column 'patient'"),
         ({"source": "synthetic", "options": {"count": 12}}, r"data\.options: source synthetic takes none"),
     ],
 )

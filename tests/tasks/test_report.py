@@ -38,7 +38,7 @@ def result(mechanism: str = "static", certified: float | str = 2.0, **changes: A
         "mechanism": mechanism,
         "budget_epsilon": None if certified == "inf" else certified,
         "seed": 0,
-        "unit": "encounter",
+        "unit": "record",
         "units": 144,
         "delta": 1e-5,
         "accounting": "certified",
@@ -242,7 +242,7 @@ def test_several_seeds_show_mean_and_spread(tmp_path: Path) -> None:
 def test_totals_are_stated_for_each_unit_and_never_mixed(tmp_path: Path) -> None:
     write_report([result(), result(seed=1), result("dp_lora_fed", unit="client", units=9)], tmp_path, "tiny")
     words = " ".join(page(tmp_path).words.split())
-    assert "at most ε = 4, δ = 2e-05 about one encounter" in words
+    assert "at most ε = 4, δ = 2e-05 about one record" in words
     assert "at most ε = 2, δ = 1e-05 about one client" in words
     assert "cannot be compared or added" in words
 

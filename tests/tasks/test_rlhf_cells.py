@@ -46,7 +46,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     acquired = acquire_synthetic(Path("raw"), 80, 7, kind="private")
     NARRATIVES.parent.mkdir(parents=True)
     write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, NARRATIVES)
-    write_splits(NARRATIVES, SPLITS, 42, "encounter")
+    write_splits(NARRATIVES, SPLITS, 42, "record")
     texts = read_records(SPLITS / "eval.parquet").text.to_pylist() * 4
     shape = Pretraining(vocabulary=500, layers=1, width=16, heads=1, max_length=128, epochs=1, batch_size=8)
     pretrain(texts, texts[:4], shape, PUBLIC_MODEL)

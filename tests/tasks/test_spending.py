@@ -79,7 +79,7 @@ def test_a_run_that_cannot_go_on_is_priced_into_the_next(
     report.report()
     words = " ".join(page(Path("data/report")).words.split())
     assert kept.name in words
-    assert f"2 runs together cost at most ε = {together:.3g}, δ = 2e-05 about one encounter" in words
+    assert f"2 runs together cost at most ε = {together:.3g}, δ = 2e-05 about one record" in words
     assert together > BUDGET
 
 
@@ -156,7 +156,7 @@ def test_what_others_saw_is_no_canarys_score(
     assert not fresh.scores.any()
 
 
-def spending(folder: str, epsilon: float, *, unit: str = "encounter", data: str = DATA, problem: str = "") -> Spending:
+def spending(folder: str, epsilon: float, *, unit: str = "record", data: str = DATA, problem: str = "") -> Spending:
     return Spending(folder, unit, data, 5, epsilon, 1e-5 if unit else 0.0, problem)
 
 
@@ -182,5 +182,5 @@ def test_what_nobody_can_tell_makes_every_total_infinite() -> None:
     found = totals([result(), result("dp_lora_fed", unit="client")], [lost])
     assert [(total.unit, total.others, total.epsilon) for total in found] == [
         ("client", 1, math.inf),
-        ("encounter", 1, math.inf),
+        ("record", 1, math.inf),
     ]

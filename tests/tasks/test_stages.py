@@ -83,7 +83,7 @@ def test_the_manifest_is_for_everyone(pipeline: Path) -> None:
         "extraction": 4,
         "repeats": 1,
         "audit_candidates": 20,
-        "unit": "encounter",
+        "unit": "record",
         "train_sha256": sha256(TRAIN),
         "secrets_sha256": sha256(SECRETS),
     }
@@ -99,7 +99,7 @@ def test_new_coins_are_tossed_every_time(pipeline: Path) -> None:
 
 def test_no_patient_is_on_two_sides(pipeline: Path) -> None:
     run_stages({"data": {"unit": "patient"}}, pretrained=False)
-    patients = [set(read_records(SPLITS / f"{side}.parquet").patient) for side in ("attack", "train", "eval")]
+    patients = [set(read_records(SPLITS / f"{side}.parquet").unit) for side in ("attack", "train", "eval")]
     assert sum(map(len, patients)) == len(set.union(*patients))
     assert read_records(TRAIN).about["unit"] == "patient"
     assert read_json(MANIFEST)["unit"] == "patient"

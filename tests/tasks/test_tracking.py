@@ -134,7 +134,7 @@ def test_the_child_has_every_parameter(tracked: Tracked) -> None:
     assert float(params["sample_rate"]) == tracked.result["sample_rate"]
     assert (params["steps"], params["unit"], params["units"], params["seed"]) == (
         str(STEPS),
-        "encounter",
+        "record",
         str(UNITS),
         "0",
     )

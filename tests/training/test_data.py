@@ -44,13 +44,13 @@ def test_a_patient_brings_at_most_m_rows_all_its_own(patients: np.ndarray, most:
 def test_units_partition_the_records(patients: np.ndarray) -> None:
     by_patient = PrivacyUnits.of("patient", patients, 1)
     assert len(by_patient) == len(set(patients.tolist()))
-    for units in (by_patient, PrivacyUnits.of("encounter", patients, 1)):
+    for units in (by_patient, PrivacyUnits.of("record", patients, 1)):
         assert sorted(np.concatenate(units.members).tolist()) == list(range(len(patients)))
 
 
 def split_members(kind: str, patients: np.ndarray, absent: np.ndarray) -> list[np.ndarray]:
     """The units as a list of arrays, written down a second time."""
-    if kind == "encounter":
+    if kind == "record":
         members = list(np.arange(len(patients))[:, None])
     else:
         order = np.argsort(patients, kind="stable")
@@ -70,7 +70,7 @@ def plain_draw(members: list[np.ndarray], most: int, rate: float, entropy: Fixed
 
 
 @given(
-    kind=st.sampled_from(["encounter", "patient"]),
+    kind=st.sampled_from(["record", "patient"]),
     patients=patients,
     absences=st.lists(st.booleans(), min_size=40, max_size=40),
     most=st.integers(1, 4),
@@ -113,7 +113,7 @@ class Counted:
         return self._source.words(count)
 
 
-@pytest.mark.parametrize("kind", ["encounter", "patient"])
+@pytest.mark.parametrize("kind", ["record", "patient"])
 def test_a_draw_costs_what_its_batch_costs(kind: str) -> None:
     """Twice as many words as batch 64 has records are never used up (more than ten standard deviations), whatever
     the number of units; and no array as long as the units is made.
@@ -135,7 +135,7 @@ def test_a_draw_costs_what_its_batch_costs(kind: str) -> None:
 
 def test_ten_million_encounters_take_no_memory() -> None:
     tracemalloc.start()
-    units = PrivacyUnits.encounters(10_000_000)
+    units = PrivacyUnits.records(10_000_000)
     drawn = units.draw(2e-6, OsEntropy())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -156,7 +156,7 @@ def test_many_patients_are_two_flat_arrays() -> None:
 
 
 def test_an_encounter_is_its_own_unit() -> None:
-    units = PrivacyUnits.of("encounter", np.array([3, 3, 3]), 5)
+    units = PrivacyUnits.of("record", np.array([3, 3, 3]), 5)
     assert [unit.tolist() for unit in units.draw(1.0, OsEntropy())] == [[0], [1], [2]]
 
 
@@ -172,7 +172,7 @@ def test_the_number_of_drawn_patients_is_binomial() -> None:
     assert stats.chisquare(found, expected).pvalue > 1e-9
 
 
-@pytest.mark.parametrize("kind", ["encounter", "patient"])
+@pytest.mark.parametrize("kind", ["record", "patient"])
 def test_two_units_are_drawn_independently(kind: str) -> None:
     """Both, and neither, in a quarter of 400 draws, give or take 60 (6.9 deviations; false alarm 1e-10)."""
     units = PrivacyUnits.of(kind, np.arange(2), 1)
@@ -188,7 +188,7 @@ def test_each_row_of_a_patient_is_chosen_equally_often() -> None:
     assert stats.chisquare(np.bincount(chosen, minlength=5)).pvalue > 1e-9
 
 
-@pytest.mark.parametrize(("kind", "most"), [("hospital", 1), ("patient", 0)])
+@pytest.mark.parametrize(("kind", "most"), [("client", 1), ("", 1), ("patient", 0)])
 def test_bad_units_are_refused(kind: str, most: int) -> None:
     with pytest.raises(ConfigError):
         PrivacyUnits.of(kind, np.arange(3), most)
@@ -276,7 +276,7 @@ def test_nothing_private_shows_in_a_representation() -> None:
     assert "123456" not in repr(part)
 
 
-@pytest.mark.parametrize("kind", ["encounter", "patient"])
+@pytest.mark.parametrize("kind", ["record", "patient"])
 def test_an_absent_unit_counts_and_brings_nothing(kind: str) -> None:
     """Not even an empty gradient: a batch with it drawn is the batch without it."""
     patients, absent = np.array([0, 1, 2, 3]), np.array([False, True, False, True])
@@ -290,7 +290,7 @@ def test_an_absent_unit_counts_and_brings_nothing(kind: str) -> None:
 
 def test_an_auditors_slots_are_drawn_like_all_units() -> None:
     """Of 4,000 draws, each frequency is within 5 sigma of the rate: a false alarm in 2e5 tests."""
-    units = PrivacyUnits.of("encounter", np.arange(3), 1).with_slots(np.array([True, False, True]))
+    units = PrivacyUnits.of("record", np.arange(3), 1).with_slots(np.array([True, False, True]))
     assert len(units) == 6
     draws = [parted(units.draw(0.3, OsEntropy())) for _ in range(4000)]
     counts = np.zeros(6)

@@ -291,7 +291,7 @@ def test_masks_survive_a_token_file(tmp_path: Path) -> None:
     token_file.write(path, record_batches(mixed, tokenizer(), WIDTH), padding=0, width=WIDTH)
     found = token_file.opened(path)
     assert [row.tolist() for row in found.tokens.rows] == [row.tolist() for row in expected.rows]
-    assert found.patients.tolist() == [0, 1, 2]
+    assert found.units.tolist() == [0, 1, 2]
     assert (found.tokens.truncated, found.tokens.without_loss) == (1, 1)
     for ours, theirs in zip(batch(found.tokens), batch(expected), strict=True):
         assert ours.equal(theirs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, adapted, close, encounters, make_header, make_plan, records, trainable
+from tiny_models import CPU, adapted, close, each_record, make_header, make_plan, records, trainable
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
@@ -124,7 +124,7 @@ def test_a_federated_run_protects_clients_and_says_so(tmp_path: Path) -> None:
 
 def test_records_for_a_federated_run_and_clients_for_another_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.unit"):
-        run(tmp_path, encounters(records()), "dp_lora_fed")
+        run(tmp_path, each_record(records()), "dp_lora_fed")
     with pytest.raises(ConfigError, match=r"data\.unit"):
         run(tmp_path, PrivacyUnits.clients(3, np.arange(len(records().rows))), "static")
     assert not list(tmp_path.iterdir())

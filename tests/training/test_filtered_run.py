@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import adapted, close, encounters, make_header, make_plan, records, release_lines
+from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines
 
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
@@ -100,7 +100,7 @@ def run(directory: Path, plan: Calibrated, **options: Any) -> tuple[Ledger, list
     schedule = make_plan(sample_rate=RATE, steps=STEPS, checkpoint_every=options.pop("checkpoint_every", 2))
     first_line = options.pop("header", None) or header(plan)
     public = records(4, seed=9)
-    spec = RunSpec(model, tokens, encounters(tokens), plan.mechanism, schedule, first_line, public=public)
+    spec = RunSpec(model, tokens, each_record(tokens), plan.mechanism, schedule, first_line, public=public)
     return close(train(spec, directory, OsEntropy(), on_step)), reports
 
 

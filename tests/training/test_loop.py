@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tiny_models import (
     adapted,
     close,
-    encounters,
+    each_record,
     gpt2,
     make_header,
     make_plan,
@@ -57,7 +57,7 @@ def nonprivate(model: Any) -> Any:
 def trained(directory: Path, plan: Plan | None = None, entropy: Entropy | None = None, **options: Any) -> Any:
     """A run of ``static`` from a fresh, equal start; returns the model."""
     model, tokens, entropy = options.pop("model", None) or adapted(), records(), entropy or OsEntropy()
-    units = options.pop("units", None) or encounters(tokens)
+    units = options.pop("units", None) or each_record(tokens)
     mechanism = options.pop("mechanism", static)(model)
     header, plan = make_header(entropy, units, mechanism=mechanism.name), plan or make_plan()
     close(train(RunSpec(model, tokens, units, mechanism, plan, header), directory, entropy, **options))
@@ -237,7 +237,7 @@ def test_an_observer_cannot_rewrite_the_ledger(tmp_path: Path) -> None:
         report.composition.clear()
 
     model, tokens = adapted(), records()
-    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header())
+    spec = RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), make_header())
     ledger = close(train(spec, tmp_path, OsEntropy(), meddle))
     assert ledger.composition == read_ledger(tmp_path / "ledger.jsonl").composition
     assert ledger.composition.total() == 4
@@ -270,7 +270,7 @@ def test_a_header_that_does_not_describe_the_run_is_refused(tmp_path: Path, chan
     model, tokens, entropy = adapted(), records(), FixedSeed(1)
     header = make_header(entropy, **changes)
     with pytest.raises(DptuneError):
-        close(train(RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), header), tmp_path, entropy))
+        close(train(RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), header), tmp_path, entropy))
     assert release_lines(tmp_path) == 0
 
 
@@ -279,7 +279,7 @@ def test_what_another_run_has_trained_is_refused_before_anything_is_charged(tmp_
     """Its releases steer the second run, whose ledger does not hold them."""
     first, tokens = adapted(), records()
     mechanism = build("quantile", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(first))})
-    units, entropy = encounters(tokens), OsEntropy()
+    units, entropy = each_record(tokens), OsEntropy()
     spec = RunSpec(first, tokens, units, mechanism, make_plan(), header_of(mechanism, units, entropy, delta=1e-5))
     close(train(spec, tmp_path / "first", entropy))
     fresh = build("quantile", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(first))})
@@ -306,14 +306,14 @@ def test_units_that_cannot_fit_a_micro_batch_are_refused_before_anything_is_char
 
 def test_certified_runs_with_guessable_dropout_masks_are_refused(tmp_path: Path) -> None:
     model, tokens = adapted(dropout=0.1), records()
-    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=50.0))
+    spec = RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), make_header(epsilon=50.0))
     with pytest.raises(DptuneError, match="dropout"):
         train(spec, tmp_path, OsEntropy())
 
 
 def test_a_run_over_its_budget_never_starts(tmp_path: Path) -> None:
     model, tokens = adapted(), records()
-    spec = RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), make_header(epsilon=0.1))
+    spec = RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), make_header(epsilon=0.1))
     with pytest.raises(DptuneError, match="budget"):
         train(spec, tmp_path, OsEntropy())
     assert not (tmp_path / "ledger.jsonl").exists()
@@ -359,7 +359,7 @@ class Calls(TorchDispatchMode):
 def calls_after_the_gradients(layers: int, directory: Path) -> int:
     """Operations of a whole half step: clip, sum, noise, AdamW."""
     model, tokens = adapted(layers=layers, randomised=True), records()
-    units, entropy = encounters(tokens), OsEntropy()
+    units, entropy = each_record(tokens), OsEntropy()
     spec = RunSpec(model, tokens, units, static(model), make_plan(steps=2), make_header())
     run = open_run(spec, directory, entropy)
     for _ in range(2):  # AdamW makes its moments at the first step

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import adapted, close, encounters, make_header, make_plan, records
+from tiny_models import adapted, close, each_record, make_header, make_plan, records
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
@@ -43,7 +43,7 @@ def listened(directory: Path, public: Tokens | None) -> Listening:
     controller = Listening(model, public)
     mechanism = Mechanism("static", Flat(), Gaussian(1.0), controller, "gdp_clt", len(lora_pairs(model)))
     header = make_header(plugins=mechanism.plugins)
-    spec = RunSpec(model, tokens, encounters(tokens), mechanism, make_plan(), header, public=public)
+    spec = RunSpec(model, tokens, each_record(tokens), mechanism, make_plan(), header, public=public)
     close(train(spec, directory, OsEntropy()))
     return controller
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny_models import adapted, close, encounters, make_header, make_plan, records, release_lines, weights
+from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
 from tiny_ranks import results, together
 
 from dptune.audit.crafted import CraftedCanaries
@@ -59,7 +59,7 @@ class Case:
         absent = np.isin(np.arange(len(tokens.rows)), self.absent)
         if self.name == "dp_lora_fed":
             return PrivacyUnits.clients(8, np.arange(len(tokens.rows)))
-        units = PrivacyUnits.of("encounter", np.arange(len(tokens.rows)), 1, absent)
+        units = PrivacyUnits.of("record", np.arange(len(tokens.rows)), 1, absent)
         return units.with_slots(np.zeros(self.canaries, dtype=bool))
 
     def mechanism(self, model: Any) -> Mechanism:
@@ -226,7 +226,7 @@ def test_each_rank_tosses_the_coins_of_its_own_units_after_the_charge_and_only_r
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_union_of_the_parts_is_a_poisson_sample(world: int) -> None:
     """8 frequencies and 28 pairs of 20 000 draws, each within 5 sigma of independent coins: false alarm 2e-5."""
-    draws, rate, units = 20_000, 0.3, encounters(records())
+    draws, rate, units = 20_000, 0.3, each_record(records())
     parts = [units.part(rank, world) for rank in range(world)]
     assert np.concatenate([np.concatenate(part.members) for part in parts]).tolist() == list(range(8))
     entered = np.zeros((draws, 8))
@@ -321,5 +321,5 @@ def test_a_process_alone_uses_nothing_of_torchs_distributed_package(
         assert (ranks.rank, ranks.world) == (0, 1)
         after = [spied(Case(tmp_path / name, seed=1), ranks)["weights"] for name in ("a", "b")]
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])
-    whole = encounters(records())
+    whole = each_record(records())
     assert list(map(list, whole.part(0, 1).members)) == list(map(list, whole.members))

@@ -13,7 +13,7 @@ from test_per_sample import computed, error, looped
 from tiny_families import CAUSAL, families, tiny
 from tiny_models import (
     adapted,
-    encounters,
+    each_record,
     gpt2,
     llama,
     make_header,
@@ -64,7 +64,7 @@ def attached(family: str, modules: tuple[str, ...] | str) -> Any:
 def run(model: Any, folder: Path, mechanism: Any = None, tokens: Any = None) -> None:
     entropy, tokens = OsEntropy(), tokens or records()
     chosen = mechanism or build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
-    units = encounters(tokens)
+    units = each_record(tokens)
     names = {"mechanism": chosen.name, "published_accountant": chosen.published_accountant}
     header = make_header(entropy, units, **names)
     train(RunSpec(model, tokens, units, chosen, make_plan(steps=2), header), folder, entropy).close()
@@ -112,7 +112,7 @@ def test_rows_times_tokens_side_by_side_are_as_they_are_alone(tmp_path: Path) ->
         for seed in (1, 2):
             model = attach_lora(shared_copy(base), Lora(4, 8, 0.0, ("fc1", "fc2", "q_proj")), seed)
             mechanism = build("static", {"noise_multiplier": 0.7, "pairs": len(lora_pairs(model))})
-            entropy, units = FixedSeed(seed), encounters(tokens)
+            entropy, units = FixedSeed(seed), each_record(tokens)
             header = make_header(entropy, units, accounting="noise_only")
             plan, folder = make_plan(physical_batch_size=3), tmp_path / f"{together}{seed}"
             opened.append(open_run(RunSpec(model, tokens, units, mechanism, plan, header), folder, entropy))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import adapted, close, encounters, make_header, make_plan, records, release_lines, weights
+from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
 
 from dptune.errors import DptuneError
 from dptune.mechanisms.mechanism import Mechanism
@@ -38,7 +38,7 @@ def run(directory: Path, *, noise: float = 1.0, entropy: Any = None, header: Any
     mechanism = build("static", {"noise_multiplier": noise, "pairs": len(lora_pairs(model))})
     plan = options.pop("plan", None) or make_plan(steps=STEPS, checkpoint_every=2)
     header = header or make_header(entropy)
-    spec = RunSpec(model, tokens, encounters(tokens), mechanism, plan, header)
+    spec = RunSpec(model, tokens, each_record(tokens), mechanism, plan, header)
     ledger = train(spec, directory, entropy, **options)
     return model, close(ledger)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_disk import Disk, Killed
-from tiny_models import adapted, encounters, make_header, make_plan, records
+from tiny_models import adapted, each_record, make_header, make_plan, records
 
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
@@ -85,7 +85,7 @@ class Killer:
         self.model.load_state_dict(self.start)
         mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(self.model))})
         plan, header = make_plan(steps=STEPS, checkpoint_every=EVERY), make_header()
-        units = encounters(self.tokens)
+        units = each_record(self.tokens)
         steps = [self.saved[0]]
         spec = RunSpec(self.model, self.tokens, units, mechanism, plan, header)
         loop.train(spec, self.folder, OsEntropy(), lambda report: steps.append(report.step))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, encounters, make_header, make_plan, records, weights, with_prompts
+from tiny_models import FAMILIES, each_record, make_header, make_plan, records, weights, with_prompts
 
 from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.registry import build
@@ -71,7 +71,7 @@ class Cell:
 
 def cells(tokens: Tokens, names: list[str], **plan: Any) -> list[Cell]:
     planned = make_plan(steps=STEPS, physical_batch_size=3, **plan)
-    return [Cell(name, number + 1, encounters(tokens), planned) for number, name in enumerate(names)]
+    return [Cell(name, number + 1, each_record(tokens), planned) for number, name in enumerate(names)]
 
 
 def alone(cell: Cell, base: Any, tokens: Tokens, directory: Path) -> dict[str, torch.Tensor]:
@@ -273,7 +273,7 @@ def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
     plan = make_plan(steps=1, physical_batch_size=4)
     found = []
     for others in ([[1, 2], [3]], [[], [5, 6, 7]], [[4], []], [[], []]):
-        group = [Cell("static", seed, encounters(tokens), plan) for seed in (1, 2)]
+        group = [Cell("static", seed, each_record(tokens), plan) for seed in (1, 2)]
         runs = [fake_run(cell, base, tokens) for cell in group]
         stacks, layout = together._stacked(runs), together.Layout.of(runs[0].pairs)
         batches = [[np.array([0]), *(np.array([one]) for one in others[0])], [np.array([one]) for one in others[1]]]
@@ -296,7 +296,7 @@ def fake_run(cell: Cell, base: Any, tokens: Tokens) -> Any:
 def test_runs_that_cannot_share_a_pass_are_refused_and_closed(tmp_path: Path) -> None:
     base, tokens = FAMILIES["gpt2"](), records()
     group = cells(tokens, ["static", "static"])
-    other = Cell("static", 9, encounters(tokens), make_plan(steps=STEPS, physical_batch_size=4))
+    other = Cell("static", 9, each_record(tokens), make_plan(steps=STEPS, physical_batch_size=4))
 
     def refused(match: str, *runs: Run) -> None:
         with pytest.raises(ConfigError, match=match):

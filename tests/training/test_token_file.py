@@ -34,7 +34,7 @@ def batches(all_texts: list[str], rows: int = 3) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(all_texts), rows):
         some = all_texts[start : start + rows]
         columns = [pa.array(range(100 + start, 100 + start + len(some))), pa.array(some, pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, names=["patient", "text"])
+        yield pa.RecordBatch.from_arrays(columns, names=["unit", "text"])
 
 
 def corpus_of(path: Path, all_texts: list[str], rows: int = 3) -> Corpus:
@@ -57,7 +57,7 @@ def test_a_mapped_corpus_is_the_corpus_in_memory(
     assert lists(corpus.tokens.rows) == lists(expected.rows)
     assert (corpus.tokens.padding, corpus.tokens.width) == (expected.padding, expected.width)
     assert corpus.tokens.truncated == expected.truncated
-    assert corpus.patients.tolist() == [100 + index for index in range(len(held))]
+    assert corpus.units.tolist() == [100 + index for index in range(len(held))]
     absent = [text == "" for text in held]
     assert (corpus.absent is None and not any(absent)) or corpus.absent.tolist() == absent
 
@@ -84,7 +84,7 @@ def test_mapped_rows_are_a_sequence_like_a_list(rows: list[list[int]], per_batch
 def test_any_number_of_a_patient_is_kept(tmp_path: Path, number: int) -> None:
     rows = [np.array([1], dtype=np.int32)] * 2
     token_file.write(tmp_path / "t.arrow", [token_batch(rows, np.array([7, number]))], padding=0, width=6)
-    assert opened(tmp_path / "t.arrow").patients.tolist() == [7, number]
+    assert opened(tmp_path / "t.arrow").units.tolist() == [7, number]
 
 
 def test_batches_of_mapped_and_listed_rows_are_equal(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ def stored(path: Path, count: int = 10) -> Path:
 @given(rows=st.integers(1, 12))
 def test_batches_are_the_file_in_order(tmp_path_factory: pytest.TempPathFactory, rows: int) -> None:
     path = stored(tmp_path_factory.mktemp("records") / "train.parquet")
-    parts = list(read_batches(path, ("patient", "text"), rows))
+    parts = list(read_batches(path, ("unit", "text"), rows))
     whole = read_records(path)
     assert max(map(len, parts)) <= rows
     assert [text for part in parts for text in part.column("text").to_pylist()] == whole.text.to_pylist()
-    assert [one for part in parts for one in part.column("patient").to_pylist()] == whole.patient.tolist()
-    assert all(part.schema.names == ["patient", "text"] for part in parts)
+    assert [one for part in parts for one in part.column("unit").to_pylist()] == whole.unit.tolist()
+    assert all(part.schema.names == ["unit", "text"] for part in parts)
 
 
 def test_what_a_file_is_about_is_read_without_its_records(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_missing_value_is_named_by_its_column(tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
     write_records(path, Records(np.arange(2), np.arange(2), pa.array(["a", None]), {}))
     with pytest.raises(DataError, match=r"bad\.parquet, column 'text': a value is missing"):
-        list(read_batches(path, ("patient", "text")))
+        list(read_batches(path, ("unit", "text")))
 
 
 def test_memory_follows_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_memory_follows_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         before, seen = pa.total_allocated_bytes(), [0]
 
         def watched(source: Path = source, seen: list[int] = seen) -> Iterator[pa.RecordBatch]:
-            for batch in read_batches(source, ("patient", "text"), 1000):
+            for batch in read_batches(source, ("unit", "text"), 1000):
                 seen[0] = max(seen[0], pa.total_allocated_bytes())
                 yield batch
 

@@ -119,8 +119,8 @@ def row_gradient(model: Any, row: Any) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def encounters(tokens: Tokens) -> PrivacyUnits:
-    return PrivacyUnits.of("encounter", np.arange(len(tokens.rows)), 1)
+def each_record(tokens: Tokens) -> PrivacyUnits:
+    return PrivacyUnits.of("record", np.arange(len(tokens.rows)), 1)
 
 
 def make_plan(of: int = 8, **changes: Any) -> Plan:
@@ -143,7 +143,7 @@ def make_header(entropy: Entropy | None = None, of: PrivacyUnits | None = None, 
         "accounting": "certified",
         "epsilon": None,
         "delta": 1e-5,
-        "unit": of.kind if of else "encounter",
+        "unit": of.kind if of else "record",
         "units": len(of) if of else 8,
         "leaks": (entropy or OsEntropy()).leaks,
     }

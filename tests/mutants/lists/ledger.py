@@ -226,7 +226,7 @@ MUTANTS = (
     ),
     Mutant(
         "header_of_other_units",
-        "an epsilon for encounters would be told of a run that samples patients",
+        "an epsilon for records would be told of a run that samples units",
         "dptune/training/opening.py",
         "if (header.unit, header.units) != (units.kind, len(units)):",
         "if False:",
@@ -250,7 +250,7 @@ MUTANTS = (
     ),
     Mutant(
         "any_inherited_unit",
-        "a price for encounters says little about a patient who has many",
+        "a price for records says little about a unit that has many",
         "dptune/training/opening.py",
         "if unit is not None and not fits_unit(unit, header.unit):",
         "if False:",

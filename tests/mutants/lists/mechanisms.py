@@ -312,10 +312,10 @@ MUTANTS = (
     ),
     Mutant(
         "clients_inherit_from_tenants",
-        "a client's patients may be in many tenants",
+        "a client's units may be in many tenants",
         POLICY_FILE,
-        'run_unit in ("encounter", "patient"))',
-        'run_unit in ("encounter", "patient", "client"))',
+        '_WHOLE_IN_A_TENANT = (RECORD, "patient")',
+        '_WHOLE_IN_A_TENANT = (RECORD, "patient", "client")',
         ("tests/mechanisms/test_linear_agent.py::test_which_runs_a_tenants_price_is_known_for",),
     ),
     Mutant(

@@ -157,8 +157,8 @@ MUTANTS = (
         ("tests/mechanisms/test_laplace_noise.py::test_a_mechanism_with_a_shared_scale_says_so_and_certifies_nothing",),
     ),
     Mutant(
-        "more_records_than_a_patient_may_bring",
-        "shapes and costs would follow one patient's records",
+        "more_records_than_a_unit_may_bring",
+        "shapes and costs would follow one unit's records",
         DATA,
         "if len(records) <= self.most:",
         "if True:",
