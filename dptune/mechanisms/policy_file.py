@@ -1,4 +1,4 @@
-"""A trained hyper-policy on disk: policy.safetensors and policy.json, and what it cost the records behind it."""
+"""A trained hyper-policy on disk: policy.safetensors and policy.json, which records the releases that it cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dptune.privacy.release import Composition, Release
 
 _FORMAT = 3
 _JSON, _TENSORS = "policy.json", "policy.safetensors"
-#: A unit of privacy: a set of whole patients, whose one trajectory is a complete fine-tuning run.
+#: A unit of privacy: a set of whole patients, on whose records one complete fine-tuning run was made.
 TENANT = "tenant"
 
 
@@ -26,15 +26,15 @@ class SavedPolicy:
     cannot be known from here, so their releases count as if they were.
 
     Attributes:
-        label: of the run that trained it.
-        run_id: of that run's ledger.
-        unit: whose privacy that run's releases are about ("encounter", "patient", "client", "tenant").
+        label: label of the run that trained it.
+        run_id: id in that run's ledger.
+        unit: that run's unit of privacy ("encounter", "patient", "client", "tenant").
         tensors: networks ("policy.*") and feature statistics ("features.*").
-        features: how many features it reads (agent linear: of a pair).
+        features: number of features that it reads (agent linear: of a pair).
         features_seen: observations behind the feature statistics.
         releases: everything that was charged for it, its own ancestors' releases included.
-        leaks: why that run has no certified epsilon; empty if it has one.
-        options: of the controller, for information.
+        leaks: reasons why that run has no certified epsilon; empty if it has one.
+        options: the controller's options, for information.
     """
 
     label: str
@@ -49,12 +49,12 @@ class SavedPolicy:
 
     @property
     def price(self) -> Composition:
-        """What one unit of a run that starts from it pays.
+        """The releases that one unit of a run pays when the run starts from this policy.
 
-        The releases as they are, if their unit is the run's. A tenant's are for a tenant whose slot is *zeroed*. A
-        record (or patient) that leaves turns its tenant's bounded contribution into *another* one, which is up to twice
-        as far: sensitivity 2, whatever happened inside the tenant (its coins and noise can be taken as given, for both
-        tenants the same).
+        They are the policy's own releases if both have the same unit. Releases about tenants are for a tenant whose
+        slot is *zeroed*. A record (or patient) that leaves turns its tenant's bounded contribution into *another* one,
+        up to twice as far away: sensitivity 2, whatever happened inside the tenant (condition on its coins and noise,
+        which are the same for both).
         """
         if self.unit != TENANT:
             return Counter(self.releases)
@@ -63,7 +63,7 @@ class SavedPolicy:
         )
 
     def write(self, folder: Path) -> None:
-        """Both files; as public as the releases, unless it leaks."""
+        """Write both files into ``folder``. They are as public as the releases, unless the policy leaks."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class SavedPolicy:
 
     @classmethod
     def read(cls, folder: str) -> SavedPolicy:
-        """Raises ConfigError if a file is missing or damaged."""
+        """Read both files of a folder. Raises ConfigError if one is missing or damaged."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -115,8 +115,8 @@ class SavedPolicy:
 
 
 def fits_unit(unit: str, run_unit: str) -> bool:
-    """Whether what a hyper-policy cost ``unit`` bounds what it cost a run's unit.
+    """Whether the price of a hyper-policy for ``unit`` bounds its price for a run's unit.
 
-    The same, or a record or patient of a tenant. A client's patients may be in many tenants.
+    It does if both are the same, or for a record or patient of a tenant. A client's patients may be in many tenants.
     """
     return unit == run_unit or (unit == TENANT and run_unit in ("encounter", "patient"))
