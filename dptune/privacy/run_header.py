@@ -25,7 +25,7 @@ _FORMAT = 5
 
 
 class OtherFormatError(ConfigError):
-    """A ledger of another version of dptune: whole, but not for this one to price."""
+    """A ledger of another version of dptune: undamaged, but this version cannot price it."""
 
     def __init__(self, written: Any) -> None:
         problem = f"{written!r} is not format {_FORMAT}, which this dptune reads"
@@ -37,24 +37,24 @@ class RunHeader:
     """The first line of a ledger: everything besides the releases that an epsilon depends on. Public.
 
     Attributes:
-        mechanism: registered name.
+        mechanism: registered name of the mechanism.
         published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
-        accounting: which epsilon the budget limits, one of ``ACCOUNTINGS``.
+        accounting: the epsilon that the budget limits, one of ``ACCOUNTINGS``.
         epsilon: the budget, or None when the run has none (the non-private mechanism).
-        delta: of every epsilon of this run.
+        delta: delta of every epsilon of this run.
         unit: "encounter" or "patient": what is added or removed.
-        units: how many units the training data holds (public by assumption).
+        units: number of units in the training data (public by assumption).
         data: label of the data source, "synthetic" included.
         telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
-            only what was released and what is public is told; the times at which it was released are not covered:
-            Prefect's database, logs and files keep them.
+            only releases and public figures are published. The times of the releases are not covered: Prefect's
+            database, logs and files keep them.
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
-        schedule: digest of whatever else decides which units a release is about; empty where nothing does.
-        plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
-            it does what it says.
-        run_id: ties checkpoints to this ledger.
+        schedule: digest of anything else that decides which units a release is about; empty if there is nothing.
+        plugins: name, version and digest of each plug-in that clips, adds noise or moves knobs. The epsilons hold if
+            the plug-ins do what they state.
+        run_id: random id that ties checkpoints to this ledger.
     """
 
     mechanism: str
@@ -92,7 +92,7 @@ class RunHeader:
             )
 
     def differences(self, other: RunHeader) -> list[str]:
-        """Names of the fields in which another header differs; its run's number may be another."""
+        """Names of the fields in which another header differs, ``run_id`` left out."""
         theirs = replace(other, run_id=self.run_id)
         return [item.name for item in fields(self) if getattr(self, item.name) != getattr(theirs, item.name)]
 
@@ -108,30 +108,30 @@ class RunHeader:
         )
 
     def leaks_of(self, composition: Composition) -> tuple[str, ...]:
-        """Why a run of these releases has no certified epsilon; priced at nothing."""
+        """Reasons why a run of these releases has no certified epsilon; found without pricing them."""
         return leaks_of(composition + composition_of(self.inherited), self.renyi_filter, self.leaks)
 
     def within_budget(self, composition: Composition) -> bool:
-        """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
+        """Whether the epsilon that ``accounting`` names is within the budget for this composition."""
         if self.epsilon is None:
             return True
-        if self.accounting == "published":  # the others would price a moving noise at every charge
+        if self.accounting == "published":  # pricing the others at every charge is slow if noise moves
             return published_epsilon(self.published_accountant, composition, self.delta) <= self.epsilon
         return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The header in plain JSON types."""
         data = asdict(self)
         data["leaks"] = list(self.leaks)
         data["inherited"] = [[release.to_dict(), count] for release, count in self.inherited]
         data["plugins"] = list(self.plugins)
         if not self.plugins:
-            del data["plugins"]  # so that ledgers without plug-ins stay as they were
+            del data["plugins"]  # else ledgers of versions without plug-ins would differ
         return {"format": _FORMAT, **data}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
-        """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
+        """Make a header of what ``to_dict`` gave. Raises ConfigError on missing or unknown keys."""
         values = {"plugins": [], **data}
         if (written := values.pop("format", None)) != _FORMAT:
             raise OtherFormatError(written)
