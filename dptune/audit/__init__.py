@@ -1,1 +1,1 @@
-"""Attacks that check the ledger: lower bounds on epsilon that hold whatever the proof says."""
+"""Attacks that check the ledger: lower bounds on epsilon that hold whether or not its proof is right."""

@@ -1,4 +1,4 @@
-"""From what an attack got right to a lower bound on epsilon, with its confidence. Pure statistics, no model.
+"""Lower bounds on epsilon from the right and wrong guesses of an attack, with their confidence. No model is involved.
 
 Repeated runs: Clopper-Pearson bounds on the attack's two error rates. One run with many canaries: Steinke, Nasr
 and Jagielski 2023 (arXiv 2305.08846), and the f-DP bound of Mahloujifar, Melis and Chaudhuri 2024 (2410.22235).
@@ -35,7 +35,7 @@ def epsilon_from_errors(
     """Lower bound on epsilon at ``delta`` from one attack's errors over independent runs.
 
     An (epsilon, delta)-DP mechanism obeys TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta
-    (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of what may go wrong.
+    (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of the allowed failure probability.
     Valid for every mechanism. At most about log(trials): more needs more trials.
     """
     _check_delta(delta)
@@ -60,8 +60,8 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
     Args:
         canaries: m, each included by its own fair coin.
-        guesses: r, the coins that the attacker dared to guess.
-        correct: v, how many of them were right.
+        guesses: r, the number of coins that the attacker guessed.
+        correct: v, the number of right guesses.
     """
     _check_guesses(canaries, guesses, correct)
     _check_delta(delta)
@@ -83,10 +83,10 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, con
 
 
 def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> float:
-    """Lower bound on mu from one run, tighter where the run is mu-GDP; 2410.22235, algorithm 3.
+    """Lower bound on mu from one run that is mu-GDP, tighter than one from epsilon; 2410.22235, algorithm 3.
 
-    Rejects mu for Gaussian trade-off curves only: as an epsilon it is a bound for mechanisms whose whole curve is
-    Gaussian, and an estimate for all others. ``one_run_epsilon`` needs no such premise.
+    It only rejects Gaussian trade-off curves: converted to an epsilon, it is a bound for mechanisms whose whole curve
+    is Gaussian, and an estimate for all others. ``one_run_epsilon`` needs no such premise.
     """
     _check_guesses(canaries, guesses, correct)
     _check_confidence(confidence)
@@ -116,11 +116,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _refutes(
     other_side: Callable[[float], float], canaries: int, guesses: int, correct: int, significance: float
 ) -> bool:
-    """Whether so many right guesses have a chance below ``significance`` under a trade-off curve.
+    """Whether ``correct`` right guesses have a probability below ``significance`` under a trade-off curve.
 
-    ``other_side`` tells, from the chance of an event with a canary in, the least it has with the canary out.
-    The recursion walks down from ``correct``: ``right`` and ``wrong`` bound the expected right and wrong guesses,
-    a canary each, over the runs that have at least so many right.
+    ``other_side`` maps the probability of an event with a canary in to the least probability with the canary out.
+    The recursion goes down from ``correct``: ``right`` and ``wrong`` bound the expected right and wrong guesses for
+    each canary, over the runs with at least so many right guesses.
     """
     right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
     for index in range(correct - 1, -1, -1):
@@ -133,7 +133,7 @@ def _refutes(
 
 
 def _largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
-    """The end of the rejected range that starts at 0, from below; 0 if nothing is rejected."""
+    """The end of the rejected range that starts at 0, rounded down; 0 if nothing is rejected."""
     if not rejected(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -1,10 +1,10 @@
 """Canaries that are gradients: an auditor inside the training loop (Nasr et al. 2023; Steinke et al. 2023, section 6).
 
 Each canary is one more unit of privacy, with a slot of its own in ``PrivacyUnits``: its coin fills the slot or leaves
-it empty, and the run's own draw decides at each step whether it enters the batch, so that an error in the draw shows
-in what the auditor sees. The mechanism clips, sums and noises it with the others. Its gradient is huge in one
-coordinate of every LoRA pair, a coordinate of its own, so that it saturates whatever the mechanism clips by. The
-auditor adds up what the releases show in that coordinate. They cost utility: use them in runs that are for auditing.
+it empty, and the run's own draw decides at each step whether it enters the batch, so that the auditor notices errors
+in the draw. The mechanism clips, sums and noises it with the others. Its gradient is huge in one coordinate of every
+LoRA pair, used by no other canary, so that any clipping bound is reached. The auditor adds up that coordinate of all
+releases. Canaries cost utility: use them only in runs made for auditing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
 
 _HUGE = 1e6
-_PLAIN = 10.0  # where nothing clips: above what samples put into one coordinate, and no end of the training
+_PLAIN = 10.0  # size if nothing clips: larger than samples have in one coordinate, too small to make training diverge
 
 
 @dataclass
 class CraftedCanaries:
-    """The auditor of a run (``dptune.training.run.Auditor``): coins, and what was seen so far. Private.
+    """The auditor of a run (``dptune.training.run.Auditor``): its coins and its scores so far. Private.
 
     Attributes:
-        included: (canaries,) what the fair coins said.
-        scores: (canaries,) larger where the canary looks included.
-        moves: what each release that was watched adds to the score of a canary in its batch; nan where one figure for
-            all canaries cannot be told, because the mechanism clips in other coordinates or by the batch itself.
+        included: (canaries,) results of the fair coins.
+        scores: (canaries,) scores, larger if the canary looks included.
+        moves: the amount that each watched release adds to the score of a canary in its batch; nan if no one figure
+            holds for all canaries, because the mechanism clips in other coordinates or by the batch itself.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
@@ -42,7 +42,7 @@ class CraftedCanaries:
 
     @classmethod
     def toss(cls, count: int) -> CraftedCanaries:
-        """New coins from the operating system's entropy. Raises ConfigError for fewer than 2."""
+        """Toss new coins from the operating system's entropy. Raises ConfigError for fewer than 2."""
         if count < 2:
             raise ConfigError("canaries.crafted", f"{count} is too few", fix="use hundreds, or 0 for none")
         entropy = SystemRandom()
@@ -50,7 +50,7 @@ class CraftedCanaries:
 
     @property
     def watched(self) -> int:
-        """How many releases the scores add up."""
+        """Number of releases that the scores add up."""
         return len(self.moves)
 
     def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
@@ -67,14 +67,14 @@ class CraftedCanaries:
             raise ConfigError("canaries.crafted", problem, fix="use fewer")
 
     def opened(self, releases: int) -> None:
-        """Coins that live as long as this process need not be kept."""
+        """Do nothing: coins that live only as long as this process need no file."""
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
-        """Those of the canaries that were drawn, as one micro-batch; none for none."""
+        """Gradients of the drawn canaries, as one micro-batch; an empty list if none was drawn."""
         return [_Crafted.of(drawn, zeros, mechanism)] if len(drawn) else []
 
     def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
-        """Add what one release shows, in units of its noise where that is known pair by pair."""
+        """Add one release to the scores, in units of its noise if that is known for each pair."""
         known = len(released.deviations) == len(released.gradient) and min(released.deviations) > 0
         units = released.deviations if known else (1.0,) * len(released.gradient)
         self.scores += _in_own_coordinates(released.gradient, units, len(self.scores))
@@ -98,7 +98,7 @@ class CraftedCanaries:
 
 
 def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float], canaries: int) -> NDArray[np.float64]:
-    """(canaries,) what each has in its coordinates of a gradient, added up over pairs in these units."""
+    """(canaries,) sums over pairs of each canary's coordinate of a gradient, in these units."""
     parts = [part[:canaries].double().cpu().numpy() / unit for part, unit in zip(gradient, units, strict=True)]
     return np.asarray(np.sum(parts, axis=0))
 

@@ -1,8 +1,8 @@
 """Exact test of the draw: many batches of a run's own units, compared with the Poisson sampling that is charged.
 
-No attack on one run sees much of its draw, and none sees batches of a fixed size. The draw itself is cheap: it is
-repeated, with new coins, until a single unit that never enters would be missed. What the training loop makes of a
-batch is not seen here; gradients planted in the run (``dptune.audit.crafted``) see that.
+An attack on one run learns little about its draw, and would not notice batches of a fixed size. The draw itself is
+cheap: it is repeated, with new coins, until the test would notice a single unit that never enters. This test does not
+check what the training loop does with a batch; gradients planted in the run (``dptune.audit.crafted``) do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dptune.privacy.entropy import Entropy, uniform
 from dptune.training.data import PrivacyUnits
 
 _FEWEST_DRAWS = 100
-_MOST_ENTRIES = 2_000_000  # units in all batches together, about five seconds of one core
-_POWER = 0.95  # how often a test must succeed to be said to see something
+_MOST_ENTRIES = 2_000_000  # largest number of units in all batches together, about five seconds of one core
+_POWER = 0.95  # probability with which a test must succeed for a fault to count as detectable
 _TESTS = {
     "rate": "units drawn in all",
     "sizes": "how batch sizes vary",
@@ -31,17 +31,17 @@ _TESTS = {
 
 @dataclass(frozen=True)
 class DrawAudit:
-    """What repeated draws show.
+    """The result of testing repeated draws.
 
     Attributes:
-        draws: batches that were drawn.
-        units: that a draw can choose from, absent ones included. Public.
-        sample_rate: that the ledger is charged for.
-        alarm: the draw is accused if ``p_value`` is below it.
-        p_values: of each test by itself, by the names of ``_TESTS``.
-        fault: what no Poisson sample of whole units can have, in words; empty if nothing was found.
-        rate_refutable: a true rate of so many times ``sample_rate`` is found out in 19 of 20 audits.
-        sees_one_unit: whether one unit that is never drawn is found out for certain.
+        draws: number of batches that were drawn.
+        units: number of units that a draw can choose from, absent ones included. Public.
+        sample_rate: the rate that the ledger is charged for.
+        alarm: threshold below which ``p_value`` accuses the draw.
+        p_values: p-value of each test by itself, by the names of ``_TESTS``.
+        fault: a fault that no Poisson sample of whole units can have, in words; empty if none was found.
+        rate_refutable: multiple of ``sample_rate`` from which a true rate is detected in 19 of 20 audits.
+        sees_one_unit: whether one unit that is never drawn is certain to be detected.
     """
 
     draws: int
@@ -55,7 +55,7 @@ class DrawAudit:
 
     @property
     def p_value(self) -> float:
-        """Of all tests together: if the draw is right, it is below any a with probability a at most."""
+        """The p-value of all tests together: if the draw is right, it is below any a with probability a at most."""
         return 0.0 if self.fault else min(1.0, len(_TESTS) * min(self.p_values.values()))
 
     @property
@@ -74,7 +74,7 @@ class DrawAudit:
 
     @property
     def power(self) -> str:
-        """What the audit could have seen, in words."""
+        """The faults that the audit could have detected, in words."""
         one = f"one of {self.units} units that is never drawn"
         if self.sample_rate >= 1:
             return f"could have refuted: {one}"
@@ -85,7 +85,7 @@ class DrawAudit:
         )
 
     def to_dict(self) -> dict[str, float | int | str | None]:
-        """Plain JSON types, each test's p-value under a name of its own."""
+        """The result in plain JSON types, each test's p-value under a name of its own."""
         names = ("draws", "units", "sample_rate", "alarm", "p_value", "rate_refutable", "accusation", "power")
         tests = {f"p_value_{name}": value for name, value in self.p_values.items()}
         return {name: getattr(self, name) for name in names} | tests
@@ -102,16 +102,16 @@ def audit_draw(
     """Draw many batches and test whether each present unit enters each by a coin of its own, at the charged rate.
 
     Guarantee: if so, the draw is accused with probability ``false_alarms`` at most, exactly: counts are compared with
-    their binomial laws, and ties are broken by coins. Each of the four tests has a quarter of that chance: on all
-    entries; on batch sizes and on the counts of units by Fisher's combination of their two-sided p-values, which is too
-    small where they vary too much and too large where too little; and on the most unlikely count of one unit.
+    their binomial laws, and ties are broken by coins. Each of four tests has a quarter of that probability. They test
+    the number of all entries; batch sizes, and counts of units, by Fisher's combination of their two-sided p-values,
+    which is too small if they vary too much and too large if too little; and the most unlikely count of one unit.
 
     Args:
-        units: of the run; slots of an auditor's must be filled.
-        absent: (records,) which an auditor's coin left out. All others must belong to a unit.
-        sample_rate: at which the run draws.
-        charged: the rate that its ledger holds.
-        entropy: of the draws.
+        units: units of the run; an auditor's slots must be filled.
+        absent: (records,) True for records that an auditor's coin left out. All others must belong to a unit.
+        sample_rate: rate at which the run draws.
+        charged: rate that its ledger holds.
+        entropy: source of the draws' coins.
     """
     owners, fault = _owners(units, absent)
     draws = _draws_for(len(units), charged, false_alarms)
@@ -143,24 +143,24 @@ def audit_draw(
 
 
 def _draws_for(units: int, rate: float, false_alarms: float) -> int:
-    """As many as it takes to miss one unit, within ``_MOST_ENTRIES``."""
+    """Number of draws that it takes to notice one unit that is never drawn, within ``_MOST_ENTRIES``."""
     wanted = math.log(2 * len(_TESTS) * units / false_alarms) / -math.log1p(-rate) if rate < 1 else 0.0
     return max(_FEWEST_DRAWS, math.ceil(min(wanted, _MOST_ENTRIES / max(1.0, rate * units))))
 
 
 def _never_drawn(draws: int, units: int, rate: float) -> float:
-    """The largest p-value, over all tests, of draws in which one unit never is."""
+    """The p-value of draws in which one unit never enters."""
     return 2 * len(_TESTS) * units * (1 - rate) ** draws
 
 
 def _rate_refutable(coins: int, rate: float, false_alarms: float) -> float:
-    """By the normal law of so many coins at this rate."""
+    """The refutable multiple of the rate, by the normal approximation for this many coins."""
     errors = ndtri(1 - false_alarms / (2 * len(_TESTS))) + ndtri(_POWER)
     return float(1 + errors * math.sqrt((1 - rate) / (rate * coins)))
 
 
 def _owners(units: PrivacyUnits, absent: NDArray[np.bool_]) -> tuple[NDArray[np.int64], str]:
-    """(records,) the number of each record's unit, -1 for none; and what is wrong with them."""
+    """(records,) number of each record's unit, -1 for none; and a fault of the units in words, empty if none."""
     owners, fault = np.full(len(absent), -1), ""
     for number, records in enumerate(units.members):
         if (owners[records] >= 0).any():
@@ -174,19 +174,19 @@ def _owners(units: PrivacyUnits, absent: NDArray[np.bool_]) -> tuple[NDArray[np.
 
 
 def _present(units: PrivacyUnits, owners: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of units that bring something, an auditor's slots last."""
+    """Numbers of the units that hold a present record, an auditor's slots last."""
     slots = len(units.members) + np.flatnonzero(units.planted)
     return np.concatenate([np.unique(owners[owners >= 0]), slots])
 
 
 def _numbers(drawn: list[NDArray[np.int64]], owners: NDArray[np.int64], members: int) -> NDArray[np.int64]:
-    """The numbers of the units in a batch."""
+    """Numbers of the units in a batch."""
     first = np.array([records[0] for records in drawn], dtype=np.int64)
     return np.where(first >= 0, owners[np.maximum(first, 0)], members - 1 - first)
 
 
 def _fault(drawn: list[NDArray[np.int64]], owners: NDArray[np.int64], units: PrivacyUnits) -> str:
-    """What no batch of whole units can have, in words."""
+    """A fault that no batch of whole units can have, in words; empty if there is none."""
     numbers = _numbers(drawn, owners, len(units.members))
     if len(np.unique(numbers)) < len(numbers):
         return "a unit is in one batch twice"
@@ -198,7 +198,7 @@ def _fault(drawn: list[NDArray[np.int64]], owners: NDArray[np.int64], units: Pri
 
 
 def _two_sided(counts: NDArray[np.int64], trials: int, rate: float, entropy: Entropy) -> NDArray[np.float64]:
-    """(counts,) p-values that are uniform on (0, 1) where counts are binomial: ties are broken by coins."""
+    """(counts,) p-values, uniform on (0, 1) if the counts are binomial: coins break ties."""
     coins, law = uniform(entropy, len(counts)), binom(trials, rate)
     here = law.pmf(counts)
     below, above = law.cdf(counts - 1) + coins * here, law.sf(counts) + (1 - coins) * here
@@ -206,7 +206,7 @@ def _two_sided(counts: NDArray[np.int64], trials: int, rate: float, entropy: Ent
 
 
 def _fisher(p_values: NDArray[np.float64]) -> float:
-    """Two-sided p-value of Fisher's combination of independent ones."""
+    """Two-sided p-value of Fisher's combination of independent p-values."""
     statistic = float(-2 * np.log(np.maximum(p_values, np.finfo(np.float64).tiny)).sum())
     law = chi2(2 * len(p_values))
     return min(1.0, 2 * float(min(law.cdf(statistic), law.sf(statistic))))

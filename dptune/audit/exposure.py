@@ -1,4 +1,4 @@
-"""Exposure of a planted secret: how far up it ranks among secrets that were never planted (Carlini et al. 2019)."""
+"""Exposure of a planted secret: its rank among secrets that were never planted, in bits (Carlini et al. 2019)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def exposures(
     rows: int,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """(secrets,) bits, from 0 (least likely of all) to log2(candidates + 1) (most likely of all).
+    """(secrets,) exposures in bits, from 0 (least likely of all) to log2(candidates + 1) (most likely of all).
 
     Args:
         planted: (record's text, secret) of each planted secret. Private.
         candidates: random secrets to rank each against, in the same record; a secret never planted
             anywhere ranks uniformly, see ``chance``.
-        seed: of the random secrets, which no one planted; public.
+        seed: seed of the random secrets, which no one planted; public.
 
     Raises: ConfigError without a secret or a candidate; DataError if a text was cut before its secret, or the
     model's losses are not finite.
@@ -53,7 +53,7 @@ def exposures(
 
 
 def exposure_of(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(secrets,) from (secrets, 1 + candidates) losses, the planted secret's first. Ties count half.
+    """(secrets,) exposures from (secrets, 1 + candidates) losses, the planted secret's first. Ties count half.
 
     Raises: DataError if a loss is not finite.
     """

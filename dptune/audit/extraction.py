@@ -1,4 +1,4 @@
-"""Do a model's own samples give the planted secrets away? As RLDP publishes it (section 3.3), with its chance level."""
+"""Extraction of planted secrets by sampling from the model, as in RLDP (section 3.3), with its chance level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dptune.audit.likelihood import cached
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.errors import ConfigError
 
-#: What precedes every planted secret.
+#: Text that precedes every planted secret.
 PROMPT = " secret_id="
 GRAMS = (1, 2, 3, 4)
 _VALID = re.compile(r"[A-Z0-9]{1,10}")
@@ -24,12 +24,12 @@ _NEW_TOKENS, _TEMPERATURE, _TOP_P, _TOP_K = 10, 0.7, 0.95, 50
 
 @dataclass(frozen=True)
 class Extraction:
-    """What the samples have in common with the secrets.
+    """Similarity of the model's samples to the secrets.
 
     Attributes:
-        generated: samples drawn.
-        valid: those of 1 to 10 characters of the secrets' alphabet.
-        verbatim: secrets that some sample repeats in full.
+        generated: number of samples drawn.
+        valid: number of samples with 1 to 10 characters of the secrets' alphabet.
+        verbatim: number of secrets that some sample repeats in full.
         jaccard: per n of ``GRAMS``, mean over all (sample, secret) pairs of the Jaccard similarity of n-grams.
         jaccard_deviation: their standard deviations.
         jaccard_chance: the mean for random strings of the same lengths.
@@ -43,7 +43,7 @@ class Extraction:
     jaccard_chance: dict[int, float]
 
     def to_dict(self) -> dict[str, float | int]:
-        """Flat, plain JSON types."""
+        """The figures as one flat table of plain JSON types."""
         flat: dict[str, float | int] = {"generated": self.generated, "valid": self.valid, "verbatim": self.verbatim}
         for n in GRAMS:
             flat[f"jaccard_{n}"] = self.jaccard[n]
@@ -54,9 +54,9 @@ class Extraction:
 
 @torch.no_grad()
 def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: str = PROMPT) -> list[str]:
-    """``count`` continuations of ``prompt``: at most 10 new tokens, temperature 0.7, top-p 0.95, top-k 50.
+    """Sample ``count`` continuations of ``prompt``: at most 10 new tokens, temperature 0.7, top-p 0.95, top-k 50.
 
-    Returns: what each sample says up to the full stop that ends a planted secret, without surrounding blanks.
+    Returns: each sample up to the full stop that ends a planted secret, without surrounding blanks.
     """
     if count < 1:
         raise ConfigError("audit.generations", f"{count} is below 1", fix="use 4000, as published")
@@ -86,7 +86,7 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
 def recites(model: Any, tokenizer: Any, text: str, secret: str) -> bool:
     """Whether the model's likeliest continuation of the secret's own record is the secret.
 
-    Greedy decoding with the true prefix known: the usual test for memorised text (Carlini et al. 2023), stronger
+    It decodes greedily from the true prefix: the usual test for memorised text (Carlini et al. 2023), stronger
     than samples from other contexts. ``text`` and ``secret`` are private.
     """
     device = next(model.parameters()).device
@@ -106,9 +106,9 @@ def compare(samples: Sequence[str], secrets: Sequence[str], seed: int = 0) -> Ex
     """Filter the samples as published and compare every one with every secret.
 
     Args:
-        samples: from ``sample_endings``.
+        samples: the result of ``sample_endings``.
         secrets: the planted strings. Private.
-        seed: of the random strings that show what chance gives; public.
+        seed: seed of the random strings that give the chance level; public.
 
     Raises: ConfigError without a secret.
     """
@@ -131,7 +131,7 @@ def compare(samples: Sequence[str], secrets: Sequence[str], seed: int = 0) -> Ex
 
 
 def jaccard(one: Sequence[str], other: Sequence[str], n: int) -> NDArray[np.float64]:
-    """(one, other): Jaccard similarity of the sets of character n-grams; 0 for a string shorter than n."""
+    """(one, other) Jaccard similarities of the sets of character n-grams; 0 for a string shorter than n."""
     sets, wanted = [_grams(text, n) for text in one], [_grams(text, n) for text in other]
     # Only n-grams of the (few) others can be shared, so the table of memberships stays narrow.
     columns = {gram: index for index, gram in enumerate(sorted(set().union(*wanted)))}

@@ -1,4 +1,4 @@
-"""How surprised a model is by the end of a text, given its beginning: the raw material of every text attack."""
+"""Losses of a model on the end of a text, given its beginning: the input of every attack by text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dptune.training.losses import token_losses
 
 @dataclass(frozen=True)
 class Passage:
-    """A text that ends in what an attacker wants to know. Private."""
+    """A text, split into a prompt and the ending that an attacker wants to know. Private."""
 
     prompt: str = field(repr=False)
     ending: str = field(repr=False)
@@ -26,11 +26,11 @@ class Passage:
 
 @dataclass(frozen=True)
 class EndingLosses:
-    """Of each passage's ending given its prompt. Private.
+    """Losses of each passage's ending given its prompt. Private.
 
     Attributes:
         total: (passages,) negative log-likelihood, nats.
-        tokens: (passages,) tokens of the ending that the model saw; 0 where the text was cut before them.
+        tokens: (passages,) number of tokens of the ending that the model saw; 0 if the text was cut before them.
     """
 
     total: NDArray[np.float64] = field(repr=False)
@@ -38,7 +38,7 @@ class EndingLosses:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """(passages,) nats a token; 0 where no token was seen."""
+        """(passages,) mean loss in nats a token; 0 if no token was seen."""
         return self.total / np.maximum(self.tokens, 1)
 
 
@@ -46,13 +46,13 @@ class EndingLosses:
 def ending_losses(
     model: Any, tokenizer: Any, passages: Sequence[Passage], *, max_length: int, rows: int, label: str = ""
 ) -> EndingLosses:
-    """Score endings as training saw them: one passage a row, cut on the right at ``max_length - 1`` tokens.
+    """Score endings as in training: one passage a row, cut on the right at ``max_length - 1`` tokens.
 
     Args:
         model: causal language model in evaluation mode, on its device.
-        tokenizer: a fast one, which tells where in the text a token lies.
+        tokenizer: a fast tokenizer, which gives each token's offsets in the text.
         rows: physical batch size.
-        label: names the progress bar; none without.
+        label: label of the progress bar; no bar without one.
 
     Raises: ConfigError for a tokenizer without offsets.
     """
@@ -74,9 +74,9 @@ def ending_losses(
 def endings_of_one_prompt(
     model: Any, tokenizer: Any, prompt: str, endings: Sequence[str], *, max_length: int, rows: int
 ) -> EndingLosses:
-    """What ``ending_losses`` gives for many endings of one prompt; the tokens that all share run once."""
+    """Score many endings of one prompt as ``ending_losses`` does; the tokens that all share run through once."""
     ids, belongs = _encoded(tokenizer, [Passage(prompt, ending) for ending in endings], max_length)
-    columns = list(zip(*ids, strict=False))[:-1]  # every row keeps a token of its own
+    columns = list(zip(*ids, strict=False))[:-1]  # every row keeps at least one token
     shared = next((index for index, column in enumerate(columns) if len(set(column)) > 1), len(columns))
     if shared < 1:
         return ending_losses(
@@ -100,7 +100,7 @@ def endings_of_one_prompt(
 
 
 def cached(model: Any, prefix: torch.Tensor, rows: int) -> DynamicCache | None:
-    """What attention remembers of the (1, tokens) ``prefix``, for each of ``rows``; None for an empty one."""
+    """Attention's cache of the (1, tokens) ``prefix``, repeated for each of ``rows``; None for an empty prefix."""
     if prefix.shape[1] == 0:
         return None
     cache = DynamicCache(config=model.config)
@@ -110,7 +110,7 @@ def cached(model: Any, prefix: torch.Tensor, rows: int) -> DynamicCache | None:
 
 
 def _encoded(tokenizer: Any, passages: Sequence[Passage], max_length: int) -> tuple[list[list[int]], list[list[bool]]]:
-    """Token ids of each passage, and which of them belong to its ending: those with any of its characters."""
+    """Token ids of each passage, and whether each belongs to the ending: whether it has any of its characters."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("model", "its tokenizer tells no offsets", fix="use a fast tokenizer")
     texts = [passage.prompt + passage.ending for passage in passages]
@@ -131,7 +131,7 @@ def _batch(
     mask, wanted = torch.zeros_like(ids), torch.zeros(len(rows), width, dtype=torch.bool)
     for index, (row, mine) in enumerate(zip(rows, belongs, strict=True)):
         ids[index, : len(row)] = torch.tensor(row)
-        mask[index, : max(1, len(row))] = 1  # a row without any token would have nothing to attend to
+        mask[index, : max(1, len(row))] = 1  # attention over no token gives NaN
         wanted[index, : len(row)] = torch.tensor(mine)
     ids, mask, attended, cache = ids.to(device), mask.to(device), mask.to(device), None
     if prefix is not None:

@@ -1,4 +1,4 @@
-"""Likelihood-ratio attack with shadow models (Carlini et al. 2022, LiRA), as arithmetic on scores."""
+"""The likelihood-ratio attack with shadow models (Carlini et al. 2022, LiRA), computed from scores."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dptune.errors import ConfigError
 def lira_scores(
     target: NDArray[np.float64], shadows: NDArray[np.float64], included: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """(candidates,) log-likelihood ratio of "in" against "out", from normal fits to the shadows' scores.
+    """(candidates,) log-likelihood ratios of "in" against "out", from normal fits to the shadows' scores.
 
-    Each candidate has means of its own and all share one variance: with few shadows the paper's
-    per-candidate variances are too uncertain (its section VI-C).
+    Means are fitted for every candidate, and one variance for all: with few shadows the paper's per-candidate variances
+    are too uncertain (its section VI-C).
 
     Args:
         target: (candidates,) scores of the attacked model.
         shadows: (shadows, candidates) scores of models that the attacker trained.
-        included: (shadows, candidates) which candidates each shadow was trained on, by the attacker's coins.
+        included: (shadows, candidates) True if the shadow was trained on the candidate, by the attacker's coins.
 
     Raises: ConfigError if some candidate is in every shadow or in none.
     """
@@ -36,6 +36,6 @@ def lira_scores(
 
 
 def balanced_coins(shadows: int, candidates: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """(shadows, candidates): every candidate in half of the shadows, which half by chance."""
+    """(shadows, candidates) random coins that put every candidate into half of the shadows."""
     columns = [generator.permutation(shadows) < shadows // 2 for _ in range(candidates)]
     return np.stack(columns, axis=1)

@@ -1,4 +1,4 @@
-"""How well scores tell members from non-members. Scores and labels are private; larger means "member"."""
+"""Success of scores in telling members from non-members. Scores and labels are private; larger means "member"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 
 @dataclass(frozen=True)
 class Roc:
-    """The whole trade-off of an attack, from the strictest threshold to the loosest. Private.
+    """The ROC curve of an attack, from the strictest threshold to the loosest. Private.
 
     Attributes:
         false_positive_rate: share of non-members above each threshold, rising from 0 to 1.
@@ -28,17 +28,17 @@ class Roc:
 
 
 def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Chance that a member scores above a non-member, ties counting one half; 0.5 is no information."""
+    """Probability that a member scores above a non-member, ties counting one half; 0.5 is no information."""
     _check(members, others)
     ranks = rankdata(np.concatenate([members, others]))[: len(members)]
     return float((ranks.mean() - (len(members) + 1) / 2) / len(others))
 
 
 def roc(members: NDArray[np.float64], others: NDArray[np.float64]) -> Roc:
-    """Every threshold that the scores distinguish."""
+    """The ROC curve at every threshold that the scores distinguish."""
     _check(members, others)
     thresholds = np.unique(np.concatenate([members, others]))[::-1]
-    # Counts first: 1 - 99/100 would exceed 0.01.
+    # Rates are computed from counts: 1 - 99/100 would exceed 0.01 in floating point.
     above = [
         (len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")) / len(scores)
         for scores in (members, others)
@@ -53,29 +53,29 @@ def true_positive_rate(curve: Roc, false_positive_rate: float) -> float:
 
 
 def true_positive_rate_by_chance(false_positive_rate: float, others: int) -> float:
-    """The mean true positive rate of scores that tell nothing, without ties.
+    """The mean true positive rate of random scores without ties.
 
-    A member scores above the k + 1 highest of n non-members with chance (k + 1) / (n + 1), k being the false alarms
-    that the rate allows: the threshold follows the scores, so this is more than the rate.
+    A member scores above the (k + 1)-th highest of n non-members with probability (k + 1) / (n + 1), k being the number
+    of false alarms that the rate allows. This exceeds the rate, because the threshold is chosen by the scores.
     """
     return (_allowed(false_positive_rate, others) + 1) / (others + 1)
 
 
 def _allowed(false_positive_rate: float, others: int) -> int:
-    """False alarms that the rate allows; 0.29 * 100 is less than 29 in floating point."""
+    """Number of false alarms that the rate allows, safe from rounding: 0.29 * 100 is below 29 in floating point."""
     return math.floor(false_positive_rate * others * (1 + 1e-12))
 
 
 def membership_report(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
-    """AUC and true positive rates, with what guessing would give, and the counts that say how fine they are.
+    """AUC and true positive rates, with those of random guesses, and the numbers of members and non-members.
 
-    A false positive rate below one in the number of non-members is left out: they cannot tell it from 0.
+    A false positive rate below 1 / non-members is left out: so few non-members cannot tell it from 0.
     """
     curve = roc(members, others)
     resolved = [rate for rate in FALSE_POSITIVE_RATES if _allowed(rate, len(others))]
     rates = {f"tpr_at_fpr_{rate:g}": true_positive_rate(curve, rate) for rate in resolved}
     chance = {f"tpr_at_fpr_{rate:g}_chance": true_positive_rate_by_chance(rate, len(others)) for rate in resolved}
-    # Under chance the rank statistic has this standard deviation (Mann and Whitney 1947).
+    # Standard deviation of the AUC of random scores (Mann and Whitney 1947).
     spread = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
     return {
         "auc": auc(members, others),

@@ -1,4 +1,4 @@
-"""epsilon_audited from the coins of one run's canaries (Steinke, Nasr and Jagielski 2023, algorithm 1)."""
+"""Bounds on epsilon from the coins of one run's canaries (Steinke, Nasr and Jagielski 2023, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from dptune.audit.bounds import gaussian_epsilon, one_run_epsilon, one_run_mu
 from dptune.errors import DataError
 
-#: How many of the coins the attacker guesses. Fixed in advance; the bound pays for looking at all of them.
+#: Shares of the coins that the attacker tries to guess. Fixed in advance; the bound accounts for trying them all.
 GUESSED_SHARES = (1.0, 0.5, 0.25, 0.1)
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run's canaries prove.
+    """Lower bounds from one run's canaries.
 
     Attributes:
-        canaries: m, coins flipped.
-        included: how many came up "in".
-        guesses: r, coins guessed where the bound was best; the others were abstained from.
-        correct: how many of those were right.
+        canaries: m, number of coins flipped.
+        included: number of coins that came up "in".
+        guesses: r, number of coins guessed where the bound was best; the attacker abstained from the others.
+        correct: number of right guesses.
         epsilon_audited: lower bound on epsilon at ``delta``, for any mechanism.
         mu_gaussian: lower bound on mu if the run is Gaussian DP; far below mu where most coins are guessed.
-        epsilon_gaussian: what that mu means at ``delta``: a bound under the same premise only.
-        delta: of both epsilons.
-        confidence: of each bound.
+        epsilon_gaussian: epsilon of that mu at ``delta``: a bound under the same premise only.
+        delta: delta of both epsilons.
+        confidence: confidence of each bound.
         most: the largest ``epsilon_audited`` that this many canaries can show.
     """
 
@@ -43,22 +43,22 @@ class OneRun:
     most: float
 
     def to_dict(self) -> dict[str, float | int]:
-        """Plain JSON types."""
+        """The result in plain JSON types."""
         return asdict(self)
 
 
 def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float) -> OneRun:
-    """Guess "in" for the highest scores and "out" for the lowest, as many of each, and count.
+    """Bound epsilon and mu by guessing "in" for the highest scores and "out" for as many of the lowest.
 
     Guarantee: with probability ``confidence`` over coins and run, the epsilon of the run's trained weights at
     ``delta``, under add/remove of one unit, is at least ``epsilon_audited``, if each canary is a unit of its own
-    that its coin put into the data or left out (where a coin *replaced* a unit: of twice that epsilon). Holds for
+    that its coin put into the data or left out (where a coin *replaced* a unit: of twice that epsilon). It holds for
     scores that are any function of the released weights, the candidates and public data, but not of the coins. The
-    best of ``GUESSED_SHARES`` is reported, each tested with its share of what may go wrong.
+    best of ``GUESSED_SHARES`` is reported, each tested with its share of the allowed failure probability.
 
     Args:
-        scores: (canaries,) larger where the canary looks included. Private.
-        included: (canaries,) what the fair coins said. Private.
+        scores: (canaries,) scores, larger if the canary looks included. Private.
+        included: (canaries,) results of the fair coins. Private.
 
     Raises: DataError without canaries, with scores that are not finite, or with coins that are all equal.
     """
@@ -84,7 +84,7 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
 
 
 def _guess(order: NDArray[np.int64], included: NDArray[np.bool_], share: float) -> tuple[int, int]:
-    """(guesses, right ones), half of them "in" and half "out"."""
+    """Number of guesses, half "in" and half "out", and number of right ones."""
     half = max(1, int(len(order) * share / 2))
     low, high = order[:half], order[len(order) - half :]
     return 2 * half, int((~included[low]).sum() + included[high].sum())
@@ -97,5 +97,5 @@ def _check(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> None:
     if not np.isfinite(scores).all():
         raise DataError("a score is not finite", fix="check the model's losses", file=place)
     if included.all() or not included.any():
-        # Fair coins do this with probability 2^(1 - m): the secrets file is not what was planted.
+        # Fair coins are all equal with probability 2^(1 - m): more likely the secrets file is not the planted one.
         raise DataError("all coins are equal", fix="plant more audit canaries, by fair coins", file=place)

@@ -1,6 +1,6 @@
-"""Membership scores of one's own, by name: functions that tell from losses how likely a text was trained on.
+"""Membership scores from plug-ins, by name: functions of losses that are larger if a text looks trained on.
 
-They are registered by plug-ins (``dptune.plugins``): modules that are named, and entry points ``dptune.scores``::
+Plug-ins (``dptune.plugins``) register them: modules named by the user, and entry points ``dptune.scores``::
 
     @score("relative")
     def relative(adapted, public):
@@ -19,7 +19,7 @@ from dptune.plugins import Plugin, load_installed, plugins_of
 
 Losses = NDArray[np.float64]
 Score = Callable[[Losses, Losses], Losses]
-#: What the audit computes by itself.
+#: Names of the scores that the audit computes by itself.
 BUILT_IN = ("likelihood", "calibrated", "perplexity", "shadows")
 _SCORES: dict[str, Score] = {}
 
@@ -27,7 +27,7 @@ _SCORES: dict[str, Score] = {}
 def score(name: str) -> Callable[[Score], Score]:
     """Register a function of the losses under the adapted and under the public model, (texts,) each.
 
-    It returns (texts,) finite numbers, larger where the text looks like a member. Private, as the losses are.
+    It returns (texts,) finite numbers, larger if the text looks like a member. Private, as the losses are.
 
     Raises: ConfigError if the name is taken.
     """
@@ -45,14 +45,14 @@ def score(name: str) -> Callable[[Score], Score]:
 def own_scores(adapted: Losses, public: Losses) -> dict[str, Losses]:
     """Every registered score of these texts, by name.
 
-    Raises: DataError naming a score that fails, or is not one finite number a text.
+    Raises: DataError naming a score that fails, or does not give one finite number for each text.
     """
     load_installed("dptune.scores")
     return {name: _computed(name, function, adapted, public) for name, function in sorted(_SCORES.items())}
 
 
 def score_plugins() -> tuple[Plugin, ...]:
-    """Whose scores they are: they belong to what decides an audit."""
+    """The plug-ins that registered scores; an audit's result depends on them."""
     load_installed("dptune.scores")
     return plugins_of(function.__module__ for function in _SCORES.values())
 

@@ -1,8 +1,8 @@
-"""Do a policy's releases give its users' prompts away? Secrets in prompts, planted by fair coins.
+"""Attacks on the prompts of a policy's users: secrets in prompts, planted by fair coins.
 
-A canary is a user of its own, whose prompt holds a secret: in its update if its coin says so, else its slot is empty,
-because an emptied slot is what the ledger is about. Two attackers: one reads the final model and asks how likely it
-finds each secret; the other reads every released adapter, knows the candidates, and recomputes what each of them
+A canary is one more user, whose prompt holds a secret. Its coin decides whether it takes part or its slot is empty,
+for the ledger's guarantee is about emptied slots. One attacker scores each secret by its likelihood under the final
+model. The other reads every released adapter, knows the candidates, and recomputes the update that each of them
 would have added. A bound above the certified epsilon refutes it; an attack that stays at chance proves nothing.
 """
 
@@ -23,24 +23,24 @@ from dptune.errors import ConfigError
 from dptune.policy.rlhf import USERS, Learner, Prompts, State, adapters_met
 from dptune.progress import progress
 
-#: How far the covariance of a few simulated updates is shrunk towards a ball.
+#: Share by which the covariance of a few simulated updates is shrunk towards a multiple of the identity.
 _SHRINKAGE = 0.5
 _TINY = 1e-12
 
 
 def opening(text: str) -> str:
-    """The first sentence, or all of a text that has but one."""
+    """The first sentence of a text, or the whole text if it has only one."""
     return text.partition(". ")[0].removesuffix(".") + "."
 
 
 def planted(text: str, secret: str) -> str:
-    """``text`` with a secret after its first sentence, where the beginning that becomes a prompt holds it."""
+    """Insert a secret after the first sentence, so that the beginning that becomes a prompt holds it."""
     rest = text.partition(". ")[2]
     return opening(text) + suffix(secret) + (f" {rest}" if rest else "")
 
 
 def check_whole(tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], width: int) -> None:
-    """Raises: ConfigError if a prompt of ``width`` tokens ends before its secret does: such a canary tells nothing."""
+    """Raise ConfigError if a prompt of ``width`` tokens cuts off its secret: such a canary could show nothing."""
     told = [opening(text) + suffix(secret) for text, secret in zip(texts, secrets, strict=True)]
     lengths = [len(ids) for ids in tokenizer(told, add_special_tokens=False)["input_ids"]] if told else []
     if (cut := sum(length > width for length in lengths)) > 0:
@@ -51,11 +51,11 @@ def check_whole(tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], wi
 def secret_scores(
     tuned: Any, base: Any, tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], *, max_length: int, rows: int
 ) -> NDArray[np.float64]:
-    """(canaries,) log-likelihood ratio of each secret after its prompt's opening, tuned model against base.
+    """(canaries,) log-likelihood ratios of each secret after its prompt's opening, tuned model against base.
 
     Args:
-        texts: of each canary, without its secret. Private, as are ``secrets``.
-        max_length: tokens of a prompt.
+        texts: text of each canary, without its secret. Private, as are ``secrets``.
+        max_length: number of tokens of a prompt.
 
     Raises: ConfigError as ``check_whole``.
     """
@@ -70,14 +70,14 @@ def secret_scores(
 def update_scores(
     learner: Learner, state: State, prompts: Prompts, slots: Sequence[int], public: Prompts
 ) -> NDArray[np.float64]:
-    """(canaries,) log-likelihood ratio of each canary's slot being taken rather than empty, given all releases.
+    """(canaries,) log-likelihood ratios of each canary's slot being taken rather than empty, given all releases.
 
     The attacker recomputes each candidate's update, which is a function of its prompt, its slot's public randomness
-    and the released adapter, and looks for it in the noisy mean, whitened by what simulated users would add.
+    and the released adapter, and looks for it in the noisy mean, whitened by the spread of simulated users' updates.
 
     Args:
-        prompts: (canaries,) with their secrets, whether they took part or not. Private.
-        slots: (canaries,) of each in the stream of users; public.
+        prompts: (canaries,) prompts with their secrets, whether they took part or not. Private.
+        slots: (canaries,) slot of each in the stream of users; public.
         public: the run's simulated prompts.
     """
     bandit, scores = learner.bandit, np.zeros(len(slots))
@@ -103,13 +103,13 @@ def update_scores(
 def log_ratios(
     own: torch.Tensor, released: torch.Tensor, simulated: torch.Tensor, others: int, noise: float
 ) -> NDArray[np.float64]:
-    """(candidates,) of "in" against "out", where the other users, and the other candidates by their coins, are normal.
+    """(candidates,) log-likelihood ratios of "in" against "out", if the sum of all other updates is normal.
 
     Args:
-        own: (candidates, parameters) what each would add.
+        own: (candidates, parameters) update that each would add.
         released: (parameters,) the noisy sum.
-        simulated: (simulated users, parameters) updates, from which mean and covariance of the others' are taken.
-        others: users of that update who are no candidates.
+        simulated: (simulated users, parameters) updates that estimate mean and covariance of the others'.
+        others: number of users of that update who are no candidates.
         noise: standard deviation of the noise on the sum.
     """
     own, released, simulated = own.double(), released.double(), simulated.double()
@@ -126,14 +126,14 @@ def log_ratios(
 
     filters = whitened(own)
     rest = released - others * simulated.mean(dim=0) - own.sum(dim=0) / 2
-    explained = (filters * own).sum(dim=1) / 4  # the candidate's own coin is no noise in its own test
+    explained = (filters * own).sum(dim=1) / 4  # a candidate's own coin adds no variance to its own test
     return np.asarray((filters @ rest / (1 - explained).clamp(min=_TINY)).numpy())
 
 
 def audited(
     scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float, alarm: float
 ) -> dict[str, float | int]:
-    """What one attack's scores show: ``dptune.audit.one_run.one_run``, the area under its ROC, and the alarm's bound.
+    """Figures of one attack's scores: ``dptune.audit.one_run.one_run``, the area under its ROC, and the alarm's bound.
 
     Guarantee: with probability ``confidence`` over the coins, the epsilon of all releases at ``delta``, for one
     emptied slot, is at least ``epsilon_audited``; the same for ``epsilon_alarm`` with probability ``alarm``. Chance

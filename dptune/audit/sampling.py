@@ -1,7 +1,8 @@
-"""How often planted gradients entered the batches of a run, as its releases show it: a witness of the draw itself.
+"""A bound on a run's true sample rate, from how often planted gradients entered its batches.
 
-A bound on epsilon from one run is too weak to see that a draw takes units at twice their rate. The rate is seen
-directly: a canary in the data is one out of the data plus, at each step, a known move with the rate's probability.
+A bound on epsilon from one run is too weak to detect that a draw takes units at twice their rate. This bounds the rate
+directly: the score of a canary in the data is that of one outside plus, at each step, a known move with the rate's
+probability.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from scipy.stats import mannwhitneyu
 
 from dptune.privacy.entropy import Entropy, uniform
 
-_POWER = 0.95  # how often an attack must succeed to be said to see something
+_POWER = 0.95  # probability with which an attack must succeed for a rate to count as detectable
 _HALVINGS = 14
-_MANY = 20  # from here on rank sums are nearly normal
+_MANY = 20  # number of canaries from which on rank sums are nearly normal
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """An audit of the draw that has no power, and why.
+    """An audit of the draw that has no power, and the reason.
 
     Attributes:
-        sample_rate: that the ledger is charged for.
+        sample_rate: the rate that the ledger is charged for.
     """
 
     sample_rate: float
@@ -34,24 +35,24 @@ class Unseen:
 
     @property
     def power(self) -> str:
-        """What the audit could have seen, in words: nothing."""
+        """The statement that the audit could have detected nothing, with the reason."""
         return f"NO POWER on the draw: {self.reason}"
 
     def to_dict(self) -> dict[str, float | str]:
-        """Plain JSON types."""
+        """The result in plain JSON types."""
         return {"sample_rate": self.sample_rate, "power": self.power}
 
 
 @dataclass(frozen=True)
 class SampleRate:
-    """What the releases of one run show of its draw.
+    """Bounds on the rate of one run's draw, from its releases.
 
     Attributes:
-        sample_rate: that the ledger is charged for.
-        estimate: how often a canary in the data entered a batch.
+        sample_rate: the rate that the ledger is charged for.
+        estimate: estimated rate at which a canary in the data entered a batch.
         audited: lower bound at the confidence that is reported.
         alarm: lower bound at the confidence of an alarm; above ``sample_rate`` it accuses the draw.
-        refutable: a true rate from here on is found out in about 19 of 20 audits; more than 1 if none is.
+        refutable: true rate from which on the fault is detected in about 19 of 20 audits; above 1 if there is none.
     """
 
     sample_rate: float
@@ -61,12 +62,12 @@ class SampleRate:
     refutable: float
 
     def to_dict(self) -> dict[str, float | str]:
-        """Plain JSON types, and the power in words."""
+        """The result in plain JSON types, with the power in words."""
         return {**asdict(self), "power": self.power}
 
     @property
     def power(self) -> str:
-        """What the audit could have seen, in words."""
+        """The rates that the audit could have detected, in words."""
         if self.refutable > 1:
             return "NO POWER on the draw: canaries in every batch would look like these"
         return (
@@ -85,17 +86,17 @@ def audited_sample_rate(
 ) -> SampleRate | Unseen:
     """Bound the rate of a draw from below.
 
-    Guarantee: if at each step a canary that is in the data enters the batch with probability r of its own, and what
-    else lies in its coordinate does not depend on its coin, each bound exceeds r with probability ``1 - confidence``
-    (or ``1 - alarm``) at most. Canaries that are not in the data are given entries at rate r by simulation; then coins
-    and scores have nothing to do with each other, and the rank sum of those in the data has the law of Mann and
-    Whitney 1947, whatever the noise is.
+    Guarantee: if at each step a canary that is in the data enters the batch independently with probability r, and all
+    else in its coordinate is independent of its coin, each bound exceeds r with probability ``1 - confidence``
+    (or ``1 - alarm``) at most. Proof: entries at rate r are simulated for canaries outside the data; scores and coins
+    are then independent, and the rank sum of canaries in the data has the law of Mann and Whitney 1947, whatever the
+    noise is.
 
     Args:
-        scores: (canaries,) of ``CraftedCanaries``, as are ``included`` and ``moves``.
-        sample_rate: that was charged.
+        scores: (canaries,) scores of ``CraftedCanaries``, as are ``included`` and ``moves``.
+        sample_rate: the rate that was charged.
 
-    Returns: ``Unseen`` without a canary on either side, or where a move is not known.
+    Returns: ``Unseen`` if either side has no canary, or a move is not known.
     """
     steps = np.asarray(moves, dtype=np.float64)
     if included.all() or not included.any():
@@ -127,21 +128,21 @@ def audited_sample_rate(
 
 
 def _rank_p_value(inside: NDArray[np.float64], outside: NDArray[np.float64], ties: NDArray[np.float64]) -> float:
-    """Chance that those in the data rank so high if nothing tells them from the others; ties are broken by ``ties``."""
+    """Probability of so high a rank sum if scores are independent of coins; ``ties`` breaks ties."""
     order = np.lexsort((ties, np.concatenate([inside, outside])))
     ranks = np.empty(len(order))
     ranks[order] = np.arange(len(order))
     ranked, others = ranks[: len(inside)], ranks[len(inside) :]
     if min(len(ranked), len(others)) < _MANY:
         return float(mannwhitneyu(ranked, others, alternative="greater", method="exact").pvalue)
-    # The normal law with the correction for continuity; the exact tail is lighter.
+    # The normal law with the continuity correction is on the safe side: the exact tail is lighter.
     pairs = len(ranked) * len(others)
     above = ranked.sum() - len(ranked) * (len(ranked) - 1) / 2
     return float(ndtr(-(above - pairs / 2 - 0.5) / np.sqrt(pairs * (len(ranks) + 1) / 12)))
 
 
 def _largest_refuted(p_value: Callable[[float], float], level: float) -> float:
-    """The end of the rates from 0 on whose p-value is below ``level``, from below; 0 if none is."""
+    """The end of the range of rates, from 0 on, with p-values below ``level``, rounded down; 0 if it is empty."""
     if p_value(0.0) >= level:
         return 0.0
     low, high = 0.0, 1.0

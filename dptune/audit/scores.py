@@ -1,4 +1,4 @@
-"""Scores that tell two worlds apart by what a step releases, learned from trials in both."""
+"""Scores that tell two worlds apart by the releases of a step, learned from trials in both worlds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _ENOUGH_TO_POOL = 4
 
 @dataclass(frozen=True)
 class Fit:
-    """Centres and spreads of what a step releases, coordinate by coordinate, with the sample in and out.
+    """Centres and spreads of each coordinate of a release, with the sample in and out.
 
     Attributes:
-        power: 2 for Gaussian scores (means, standard deviations), 1 for Laplace scores (medians, mean absolute ones),
-            which see a shift under heavy tails far better.
+        power: 2 for Gaussian scores (means, standard deviations), 1 for Laplace scores (medians, mean absolute
+            deviations), which detect a shift under heavy tails far better.
     """
 
     centre: tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -40,7 +40,7 @@ class Fit:
         return cls((middle + half, middle - half), (one, other), power)
 
     def log_ratio(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(rows,) log-likelihood ratios, "in" against "out", as if coordinates were independent and of that law."""
+        """(rows,) log-likelihood ratios of "in" against "out", as if coordinates were independent and of that law."""
         one, other = (
             -((np.abs(values - centre) / spread) ** self.power) / self.power - np.log(spread)
             for centre, spread in zip(self.centre, self.spread, strict=True)
@@ -49,13 +49,13 @@ class Fit:
 
 
 def _numbers_only(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rows that are numbers; all of them where none is, for a fit that then tells nothing."""
+    """The rows without NaN; all rows if each has one, for a fit that then tells nothing."""
     rows = np.isfinite(values).all(axis=1)
     return values[rows] if rows.any() else values
 
 
 def _towards_their_mean(shifts: NDArray[np.float64], uncertainty: float) -> NDArray[np.float64]:
-    """Shifts of many coordinates that differ hardly more than they are uncertain are nearly one (James and Stein)."""
+    """Shrink the shifts towards their mean, the more so the less they differ beyond uncertainty (James and Stein)."""
     if len(shifts) < _ENOUGH_TO_POOL or not uncertainty > 0:
         return shifts
     mean, spread = shifts.mean(), shifts.var(ddof=1)

@@ -1,8 +1,8 @@
-"""White-box audit of the private step: drive ``privatise`` with an adversary's batches and see what gets out.
+"""White-box audit of the private step: an attacker calls ``privatise`` with batches of their own.
 
-The attacker builds the batch, adds or leaves out one sample of their own, sees everything that the step releases,
-and guesses which it was. What they get right bounds mu and epsilon from below, whatever any accountant says. The
-attack reads a mechanism's releases only, not its inside: noises need not be Gaussian, controllers not be sound.
+The attacker builds the batch, adds or leaves out one sample, sees everything that the step releases, and guesses
+whether the sample was in. Their right guesses bound mu and epsilon from below, whatever any accountant says. The
+attack only reads releases: noises need not be Gaussian, nor controllers sound.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from dptune.privacy.release import Release
 from dptune.progress import Meter
 from dptune.training.data import PrivacyUnits
 
-#: Parameters of every pair that the attacker's model has: enough for a clipper to have a direction to keep.
+#: Number of parameters of every pair of the attacker's model: with one, a gradient would have no direction.
 PAIR_SIZE = 2
 _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
-_TOGETHER = 1000  # trials whose releases are scored in one call
+_TOGETHER = 1000  # number of trials whose releases are scored in one call
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What the attacker puts into a batch: multiples of one fixed direction.
+    """The attacker's batch: gradients that are multiples of one fixed direction.
 
     Attributes:
-        name: for the report.
-        others: the samples that are always there.
-        sample: the one that is in or out.
-        loss: of that sample; the others' are 1, and so is the public loss.
-        apart: the sample comes in a micro-batch of its own.
+        name: name of the scene in the report.
+        others: multiples of the samples that are always in the batch.
+        sample: multiple of the sample that is in or out.
+        loss: loss of that sample; the others' losses and the public loss are 1.
+        apart: whether the sample is in a micro-batch of its own.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Scene:
     apart: bool = False
 
 
-#: Ways to move a mechanism by all it can: alone, against others, through a quantile, through counts and losses.
+#: Scenes that may move a release most: by the sample alone, against others, through a quantile, counts or losses.
 SCENES = (
     Scene("alone", (), _HUGE),
     Scene("against one other", (-_LARGE,), _HUGE, apart=True),
@@ -68,14 +68,14 @@ SCENES = (
 
 @dataclass(frozen=True)
 class StepAudit:
-    """The result, each bound at ``confidence`` by itself.
+    """The result of an audit; each bound holds by itself at ``confidence``.
 
     Attributes:
-        scene: which of ``SCENES`` the pilot trials found the most telling.
-        trials: in each of the two worlds, those that chose the attack included.
-        steps: composed in one trial.
-        sample_rate: chance of the sample to enter a batch where it is in the data.
-        release: what the ledger of a run must be charged for each step that was audited.
+        scene: name of the scene among ``SCENES`` that did best in the pilot trials.
+        trials: number of trials in each of the two worlds, those that chose the attack included.
+        steps: number of steps composed in one trial.
+        sample_rate: probability with which the sample, if in the data, enters a batch.
+        release: release that the ledger of a run must be charged for each audited step.
         mu_errors, epsilon_errors: (missed, members, false alarms, others) of the two attacks that were counted.
     """
 
@@ -91,7 +91,7 @@ class StepAudit:
 
     @property
     def mu_audited(self) -> float:
-        """Lower bound on mu, if the releases are Gaussian DP; else that of the Gaussian through the attack's point."""
+        """Lower bound on mu if the releases are Gaussian DP; else the mu of the Gaussian through the attack's point."""
         return mu_from_errors(*self.mu_errors, self.confidence)
 
     @property
@@ -100,14 +100,14 @@ class StepAudit:
         return epsilon_from_errors(*self.epsilon_errors, self.delta, self.confidence)
 
     def to_dict(self) -> dict[str, str | int | float]:
-        """What a user wants to know, plain JSON types."""
+        """The figures that users read, in plain JSON types."""
         names = ("scene", "trials", "confidence", "steps", "sample_rate", "delta", "mu_audited", "epsilon_audited")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Gradients that are multiples of a direction: ``dptune.mechanisms.mechanism.Gradients`` by hand."""
+    """Gradients (``dptune.mechanisms.interfaces.Gradients``) that are multiples of one direction."""
 
     multiples: torch.Tensor
     direction: list[torch.Tensor]
@@ -141,16 +141,16 @@ def audit_step(
 ) -> StepAudit:
     """Bound mu and epsilon of ``steps`` composed private steps from below.
 
-    Guarantee: if what ``steps`` calls of ``privatise`` release is mu-GDP (or (epsilon, delta)-DP) about one sample
+    Guarantee: if the releases of ``steps`` calls of ``privatise`` are mu-GDP (or (epsilon, delta)-DP) about one sample
     that enters each batch with probability ``sample_rate``, then ``mu_audited <= mu`` (or ``epsilon_audited <=
     epsilon``) with probability ``confidence``. Pilot trials choose scene, score and threshold; only the others count.
 
-    A controller may move radii and weights between steps, but not the noise multiplier: every step has the first one's.
+    A controller may move radii and weights between steps, but the noise multiplier of the first step is kept.
 
     Args:
-        mechanism: not yet started; it is copied, never changed.
+        mechanism: a mechanism that is not yet started; it is copied, never changed.
         trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
-        entropy: of noise and coins.
+        entropy: source of noise and coins.
 
     Raises: ConfigError for too few trials, or a confidence, sample rate or delta out of range.
     """
@@ -179,11 +179,11 @@ def audit_step(
 
 @dataclass(frozen=True)
 class _Stage:
-    """A mechanism, started, on the attacker's bench.
+    """A started mechanism that the attacker can run from its first state, again and again.
 
     Attributes:
-        noise_multiplier: of every step. The opening step may lead a controller to move it, and what it then released
-            would be another step than the one that was asked for.
+        noise_multiplier: noise multiplier of every step. If a controller moved it after the opening step, another step
+            would be audited than the one that was asked for.
     """
 
     mechanism: Mechanism
@@ -215,32 +215,32 @@ class _Stage:
         stage = cls(
             started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
         )
-        # One step on nothing, so that controllers know what they look at (the public loss, say) from then on.
+        # One step on an empty batch: before it, a controller may lack what its statistics need (a public loss, say).
         released = stage.release(started, stage.knobs(started), Scene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
         return stage
 
     def fresh(self) -> Mechanism:
-        """The mechanism as it was before any trial; shared where a step leaves nothing behind in it."""
+        """The mechanism in its state before any trial: a copy, or itself if steps never change it."""
         remembers = self.steps > 1 or self.mechanism.controller.raw_inputs
         return copy.deepcopy(self.mechanism) if remembers else self.mechanism
 
     def knobs(self, mechanism: Mechanism) -> Knobs:
-        """Those of its next step, but for the noise multiplier."""
+        """Knobs of the mechanism's next step, with the stage's noise multiplier."""
         return replace(mechanism.knobs(), noise_multiplier=self.noise_multiplier)
 
     def charged(self) -> Release:
-        """What a ledger is charged for the first step of a trial."""
+        """The release that a ledger is charged for the first step of a trial."""
         return self.mechanism.release(self.knobs(self.mechanism), self.sample_rate)
 
     def drawn(self, world: bool) -> bool:
-        """Whether the sample enters a batch, by the coins that runs toss."""
+        """Draw whether the sample enters a batch, by the code that runs use."""
         return bool(self.slots[world].draw(self.sample_rate, self.entropy))
 
     def exact(self, scene: Scene) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """What is released in and out but for the noise, which the attacker can compute; None where noise follows it.
+        """The releases in and out without noise, which the attacker can compute; None if the batch moves the noise.
 
-        In units as of ``_seen``.
+        They are in the units of ``_seen``.
         """
         mechanism = self.mechanism
         if mechanism.controller.raw_inputs or not mechanism.private:
@@ -251,7 +251,7 @@ class _Stage:
         return inside, outside
 
     def release(self, mechanism: Mechanism, knobs: Knobs, scene: Scene, with_sample: bool) -> Released:
-        """One step on the scene's batch."""
+        """Run one step on the scene's batch."""
         self.meter.update(self.meter.done + 1)
         return mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
 
@@ -271,7 +271,7 @@ class _Stage:
 
 
 def _seen(mechanism: Mechanism, knobs: Knobs, released: Released) -> NDArray[np.float64]:
-    """(coordinates,) all that left the step, in units of the noise that the public knobs announce."""
+    """(coordinates,) all numbers of a release, in units of the noise that the public knobs state."""
     return _in_units(
         mechanism, knobs, [*released.blocks, *([released.statistics] if released.statistics is not None else [])]
     )
@@ -286,7 +286,7 @@ def _in_units(mechanism: Mechanism, knobs: Knobs, parts: list[torch.Tensor]) -> 
 
 @dataclass(frozen=True)
 class _Attack:
-    """A scene with the score and the thresholds that the pilot trials favour."""
+    """A scene, with the score and the thresholds that did best in the pilot trials."""
 
     scene: Scene
     fit: Fit
@@ -294,7 +294,7 @@ class _Attack:
 
 
 def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
-    """Fit a score on half of the pilot's steps, choose score and thresholds on the other half."""
+    """Fit scores on half of the pilot's steps; choose the score and its thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
     kinds = ((2, True), (2, False), (1, True))
@@ -306,7 +306,7 @@ def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: f
 
 
 def _known(exact: tuple[NDArray[np.float64], NDArray[np.float64]] | None, power: int) -> list[Fit]:
-    """The score of an attacker who knows all but the noise: no pilot can teach the direction as well."""
+    """The score of an attacker who knows all but the noise: more exact than any that is fitted to a pilot."""
     if exact is None or not all(np.isfinite(centre).all() for centre in exact):
         return []
     ones = np.ones_like(exact[0])
@@ -314,7 +314,7 @@ def _known(exact: tuple[NDArray[np.float64], NDArray[np.float64]] | None, power:
 
 
 def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
-    """(count, coordinates): first steps, the sample in every batch or in none."""
+    """(count, coordinates) releases of first steps, with the sample in every batch or in none."""
     return np.stack([_first_step(stage, scene, with_sample) for _ in range(count)])
 
 
@@ -335,7 +335,7 @@ def _choose(
 def _composed(
     stage: _Stage, inside: NDArray[np.float64], outside: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scores of whole runs, in and out, put together from the pilot's single steps, each used as often as any other."""
+    """Scores of whole runs, in and out, composed of the pilot's single steps, each used equally often."""
     generator = np.random.default_rng(stage.entropy.words(4))
 
     def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -347,7 +347,7 @@ def _composed(
 
 
 def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray[np.float64]:
-    """(trials,) log-likelihood ratios of whole runs; ``world`` tells whether the sample is in the data."""
+    """(trials,) log-likelihood ratios of whole runs; ``world`` is True if the sample is in the data."""
     if stage.steps > 1:
         return np.array([_run(stage, attack, world) for _ in range(trials)])
     parts = [min(_TOGETHER, trials - done) for done in range(0, trials, _TOGETHER)]
@@ -376,7 +376,7 @@ def _run(stage: _Stage, attack: _Attack, world: bool) -> float:
 
 
 def _observation(mechanism: Mechanism, released: Released, step: int, steps: int) -> Observation:
-    """What a controller is told; the public figures stand still."""
+    """The observation for a controller, with constant public figures."""
     figures = {name: [1.0] * mechanism.pairs for name in ("product", "momentum", "second_moment")}
     return Observation(step + 1, released, (step + 1) / steps, lambda: 1.0, lambda: figures)
 

@@ -1,9 +1,9 @@
-"""White-box audit of DP policy gradient: one user's trajectory in or out, and all that the updates release in view.
+"""White-box audit of DP policy gradient: one user's trajectory is in or out, and the attacker sees all releases.
 
 The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
-any accountant says; the attack reads releases only. Updates are those of runs (``dptune.policy.training.step``), with
-any critic; environments and rollouts are outside the attack: trajectories are made by hand, for a small linear policy
-with local PPO steps.
+any accountant says; the attack reads releases only. Updates are made by the code of runs
+(``dptune.policy.training.step``), with any critic. Environments and rollouts are not audited: trajectories are made by
+hand, for a small linear policy with local PPO steps.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _TRAINING = Training(
 
 @dataclass(frozen=True)
 class Scene:
-    """What the attacker makes users live through.
+    """The rewards that the attacker gives to users.
 
     Attributes:
-        reward: of every step of the user who is in or out.
+        reward: reward of every step of the user who is in or out.
         others: reward of every step of the other users of that update; None leaves their slots empty.
     """
 
@@ -74,8 +74,8 @@ def audit_updates(
 
     Guarantee: if the run is mu-GDP (or (epsilon, delta)-DP) about one user whose slot may be empty, then ``mu_audited
     <= mu`` (or ``epsilon_audited <= epsilon``) with probability ``confidence``. Pilot trials choose scene, score and
-    threshold; only the others count. Later updates show nothing more, unless something else than the release carries
-    over, as a raw critic does.
+    threshold; only the others count. Later updates show nothing more, unless they depend on more than the releases, as
+    with a raw critic.
 
     Args:
         trials: runs in each world, a fifth of them to choose the attack.
@@ -121,7 +121,7 @@ _INTERFACE = Interface(_FEATURES, _ACTIONS, False, False, _NOTHING, _NOTHING, _N
 
 
 class _Learner(Learner):
-    """A learner that computes what precedes the first release once for each trajectories: every run begins alike."""
+    """A learner that caches all computations before the first release, since every run starts in the same state."""
 
     def __init__(self, method: Dppg) -> None:
         super().__init__(_INTERFACE, method, _TRAINING)
@@ -134,16 +134,16 @@ class _Learner(Learner):
         return self._once("fitted", met, lambda: Learner.fitted(self, state, met, returns))
 
     def _once(self, name: str, met: Trajectories, compute: Callable[[], Any]) -> Any:
-        if met.users[0] >= _USERS:  # a later update: it follows noise
+        if met.users[0] >= _USERS:  # a later update: its state is noisy
             return compute()
         if (name, id(met)) not in self._made:
-            self._made[name, id(met)] = met, compute()  # with what is referred to, so that its id stays its own
+            self._made[name, id(met)] = met, compute()  # keeps ``met`` alive, or its id could be reused
         return self._made[name, id(met)][1]
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Stands for ``dptune.policy.rollout.Users``: trajectories by hand, whatever the policy."""
+    """A replacement of ``dptune.policy.rollout.Users`` with fixed trajectories, whatever the policy."""
 
     first: Trajectories
 
@@ -152,7 +152,7 @@ class _Stream:
 
 
 class _Unwritten:
-    """Stands for a ledger: what would be charged."""
+    """A replacement of a ledger that keeps the charged releases in memory."""
 
     def __init__(self) -> None:
         self.charged: list[Release] = []
@@ -174,13 +174,13 @@ class _Runs:
         return cls(_Learner(method), _Learner(replace(method, noise_multiplier=0.0)), updates, entropy)
 
     def known(self, scene: Scene) -> Fit:
-        """The attacker can compute what is released but for the noise, whose law is public."""
+        """The score of an attacker who computes the release without noise; the noise's law is public."""
         inside, outside = (self._run(self.silent, _streams(scene, world))[0] for world in (True, False))
         ones = np.ones_like(inside)
         return Fit((inside, outside), (ones, ones), power=2)
 
     def seen(self, scene: Scene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
-        """(count, coordinates) of everything released, in units of the noise that is announced."""
+        """(count, coordinates) all numbers that ``count`` runs release, in units of the noise that is charged."""
         rows, streams = [], _streams(scene, world)
         for _ in range(count):
             row, charged = self._run(self.learner, streams)
@@ -190,7 +190,7 @@ class _Runs:
         return np.stack(rows)
 
     def _run(self, learner: _Learner, streams: dict[str, Any]) -> tuple[NDArray[np.float64], list[Release]]:
-        """What the updates of a run release and charge, by the code of runs."""
+        """The releases of a run's updates, and their charges, by the code of runs."""
         state, met, seen = learner.start(), Met(), []
         ledger: Any = _Unwritten()
         radii = {"policy": _TRAINING.radius, "critic": _TRAINING.critic_radius}
@@ -204,12 +204,12 @@ class _Runs:
 
 
 def _streams(scene: Scene, world: bool) -> dict[str, Any]:
-    """The users of a run, and the simulated ones, who live through the same in both worlds."""
+    """The users of a run, and the simulated ones, whose trajectories are the same in both worlds."""
     return {"users": _Stream(_first(scene, world)), "public": _Stream(_later(0))}
 
 
 def _first(scene: Scene, world: bool) -> Trajectories:
-    """The attacker's user has the last slot."""
+    """The trajectories of the first update; the attacker's user has the last slot."""
     rewards = torch.full((_USERS, _STEPS), 0.0 if scene.others is None else scene.others)
     rewards[-1] = scene.reward
     taken = torch.full((_USERS, _STEPS), scene.others is not None)
@@ -218,12 +218,12 @@ def _first(scene: Scene, world: bool) -> Trajectories:
 
 
 def _later(number: int) -> Trajectories:
-    """Users who are paid nothing: whatever moves them is what the state carries over."""
+    """The trajectories of a later update, without rewards, so that only the state can move the policy."""
     return _trajectories(torch.zeros(_USERS, _STEPS), torch.ones(_USERS, _STEPS, dtype=torch.bool), number)
 
 
 def _trajectories(rewards: torch.Tensor, taken: torch.Tensor, number: int) -> Trajectories:
-    """Action 0 in one state, then for ever in another."""
+    """Trajectories of users who take action 0 in one state, and are in another state ever after."""
     features = torch.zeros(_USERS, _STEPS + 1, _FEATURES)
     features[:, 0, 0], features[:, 1:, 1] = 1.0, 1.0
     never = torch.zeros(_USERS, _STEPS, dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""What is certified of an audited step, what the attack may refute of it, and the accusation if it does.
+"""The certificate of an audited step, the part of it that an attack could refute, and the accusation if it does.
 
-An attack's false positive and false negative rates are a point; what is certified is a curve that no such point may lie
+An attack's false positive and false negative rates are a point; the certificate is a curve that no such point may lie
 below. Each rate has an upper confidence bound, and the curve falls, so a pair of bounds below it refutes it.
 """
 
@@ -22,24 +22,24 @@ from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
 from dptune.privacy.parts import disjoint
 from dptune.privacy.release import Composition
 
-#: How often an attack must succeed to be said to see something.
+#: Probability with which an attack must succeed for a fault to count as detectable.
 _POWER = 0.95
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.4)
 _MOST_EXCESS = 1e3
 _LARGEST_EPSILON = 700.0
 _CUTS = np.linspace(0.05, 0.95, 37)
-CHECKS = 2  # on mu and on epsilon
+CHECKS = 2  # number of comparisons that an audit makes: on mu and on epsilon
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The trade-off function that is certified of some releases.
+    """The trade-off function that is certified for some releases.
 
     Attributes:
-        epsilon: at the audit's delta; infinite where nothing is certified.
-        mu: where the function is that of Gaussian DP; None where it is not, or nothing is certified.
-        pairs: (epsilon, delta), each certified; they bound the function where it is not Gaussian.
-        is_gaussian: whether an attack can reach ``mu``; that of a Laplace mixture is only a bound.
+        epsilon: certified epsilon at the audit's delta; infinite if nothing is certified.
+        mu: certified mu of Gaussian DP; None if the function is no Gaussian one, or nothing is certified.
+        pairs: certified (epsilon, delta) pairs, which bound the function if it is not Gaussian.
+        is_gaussian: whether an attack can reach ``mu``; for a Laplace mixture ``mu`` is only a bound.
     """
 
     epsilon: float
@@ -54,13 +54,13 @@ class Certificate:
         bounds = (
             max(1 - delta - math.exp(epsilon) * false_positives, (1 - delta - false_positives) * math.exp(-epsilon))
             for epsilon, delta in self.pairs
-            if epsilon < _LARGEST_EPSILON  # beyond, both are next to nothing and exp overflows
+            if epsilon < _LARGEST_EPSILON  # beyond, exp overflows, and the bound is nearly 0
         )
         return max([0.0, *bounds])
 
     def mu_at(self, false_positives: float) -> float:
-        """``mu``, or that of the Gaussian trade-off function through the certified one's point at this rate; infinite
-        where nothing is certified.
+        """``mu``, or the mu of the Gaussian trade-off function that meets the certified one at this rate; infinite if
+        nothing is certified.
         """
         if self.mu is not None:
             return self.mu
@@ -69,15 +69,15 @@ class Certificate:
 
 
 def certificate(composition: Composition, delta: float) -> Certificate:
-    """What is certified of releases about one unit; of releases about disjoint parts of the units, of the dearest part.
+    """Make the certificate of releases about one unit; if they are about disjoint parts, that of the dearest part.
 
-    Certain Gaussian releases are Gaussian DP exactly: mu^2 is the sum of (sensitivity / noise)^2. Others have no single
-    mu: their trade-off function is bounded by the epsilons that the accountant certifies at several deltas.
+    Gaussian releases that take every unit are Gaussian DP exactly: mu^2 is the sum of (sensitivity / noise)^2. Others
+    have no single mu: the epsilons that the accountant certifies at several deltas bound their trade-off function.
     """
     moves = any(release.adaptive for release in composition) and sum(composition.values()) > 1
     if moves or any(release.leaks for release in composition):
         return Certificate(math.inf, None)
-    # A single release is fixed before its step, whatever chose its noise.
+    # Marked adaptive, a release would need a filter; but its noise is fixed before its step.
     fixed = Counter({replace(release, adaptive=False): count for release, count in composition.items()})
     epsilon = epsilons(fixed, delta).certified
     if all(release.sample_rate == 1.0 for release in fixed):
@@ -93,18 +93,18 @@ def _mu(composition: Composition) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an audit says about a certificate.
+    """The comparison of an audit with a certificate.
 
     Attributes:
-        false_alarms: the chance of an accusation where the certificate is true, over all checks that share it.
-        confidence: of each check by itself.
+        false_alarms: probability of an accusation if the certificate is true, over all checks that share it.
+        confidence: confidence of each check by itself.
         mu_alarm, epsilon_alarm: lower bounds at that confidence.
-        mu_certified, epsilon_certified: what they must not exceed; infinite where nothing is certified.
-        mu_refutable, epsilon_refutable: the largest that these trials could refute: no error in any of them.
-        mu_detectable: a true mu from here on is refuted in 19 of 20 audits: by the best attack where what is certified
-            is Gaussian, else at this attack's false positive rate; infinite if none is.
-        noise_detectable: the same for a Gaussian certificate as noise: below this multiple of what is charged; 0 if
-            none is; None where there is no single mu.
+        mu_certified, epsilon_certified: certified values, which the bounds must not exceed; infinite if there are none.
+        mu_refutable, epsilon_refutable: the largest values that these trials could refute, if they made no error.
+        mu_detectable: true mu from which on 19 of 20 audits refute the certificate: by the best attack if the
+            certificate is Gaussian, else at this attack's false positive rate; infinite if there is none.
+        noise_detectable: the same for a Gaussian certificate, as a multiple of the charged noise below which audits
+            refute it; 0 if there is none; None without a single mu.
     """
 
     false_alarms: float
@@ -120,7 +120,7 @@ class Verdict:
 
     @property
     def accusation(self) -> str | None:
-        """The accusation in one sentence, or None where the attack shows no more than is certified."""
+        """The accusation in one sentence, or None if the attack shows no more than is certified."""
         for name in ("mu", "epsilon"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:
@@ -132,7 +132,7 @@ class Verdict:
 
     @property
     def power(self) -> str:
-        """What the audit could have seen, in words."""
+        """The excess over the certificate that the audit could have detected, in words."""
         if math.isinf(self.epsilon_certified) and math.isinf(self.mu_certified):
             return "nothing finite is certified, so there is nothing to refute"
         return f"{self._power_on_mu}; {self._power_on_epsilon}"
@@ -153,20 +153,20 @@ class Verdict:
         return f"a certified epsilon below {self.epsilon_refutable:.3g} can be refuted"
 
     def to_dict(self) -> dict[str, float | str | None]:
-        """All of it, and the power in words."""
+        """All fields, and the power in words."""
         figures = asdict(self)
         alarms = {"false_alarms": figures.pop("false_alarms"), "alarm_confidence": figures.pop("confidence")}
         return {**alarms, **figures, "power": self.power}
 
 
 def judged(found: StepAudit, certified: Certificate, false_alarms: float, checks: int = CHECKS) -> Verdict:
-    """Compare an audit with what is certified.
+    """Compare an audit with a certificate.
 
     Guarantee: if the certificate is true, any of this audit's checks accuses with probability ``false_alarms * CHECKS /
     checks`` at most, over the audit's coins and noise.
 
     Args:
-        false_alarms: that ``checks`` comparisons share evenly; this audit makes ``CHECKS`` of them.
+        false_alarms: probability that ``checks`` comparisons share evenly; this audit makes ``CHECKS`` of them.
     """
     confidence = 1 - false_alarms / checks
     sure = replace(found, confidence=confidence)
@@ -193,7 +193,7 @@ def _over(mu: float, noise: float) -> float:
 
 
 def _mu_detectable(sure: StepAudit, certified: Certificate, fpr: float) -> float:
-    """The least mu through the attack's false positive rate whose misses stay few enough in 19 of 20 audits."""
+    """The least mu that, at the attack's false positive rate, has few enough misses in 19 of 20 audits."""
     allowed = certified.least_false_negatives(fpr)
     _, members, false_positives, others = sure.mu_errors
     each = 1 - (1 - sure.confidence) / 2
@@ -201,17 +201,17 @@ def _mu_detectable(sure: StepAudit, certified: Certificate, fpr: float) -> float
     few = misses[betaincinv(misses + 1, members - misses, each) < allowed]
     if not len(few):
         return math.inf
-    # The rate at which 19 of 20 audits miss so few.
+    # The miss rate at which 19 of 20 audits have no more misses than that.
     rate = betaincinv(few[-1] + 1, members - few[-1], 1 - _POWER)
     return float(ndtri(1 - max(false_positives, 1) / others) - ndtri(rate))
 
 
 @lru_cache(maxsize=256)
 def noise_detectable(mu: float, members: int, others: int, confidence: float) -> float:
-    """The multiple of the charged noise below which 19 of 20 audits at their best refute ``mu``; 0 if none do.
+    """The multiple of the charged noise below which the best attack refutes ``mu`` in 19 of 20 audits; 0 if it cannot.
 
-    At their best: the attacker knows the law of a Gaussian release and its best threshold. Each of the two counts stays
-    within what it exceeds once in 40 audits.
+    The best attacker knows the law of a Gaussian release and the best threshold. Each of the two error counts is taken
+    at the value that it exceeds once in 40 audits.
     """
 
     def refutes(true: float) -> bool:

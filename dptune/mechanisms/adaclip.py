@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """w = (g - centre) / scale, coordinate by coordinate; clipped to the unit ball."""
+    """Coordinates w = (g - centre) / scale, elementwise, clipped to the unit ball."""
 
     centre: torch.Tensor
     scale: torch.Tensor
@@ -29,27 +29,27 @@ class Diagonal:
     scales: tuple[float, ...] = (1.0,)
 
     def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
-        """(units, parameters) to itself."""
+        """Map (units, parameters) to one matrix of the same shape."""
         return [(gradients - self.centre) / self.scale]
 
     def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The inverse, of an averaged release."""
+        """Map an averaged release back to a (parameters,) gradient."""
         return self.scale * blocks[0] + self.centre
 
 
 @controller("adaclip")
 @dataclass
 class AdaClip(Constant):
-    """Estimates every coordinate's mean m and deviation s from the released gradients only: no cost.
+    """Estimates every coordinate's mean m and deviation s from the released gradients only, at no cost.
 
-    b_j = sqrt(s_j) sqrt(sum s), the scale that minimises the noise energy (sum b^2) for the same clipped share.
-    Differs from the paper where Poisson batches ask for it: the variance of a batch mean is times the constant
-    expected batch size B to be that of a sample. As in the paper, variances are clamped, then smoothed.
+    The scale b_j = sqrt(s_j) sqrt(sum s) minimises the noise energy (sum b^2) for the same clipped share. Unlike the
+    paper, the variance of a sample is estimated as that of a batch mean times the constant expected batch size B, for
+    the size of a Poisson batch is private. As in the paper, variances are clamped, then smoothed.
 
     Attributes:
-        mean_decay: beta_1.
-        variance_decay: beta_2.
-        start_norm: the run starts as DP-SGD with this radius: s = start_norm / sqrt(parameters).
+        mean_decay: beta_1, decay of the running means.
+        variance_decay: beta_2, decay of the running variances.
+        start_norm: clip radius of the DP-SGD that the run starts as: s = start_norm / sqrt(parameters).
         floor: h_1, smallest variance, as a multiple of the starting one (the noise energy needs a bound).
         ceiling: h_2, largest variance, as a multiple of the starting one.
     """
@@ -68,11 +68,11 @@ class AdaClip(Constant):
         check_estimator(decays, {"start_norm": self.start_norm}, self.floor, self.ceiling)
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Other clippers would ignore the coordinates."""
+        """Raise ConfigError for a clipper that would ignore the coordinates."""
         needs_coordinates("adaclip", initial)
 
     def start(self, facts: RunFacts) -> None:
-        """Zero means, equal deviations."""
+        """Start with zero means and equal deviations."""
         import torch
 
         size = sum(facts.pair_sizes)
@@ -88,7 +88,7 @@ class AdaClip(Constant):
         return Knobs(initial.radii, initial.noise_multiplier, geometry=Diagonal(self._mean, self._scale()))
 
     def observe(self, observation: Observation) -> None:
-        """Smooth mean and variance of the released gradient, its noise subtracted."""
+        """Update mean and variance by the released gradient, with the noise's variance subtracted."""
         import torch
 
         released, batch = observation.released, self._facts.expected_batch_size
@@ -101,7 +101,7 @@ class AdaClip(Constant):
         self._variance = self.variance_decay * self._variance + (1 - self.variance_decay) * bounded
 
     def metrics(self) -> dict[str, float]:
-        """The radius of the DP-SGD with as much noise energy, and how uneven the deviations are."""
+        """The clip radius of DP-SGD with equal noise energy, and the spread of the deviations."""
         deviations = self._variance.sqrt()
         return {
             "equivalent_radius": float(deviations.sum()) / math.sqrt(len(deviations)),
@@ -109,11 +109,11 @@ class AdaClip(Constant):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Means and variances."""
+        """The running means and variances."""
         return {"mean": self._mean, "variance": self._variance}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         self._mean = state["mean"].to(self._mean)
         self._variance = state["variance"].to(self._variance)
 

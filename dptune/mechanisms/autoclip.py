@@ -1,8 +1,8 @@
 """The "AutoClip" that RLDP's paper describes: the p-th quantile of the batch's raw norms. A LEAK.
 
-One record moves the quantile, hence every other record's factor and the noise itself, by an amount that nothing
-bounds. Here to be compared with; ``quantile`` and ``dc_sgd_p`` are the sound versions, ``auto_s`` is what the
-paper cites for it.
+One record moves the quantile, and with it every other record's factor and the noise itself, by an amount that nothing
+bounds. It is here for comparison: ``quantile`` and ``dc_sgd_p`` are sound versions, and ``auto_s`` is the method that
+the paper cites under that name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RawQuantile(Constant):
     """LEAK. The radius of a step is the p-th quantile of that step's own gradient norms.
 
     Attributes:
-        target: p. The paper does not give it.
+        target: p, the quantile; the paper does not give it.
     """
 
     target: float = 0.5
@@ -36,15 +36,15 @@ class RawQuantile(Constant):
 
     @property
     def raw_inputs(self) -> tuple[str, ...]:
-        """What it reads un-noised."""
+        """Names of the un-noised statistics that it reads."""
         return ("raw quantile of the batch's gradient norms",)
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Needs one radius."""
+        """Raise ConfigError unless the clipper has one radius."""
         needs_one_radius("raw_quantile", initial)
 
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
-        """LEAK. The quantile of the norms; the given radius for an empty batch, or one without gradients."""
+        """LEAK. Returns the quantile of the norms; the given radius for a batch that is empty or has zero norms."""
         quantile = float(total_norms(norms).quantile(self.target)) if len(norms) else 0.0
         return Knobs((quantile or knobs.radii[0],), knobs.noise_multiplier)
 

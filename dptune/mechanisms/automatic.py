@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 @clipper("auto_s")
 @dataclass(frozen=True)
 class AutoS(ByNorm):
-    """g * R / (||g|| + gamma): stateless, sensitivity below R. With Adam, R does not matter (arXiv 2206.07136).
+    """Scales g to g * R / (||g|| + gamma), of norm below R. With Adam, R does not matter (arXiv 2206.07136).
 
     Attributes:
-        stabiliser: gamma; amplifies tiny gradients by at most R / gamma.
+        stabiliser: gamma; tiny gradients are amplified by at most R / gamma.
     """
 
     stabiliser: float = 0.01
@@ -28,7 +28,7 @@ class AutoS(ByNorm):
         check_positive("stabiliser", self.stabiliser)
 
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
-        """No clamp at 1: small gradients grow."""
+        """(units,) factors R / (||g|| + gamma), not clamped at 1, so that small gradients grow."""
         return radius / (norms + self.stabiliser)
 
 

@@ -1,9 +1,10 @@
-"""The best noise of a family at equal certified epsilon.
+"""The search for the best noise of a family at equal certified epsilon.
 
-What is certified of noise on an l2-clipped gradient depends on 1 / score bound of its law alone, its noise multiplier.
-That is calibrated once, and the shape is then free. Whatever it is, the variance is at least twice that of a Gaussian
-with this multiplier, and twice for a constant scale only (2 E[1/u^2] >= 2 / (E u)^2 >= 2 / (score bound)^2). So the
-search ends at the edge of its family, as near to plain Laplace noise as that allows. All of it is public.
+The certified epsilon of noise on an l2-clipped gradient depends on its noise multiplier alone, 1 / score bound of its
+law. The search calibrates that once, which leaves the shape free. Whatever the shape, the variance is at least twice
+that of a Gaussian with this multiplier, and exactly twice for a constant scale only
+(2 E[1/u^2] >= 2 / (E u)^2 >= 2 / (score bound)^2). So the search ends at the edge of its family, as near to plain
+Laplace noise as the family allows. All of it is public.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.laplace_mixtures import InverseScale
 
 Bounds = list[tuple[float, float]]
-#: What is minimised, of the noise at a clip radius of 1.
+#: Functions to minimise, of the noise at a clip radius of 1.
 OBJECTIVES: dict[str, Callable[[InverseScale], float]] = {
     "variance": lambda law: law.variance,
     "mean_absolute": lambda law: law.mean_absolute,
@@ -30,21 +31,22 @@ OBJECTIVES: dict[str, Callable[[InverseScale], float]] = {
 }
 _PRECISE = {"ftol": 1e-14, "gtol": 1e-10}
 _LOG_SHAPE: Bounds = [(math.log(SMALLEST_SHAPE), math.log(LARGEST_SHAPE))]
-#: The uniform part's share of the mean, the Gamma part's of the rest, log of its shape, low / high: the authors' grid.
+#: Bounds, from the authors' grid, of: the uniform part's share of the mean, the Gamma part's share of the rest, the log
+#: of its shape, and low / high of the uniform part.
 _LMO_DP: Bounds = [(0.01, 1.0), (0.0, 1.0), (math.log(0.5), math.log(2.0)), (0.01, 8 / 9)]
 
 
 def certified_search(
     family: str, epsilon: float, schedule: Schedule, objective: str = "variance", max_grad_norm: float = 1.0
 ) -> Plrvo | LmoDp:
-    """The noise that is best by ``objective`` among those of the family that are (epsilon, delta)-DP on the schedule.
+    """Find the noise of a family that is best by ``objective`` and (epsilon, delta)-DP on the schedule.
 
-    Guarantee: that of ``dptune.mechanisms.planning.calibrated`` with certified accounting.
+    Guarantee: the run is (epsilon, delta)-DP, see ``dptune.mechanisms.planning.calibrated`` with certified accounting.
 
     Args:
         family: "plrvo" or "lmo_dp".
         objective: a key of ``OBJECTIVES``.
-        max_grad_norm: the clip radius of the run, which PLRV-O's noise names.
+        max_grad_norm: the clip radius of the run, which is an option of PLRV-O's noise.
     """
     probe = calibrated(lambda noise: build(family, {"noise_multiplier": noise}), epsilon, schedule, "certified")
     multiplier = probe.mechanism.knobs().noise_multiplier
@@ -53,7 +55,7 @@ def certified_search(
         middle = [(low + high) / 2 for low, high in bounds]
 
         def cost(x: NDArray[np.float64]) -> float:
-            shape = shape_of(*x.tolist())  # plain numbers: laws are remembered by their values, and end in files
+            shape = shape_of(*x.tolist())  # plain numbers: laws are cached by their values, and written to files
             return math.log(OBJECTIVES[objective](at_multiplier(shape, multiplier)))
 
         best = minimize(cost, middle, bounds=bounds, options=_PRECISE).x.tolist()

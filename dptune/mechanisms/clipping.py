@@ -1,4 +1,4 @@
-"""Clippers that scale a unit's whole gradient by one factor of its norm. Each states its l2 sensitivity."""
+"""Clippers that scale a unit's whole gradient by one factor, which depends on its norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dptune.mechanisms.registry import clipper, mechanism
 if TYPE_CHECKING:
     import torch
 
-#: Norms, factors and sums are float64; this covers their rounding.
+#: Relative margin by which radii shrink, so that the rounding of float64 norms and sums never exceeds them.
 FLOAT64_MARGIN = 1e-9
 _SMALLEST = 1e-12
 _LARGEST = 1e12
@@ -24,13 +24,13 @@ class PairBlocks(Clipper):
     """The usual shape of a release: one block a pair, no change of coordinates."""
 
     def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
-        """Zero for every pair."""
+        """Returns the zero vector of every pair."""
         return zeros
 
     def restore(
         self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
     ) -> list[torch.Tensor]:
-        """Each block over the expected batch size."""
+        """Divide each block by the expected batch size."""
         import torch
 
         return list(torch._foreach_div(blocks, expected_batch_size))
@@ -38,7 +38,7 @@ class PairBlocks(Clipper):
 
 @dataclass(frozen=True)
 class ByNorm(PairBlocks):
-    """One radius R; a unit's gradient g is multiplied by ``factors(||g||, R)``, with ||g|| factor <= R.
+    """A base with one radius R: a unit's gradient g is multiplied by ``factors(||g||, R)``, with ||g|| factor <= R.
 
     Guarantee: the sum moves by at most R in l2, over all pairs together.
 
@@ -56,15 +56,15 @@ class ByNorm(PairBlocks):
         raise NotImplementedError
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
-        """One radius."""
+        """Returns one radius for the whole gradient."""
         return (self.max_grad_norm,)
 
     def sensitivity(self, knobs: Knobs, pairs: int) -> float:
-        """1: the noise scale is the sensitivity."""
+        """Returns 1: the noise scale is the sensitivity."""
         return 1.0
 
     def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
-        """The radius on every pair."""
+        """Returns the radius for every pair."""
         return (knobs.radii[0],) * pairs
 
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
@@ -77,7 +77,7 @@ class ByNorm(PairBlocks):
 @clipper("flat")
 @dataclass(frozen=True)
 class Flat(ByNorm):
-    """g * min(1, C / ||g||) (Abadi et al. 2016)."""
+    """Clips g to g * min(1, C / ||g||) (Abadi et al. 2016)."""
 
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """Shrinks only what exceeds the radius."""
@@ -93,7 +93,7 @@ mechanism(
 @clipper("l1")
 @dataclass(frozen=True)
 class L1(Flat):
-    """g * min(1, C / ||g||_1): for Laplace noise and few parameters, since ||g||_1 may be sqrt(d) times ||g||_2.
+    """Clips g to g * min(1, C / ||g||_1): for Laplace noise and few parameters, as ||g||_1 may be sqrt(d) ||g||_2.
 
     Guarantee: the sum moves by at most C in l1, and so in l2.
 
@@ -113,22 +113,22 @@ class L1(Flat):
 @clipper("none")
 @dataclass(frozen=True)
 class Unclipped(PairBlocks):
-    """No bound: for the non-private mechanism only, where no noise is added."""
+    """Leaves gradients as they are: for the non-private mechanism only, which adds no noise."""
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
-        """None."""
+        """Returns no radii: nothing is clipped."""
         return ()
 
     def sensitivity(self, knobs: Knobs, pairs: int) -> float:
-        """Infinite: no noise bounds what one unit adds."""
+        """Returns infinity: nothing bounds what one unit adds."""
         return math.inf
 
     def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
-        """Zero."""
+        """Returns zeros: no block gets noise."""
         return (0.0,) * pairs
 
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
-        """The plain sum."""
+        """Sum of the gradients as they are, flat float64 per pair."""
         norms = gradients.norms()
         return gradients.weighted_sum(norms.new_ones(norms.shape))
 

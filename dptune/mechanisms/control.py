@@ -1,4 +1,4 @@
-"""The controller that moves nothing; others override what they need."""
+"""The controller that moves nothing, a base for others; and checks that controllers share."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ if TYPE_CHECKING:
 
 @controller("constant")
 class Constant:
-    """The knobs never move; nothing is read."""
+    """Keeps the knobs where they start and reads nothing. Subclasses override what they need."""
 
     @property
     def adaptive(self) -> bool:
-        """It moves no noise."""
+        """Returns False: the noise never moves."""
         return False
 
     @property
     def noise_range(self) -> tuple[float, float]:
-        """The start alone."""
+        """Returns (1, 1): the noise stays at its start."""
         return (1.0, 1.0)
 
     @property
     def raw_inputs(self) -> tuple[str, ...]:
-        """It reads nothing."""
+        """Returns no names: the controller reads nothing un-noised."""
         return ()
 
     @property
     def inherited(self) -> Composition:
-        """Nothing."""
+        """Returns no releases: the controller was made from no other run."""
         return Counter()
 
     @property
     def inherited_unit(self) -> str | None:
-        """None."""
+        """Returns None: no releases are inherited."""
         return None
 
     @property
     def releases_statistics(self) -> bool:
-        """Whether it has statistics of its own."""
+        """Whether a subclass overrides ``statistics``."""
         return type(self).statistics is not Constant.statistics
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Any knobs will do."""
+        """Accept any knobs."""
 
     def start(self, facts: RunFacts) -> None:
-        """Nothing to prepare."""
+        """Do nothing: this controller needs no preparation."""
 
     def knobs(self, initial: Knobs) -> Knobs:
-        """The initial knobs."""
+        """Returns the initial knobs unchanged."""
         return initial
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """None."""
+        """Returns None: nothing is released beside the gradients."""
         return None
 
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
-        """Not for a sound controller."""
+        """Raise NotImplementedError: a sound controller must not see raw data."""
         raise NotImplementedError(f"{type(self).__name__} must not see raw data")
 
     def observe(self, observation: Observation) -> None:
-        """Nothing to learn."""
+        """Do nothing: this controller learns nothing from releases."""
 
     def metrics(self) -> dict[str, float]:
-        """Nothing to plot."""
+        """Returns no figures: there is nothing to plot."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty."""
+        """Returns an empty table: there is no state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Do nothing: there is no state to load."""
 
 
 def needs_one_radius(name: str, initial: Knobs) -> None:

@@ -21,22 +21,23 @@ _MOST_SEARCHES = 20
 @controller("dc_sgd")
 @dataclass
 class DcSgd(Constant):
-    """Releases a histogram of gradient norms beside the gradients: one unit changes one bin by 1.
+    """Moves the radius by a histogram of gradient norms that is released with the gradients.
 
-    "percentile" (DC-SGD-P) takes the edge where the cumulated histogram first exceeds ``target``; "expected_error"
-    (DC-SGD-E) minimises noise variance plus squared clipping bias over 0.1 C .. 2 C. The bias comes from the
-    noisy histogram, never from raw norms, and the histogram's own sum, never |S_t|, normalises it.
+    One unit changes one bin by 1. "percentile" (DC-SGD-P) takes the edge where the cumulated histogram first exceeds
+    ``target``; "expected_error" (DC-SGD-E) minimises noise variance plus squared clipping bias over 0.1 C .. 2 C. The
+    bias is computed from the noisy histogram, never from raw norms, and divided by the histogram's own sum, never by
+    the private batch size |S_t|.
 
     Attributes:
-        rule: which of the two.
-        target: p of DC-SGD-P.
-        bins: M; the last one is open.
-        width: of a bin at the start, as a multiple of the starting radius; doubles or halves with the mass.
-        histogram_noise: z_H, standard deviation on each bin.
+        rule: the rule that chooses the radius, "percentile" or "expected_error".
+        target: p of DC-SGD-P, the share of norms below the radius.
+        bins: M, number of bins; the last one is open.
+        width: width of a bin at the start, as a multiple of the starting radius; doubles or halves with the mass.
+        histogram_noise: z_H, standard deviation of the noise on each bin.
         memory: decay of the running average of histograms; 0 looks at the last one only, as published. With
             expected batches of 16 to 64 a single histogram is mostly noise.
-        lowest_radius: public bound.
-        highest_radius: public bound.
+        lowest_radius: public lower bound of the radius.
+        highest_radius: public upper bound of the radius.
     """
 
     rule: Literal["percentile", "expected_error"] = "percentile"
@@ -65,22 +66,22 @@ class DcSgd(Constant):
         check_bounds(self.lowest_radius, self.highest_radius)
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Needs one radius."""
+        """Raise ConfigError unless there is one radius, within its bounds."""
         needs_one_radius("dc_sgd", initial)
         check_start(initial.radii, self.lowest_radius, self.highest_radius)
 
     def start(self, facts: RunFacts) -> None:
-        """Keeps batch size and number of parameters: they price the noise term."""
+        """Keep batch size and number of parameters, which the noise term of the error needs."""
         self._facts = facts
 
     def knobs(self, initial: Knobs) -> Knobs:
-        """The current radius."""
+        """Returns the current radius, and the noise at its start."""
         self._radius = self._radius or initial.radii[0]
         self._stride = self._stride or self.width * initial.radii[0]
         return Knobs((self._radius,), initial.noise_multiplier)
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """The histogram, in bins fixed by earlier releases."""
+        """The histogram, in bins fixed by earlier releases; None before ``start``."""
         if self._facts is None:
             return None
         import torch
@@ -103,7 +104,7 @@ class DcSgd(Constant):
         counts = [max(count, 0.0) for count in self._histogram]
         if sum(counts) <= 0:
             return
-        # The noise of the gradients in units of the radius, on their sum.
+        # Standard deviation of the noise on the sum of gradients, in units of the radius.
         noise = released.deviations[0] / released.knobs.radii[0]
         chosen = self._percentile(counts) if self.rule == "percentile" else self._least_error(counts, noise)
         self._radius = min(max(chosen, self.lowest_radius), self.highest_radius)
@@ -118,7 +119,7 @@ class DcSgd(Constant):
         return len(counts) * self._stride
 
     def _least_error(self, counts: list[float], noise: float) -> float:
-        """Search again around an optimum that sits on the boundary, a bounded number of times."""
+        """The radius of least error; searched again, a bounded number of times, around an optimum on the boundary."""
         radius = self._radius
         for _ in range(_MOST_SEARCHES):
             candidates = [radius * tenth / 10 for tenth in range(1, 21)]
@@ -129,7 +130,7 @@ class DcSgd(Constant):
         return radius
 
     def expected_error(self, radius: float, counts: list[float], noise: float) -> float:
-        """noise^2 C^2 d / B^2 plus the mean squared excess of the norms over C, from bin midpoints."""
+        """Estimated error: noise^2 C^2 d / B^2 plus the mean squared excess of the norms over C, from bin midpoints."""
         size, batch = sum(self._facts.pair_sizes), self._facts.expected_batch_size
         middles = [(index + 0.5) * self._stride for index in range(len(counts))]
         bias = math.fsum(
@@ -138,7 +139,7 @@ class DcSgd(Constant):
         return (noise * radius / batch) ** 2 * size + bias / sum(counts)
 
     def _resize(self, counts: list[float]) -> None:
-        """Wider bins if the open one holds half the mass, narrower if the upper half is nearly empty."""
+        """Double the bins' width if the open bin holds half the mass, halve it if the upper half is nearly empty."""
         mass = sum(counts)
         if counts[-1] > mass / 2:
             wanted = self._stride * 2
@@ -146,20 +147,20 @@ class DcSgd(Constant):
             wanted = self._stride / 2
         else:
             return
-        # Noise alone could halve it to zero, or double it for ever.
+        # Without bounds, noise alone could halve the width to zero or double it for ever.
         self._stride = min(max(wanted, self.lowest_radius / self.bins), self.highest_radius)
-        self._histogram = []  # its bins mean something else now
+        self._histogram = []  # its counts are of bins of the old width
 
     def metrics(self) -> dict[str, float]:
         """The width of a bin."""
         return {"bin_width": self._stride}
 
     def state_dict(self) -> dict[str, Any]:
-        """Radius, bins and the running histogram."""
+        """The radius, the width of the bins and the running histogram."""
         return {"radius": self._radius, "stride": self._stride, "histogram": self._histogram}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         self._radius, self._stride, self._histogram = state["radius"], state["stride"], list(state["histogram"])
 
 
@@ -184,7 +185,7 @@ mechanism(
 
 
 def histogram(gradients: Gradients, stride: float, bins: int) -> torch.Tensor:
-    """(bins,) float64 counts of the units' whole-gradient norms; the last bin is open."""
+    """Counts (bins,) float64 of the units' whole-gradient norms; the last bin is open."""
     norms = total_norms(gradients.norms())
     index = (norms / stride).clamp(max=bins - 1).long()
     return norms.new_zeros(bins).index_add_(0, index, norms.new_ones(len(norms)))

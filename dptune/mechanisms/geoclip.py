@@ -1,8 +1,8 @@
 """GeoClip: clip in the basis that minimises the noise (Gilani et al., NeurIPS 2025, arXiv 2506.06549).
 
-Algorithm 3 (rank k) as printed cannot discover anything: gradients are projected on span(U) before their
-release, and only released gradients update U, so the subspace never leaves its starting axes. The sound
-remedy here is ``explore``: a share of the same Gaussian budget releases what lies outside the subspace.
+Algorithm 3 (rank k) as printed can never leave its starting subspace: gradients are projected on span(U) before their
+release, and only released gradients update U. The sound remedy here is ``explore``: a share of the same Gaussian
+budget releases the part of the gradients that lies outside the subspace.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dptune.mechanisms.transformed import check_estimator
 if TYPE_CHECKING:
     import torch
 
-_LARGEST_FULL = 2048  # parameters whose covariance is still decomposed whole
+_LARGEST_FULL = 2048  # largest number of parameters whose full covariance is kept: it is decomposed at every step
 
 
 @dataclass(frozen=True)
 class Basis:
-    """w = M (g - centre), clipped to the unit ball; and, if explored, the rest of g - centre to its own ball.
+    """Coordinates w = M (g - centre), clipped to the unit ball; if explored, the rest of g - centre to its own ball.
 
     Attributes:
         directions: U, (parameters, k), orthonormal columns.
-        stretch: (k,) so that M = diag(stretch) U^T.
-        explore: share of the budget for what is outside span(U); 0 for none.
+        stretch: (k,) factors, with M = diag(stretch) U^T.
+        explore: share of the budget for the part outside span(U); 0 for none.
         outer_radius: clip radius of that part.
     """
 
@@ -43,18 +43,18 @@ class Basis:
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """Unit ball inside, ``outer_radius`` outside."""
+        """Clip radii: 1 inside the subspace, ``outer_radius`` outside."""
         return (1.0, self.outer_radius) if self.explore else (1.0,)
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """Squared radius / scale: 1 - explore inside, explore outside."""
+        """Noise scales: (radius / scale)^2 is 1 - explore inside the subspace and explore outside."""
         if not self.explore:
             return (1.0,)
         return (1 / math.sqrt(1 - self.explore), self.outer_radius / math.sqrt(self.explore))
 
     def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
-        """(units, parameters) to (units, k) and, if explored, (units, parameters)."""
+        """Map (units, parameters) to (units, k) and, if explored, the rest, (units, parameters)."""
         centred = gradients - self.centre
         inside = centred @ self.directions
         blocks = [inside * self.stretch]
@@ -63,14 +63,14 @@ class Basis:
         return blocks
 
     def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The part inside the subspace, mapped back; the outside serves the subspace alone."""
+        """Map the part inside the subspace back; the part outside only serves to find a better subspace."""
         return self.directions @ (blocks[0] / self.stretch) + self.centre
 
 
 @controller("geoclip")
 @dataclass
 class GeoClip(Constant):
-    """Tracks mean and covariance of the released gradients; no cost beyond ``explore``'s share.
+    """Chooses the coordinates by mean and covariance of the released gradients; costs ``explore``'s share alone.
 
     Attributes:
         rank: k of the streaming PCA; 0 keeps the full covariance (Algorithm 1), for small models only.
@@ -109,11 +109,11 @@ class GeoClip(Constant):
             raise ConfigError("rank", f"{self.rank} with explore {self.explore}", fix="use a rank, or explore=0")
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Other clippers would ignore the coordinates."""
+        """Raise ConfigError for a clipper that would ignore the coordinates."""
         needs_coordinates("geoclip", initial)
 
     def start(self, facts: RunFacts) -> None:
-        """Zero mean; equal eigenvalues in the starting directions.
+        """Start with zero mean, and equal eigenvalues in the starting directions.
 
         Raises: ConfigError if the full covariance would be too large.
         """
@@ -122,7 +122,7 @@ class GeoClip(Constant):
         size = sum(facts.pair_sizes)
         if self.rank == 0 and size > _LARGEST_FULL:
             raise ConfigError("rank", f"0 means a full covariance of {size} parameters", fix="use a rank such as 32")
-        # What is explored needs a direction left, or it is rounding error alone.
+        # With no direction left outside the subspace, exploring would release rounding errors.
         rank = min(self.rank or size, max(1, size - 1) if self.explore else size)
         self._facts = facts
         self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)
@@ -145,7 +145,7 @@ class GeoClip(Constant):
         return Knobs(initial.radii, initial.noise_multiplier, geometry=basis)
 
     def observe(self, observation: Observation) -> None:
-        """Smooth mean and covariance of the released gradient (and of what was found outside the subspace)."""
+        """Update mean and covariance by the released gradient (and by its part outside the subspace, if explored)."""
         import torch
 
         released, batch = observation.released, self._facts.expected_batch_size
@@ -165,7 +165,7 @@ class GeoClip(Constant):
         decay = self.covariance_decay
         self._covariance = decay * self._covariance + (1 - decay) * torch.outer(deviation, deviation)
         values, self._subspace = torch.linalg.eigh(self._covariance)
-        self._eigenvalues = self._clamped(values)
+        self._eigenvalues = self._clamp(values)
 
     def _update_subspace(self, deviation: torch.Tensor) -> None:
         """Streaming PCA: the k leading directions of decay * U diag(lambda) U^T + (1 - decay) z z^T."""
@@ -176,13 +176,13 @@ class GeoClip(Constant):
         vectors, values, _ = torch.linalg.svd(torch.column_stack([old, new]), full_matrices=False)
         rank = len(self._eigenvalues)
         self._subspace = vectors[:, :rank]
-        self._eigenvalues = self._clamped(values[:rank].square())
+        self._eigenvalues = self._clamp(values[:rank].square())
 
-    def _clamped(self, values: torch.Tensor) -> torch.Tensor:
+    def _clamp(self, values: torch.Tensor) -> torch.Tensor:
         return values.clamp(self.floor * self._start_eigenvalue, self.ceiling * self._start_eigenvalue)
 
     def metrics(self) -> dict[str, float]:
-        """The radius of the DP-SGD with as much noise energy, and how uneven the eigenvalues are."""
+        """The clip radius of DP-SGD with equal noise energy, and the spread of the eigenvalues."""
         deviations = self._eigenvalues.sqrt()
         return {
             "equivalent_radius": float(deviations.sum()) / math.sqrt(len(deviations)),
@@ -190,12 +190,12 @@ class GeoClip(Constant):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, directions and eigenvalues (or the covariance)."""
+        """The mean, and directions with eigenvalues or the full covariance."""
         state = {"mean": self._mean, "subspace": self._subspace, "eigenvalues": self._eigenvalues}
         return state if self._covariance is None else state | {"covariance": self._covariance}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         for name, value in state.items():
             setattr(self, f"_{name}", value.to(self._mean))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Gradients(Protocol):
-    """Gradients of the units in one physical micro-batch; finite (a unit that was not is all zeros)."""
+    """Gradients of the units in one physical micro-batch. Finite: a unit whose gradient was not is all zeros."""
 
     def norms(self) -> torch.Tensor:
         """(units, pairs) float64: l2 norm of each unit's gradient of each pair, A and B jointly."""
@@ -45,9 +45,9 @@ class Gradients(Protocol):
 
 
 class GradientSource(Protocol):
-    """What a run computes of one Poisson batch, for a clipper to choose from. Private.
+    """The gradients of one Poisson batch, computed in the way that the clipper chooses. Private.
 
-    Each unit is in one micro-batch exactly.
+    Each unit is in exactly one micro-batch.
     """
 
     def of_losses(self) -> Iterator[Gradients]:
@@ -55,7 +55,7 @@ class GradientSource(Protocol):
         ...
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[Gradients]:
-        """Every unit's own update: minus the change of the adapters by so many SGD steps on its records alone."""
+        """Every unit's own update: minus the change of the adapters after ``steps`` SGD steps on its records alone."""
         ...
 
 
@@ -73,11 +73,11 @@ class Geometry(Protocol):
         ...
 
     def forward(self, gradients: torch.Tensor) -> list[torch.Tensor]:
-        """(units, parameters) to one (units, size) matrix a block."""
+        """Map (units, parameters) to one (units, size) matrix for each block."""
         ...
 
     def backward(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Averaged noisy blocks to a (parameters,) gradient: the inverse of ``forward``."""
+        """Map averaged noisy blocks to a (parameters,) gradient: the inverse of ``forward``."""
         ...
 
 
@@ -87,7 +87,7 @@ class Knobs:
 
     Attributes:
         radii: clip radii, one for the whole gradient or one a pair, as the clipper defines.
-        noise_multiplier: in the mechanism's own units (the paper's number).
+        noise_multiplier: the multiplier in the mechanism's own units (the paper's number).
         weights: relative noise weights of the pairs, squares summing to 1: pair i gets noise proportional to
             radius / weight. Empty leaves them to the clipper.
         geometry: coordinates to clip in, for the clipper "transformed".
@@ -104,11 +104,11 @@ class Statistics:
     """One vector per unit, summed over the batch and released jointly with the gradients.
 
     Attributes:
-        names: what it tells, for the ledger.
+        names: names of the statistics, as the ledger records them.
         sensitivity: l2 bound of one unit's vector.
         deviation: noise on every entry, as noise multiplier times scale: the standard deviation, if it is Gaussian.
         sum_of: the exact sum over the units of a micro-batch, (size,) float64; can be pickled.
-        empty: the sum over no unit.
+        empty: the sum over an empty batch, zeros of the same shape.
     """
 
     names: tuple[str, ...]
@@ -120,16 +120,16 @@ class Statistics:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run tells its mechanism before the first step. Public.
+    """Facts about a run that its mechanism is given before the first step. Public.
 
     Attributes:
         pair_sizes: parameters of each pair.
-        device: where gradients live.
-        expected_batch_size: q times units.
-        sample_rate: q.
-        steps: planned releases.
-        epsilon: the budget, if there is one.
-        delta: of the budget.
+        device: the device that gradients lie on.
+        expected_batch_size: q times the number of units.
+        sample_rate: q, the probability with which a unit enters a batch.
+        steps: number of planned releases.
+        epsilon: the budget's epsilon, or None without a budget.
+        delta: the budget's delta.
     """
 
     pair_sizes: tuple[int, ...]
@@ -143,13 +143,13 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Released:
-    """What left a step: noisy, charged, free to use.
+    """Everything that one private step published: noisy, already charged, free to use.
 
     Attributes:
         gradient: per pair, the flat float32 estimate of the mean gradient (noisy sum over *expected* batch).
         blocks: the noisy sums as the clipper made them.
         statistics: the noisy sum of the controller's statistics, or None.
-        knobs: with which it was made.
+        knobs: the knobs of the step.
         deviations: standard deviation of the noise on each block.
     """
 
@@ -162,11 +162,11 @@ class Released:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a controller learns from a step: releases, and public figures on demand.
+    """All that a controller learns from a step: its release, and public figures on demand.
 
     Attributes:
-        releases: made so far, this one included.
-        released: what the step gave.
+        releases: number of releases so far, this one included.
+        released: the step's noisy output.
         spent: share of the budget that the ledger holds, in [0, 1].
         public_loss: mean token loss of the current model on public records; costs a forward pass.
         adapter_figures: per pair, norms of B A and of the optimiser's two moments, by name.
@@ -195,8 +195,8 @@ class Federation:
 class Clipper(Protocol):
     """Bounds what each unit adds to the sum. ``dptune.mechanisms.clipping`` has the usual bases.
 
-    Whoever derives from this class need write the abstract methods only. A certified epsilon is true if ``sensitivity``
-    bounds what ``clipped_sum`` does, for any gradients.
+    A subclass need only define the abstract methods. A certified epsilon is true if one unit never moves
+    ``clipped_sum`` by more than ``sensitivity``, whatever the gradients.
     """
 
     #: Norm in which a unit is bounded: "l2", or "l1", which also bounds it in l2.
@@ -209,11 +209,11 @@ class Clipper(Protocol):
 
     @property
     def federation(self) -> Federation | None:
-        """The clients whose updates are clipped; None where gradients of the data's own units are."""
+        """The clients whose updates are clipped; None if the gradients of the data's own units are."""
         return None
 
     def gradients(self, source: GradientSource) -> Iterator[Gradients]:
-        """What is clipped of a batch: by default the gradients of the units' losses."""
+        """The vectors of a batch that are clipped: by default the gradients of the units' losses."""
         return source.of_losses()
 
     @abstractmethod
@@ -245,17 +245,17 @@ class Clipper(Protocol):
     def restore(
         self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
     ) -> list[torch.Tensor]:
-        """Noisy blocks to per-pair float32 gradients, divided by the expected batch size."""
+        """Turn noisy blocks into per-pair float32 gradients, divided by the expected batch size."""
         ...
 
 
 class Noise(Protocol):
-    """What is added to the clipped sum. ``AdditiveNoise`` answers most of it.
+    """The noise that is added to the clipped sum. ``AdditiveNoise`` is a base that defines most of this.
 
-    A certified epsilon is true if ``add`` draws from the family, with the multiplier or law, that it names.
+    A certified epsilon is true if ``add`` draws from the family, and with the multiplier or law, that the part states.
     """
 
-    #: Key of ``PUBLISHED_ACCOUNTANTS``: how the paper that proposed the noise counts.
+    #: Key of ``PUBLISHED_ACCOUNTANTS``: the accountant of the paper that proposed the noise.
     published_accountant: ClassVar[str]
     #: Options that fix the noise without a multiplier, so that there is none to calibrate.
     fixed_by: ClassVar[tuple[str, ...]]
@@ -264,12 +264,12 @@ class Noise(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """In the mechanism's own units."""
+        """The noise multiplier at the start, in the mechanism's own units."""
         ...
 
     @property
     def family(self) -> str:
-        """One of ``dptune.privacy.release.STEP_NOISES``: by which theorem the accountants price it."""
+        """One of ``dptune.privacy.release.STEP_NOISES``, which tells accountants the theorem to price it by."""
         ...
 
     @property
@@ -279,7 +279,7 @@ class Noise(Protocol):
 
     @property
     def claims(self) -> tuple[tuple[str, float], ...]:
-        """What only a published accountant reads."""
+        """(name, number) pairs that only a published accountant reads."""
         ...
 
     def law(self, noise_multiplier: float) -> InverseScale | None:
@@ -298,7 +298,7 @@ class Noise(Protocol):
 
 
 class AdditiveNoise:
-    """Answers of a noise that says no more than it must: no theorem covers it, so nothing is certified of it."""
+    """Defaults for a noise that no theorem covers, so that no epsilon is certified for it."""
 
     published_accountant: ClassVar[str] = "gdp_clt"
     fixed_by: ClassVar[tuple[str, ...]] = ()
@@ -306,21 +306,21 @@ class AdditiveNoise:
 
     @property
     def family(self) -> str:
-        """Noise that is priced by one of the known theorems names its family in place of this."""
+        """The family "unproven"; noise that a known theorem prices names its own family instead."""
         return "unproven"
 
     @property
     def dimension(self) -> int:
-        """None is needed."""
+        """Returns 0: no published accountant needs the dimension."""
         return 0
 
     @property
     def claims(self) -> tuple[tuple[str, float], ...]:
-        """None."""
+        """Returns no claims: no published accountant reads any."""
         return ()
 
     def law(self, noise_multiplier: float) -> InverseScale | None:
-        """Of no Laplace mixture."""
+        """Returns None: the noise is no Laplace mixture."""
         return None
 
 
@@ -328,7 +328,7 @@ class Controller(Protocol):
     """Moves the knobs. ``dptune.mechanisms.control.Constant`` is a base that moves nothing.
 
     A certified epsilon is true if the knobs depend on the configuration and on what ``observe`` was shown, and on
-    nothing else. ``peek`` is called on a controller that declares ``raw_inputs`` only, which certifies nothing.
+    nothing else. ``peek`` is only called on a controller that declares ``raw_inputs``, for which nothing is certified.
     """
 
     @property
@@ -348,7 +348,7 @@ class Controller(Protocol):
 
     @property
     def inherited(self) -> Composition:
-        """Releases of other runs that it was made from; the run's epsilon includes them."""
+        """Releases of other runs that the controller was made from; the run's epsilon includes them."""
         ...
 
     @property
@@ -366,7 +366,7 @@ class Controller(Protocol):
         ...
 
     def start(self, facts: RunFacts) -> None:
-        """Called once, before the first step and before ``load_state_dict``."""
+        """Prepare for a run. Called once, before the first step and before ``load_state_dict``."""
         ...
 
     def knobs(self, initial: Knobs) -> Knobs:
@@ -374,7 +374,7 @@ class Controller(Protocol):
         ...
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """What to release beside the gradients."""
+        """The statistics to release beside the gradients, or None."""
         ...
 
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
@@ -386,7 +386,7 @@ class Controller(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Figures to plot; as public as what it reads."""
+        """Figures to plot; as public as what the controller reads."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,5 +394,5 @@ class Controller(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         ...

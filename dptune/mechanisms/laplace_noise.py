@@ -1,7 +1,7 @@
 """Laplace noises, of a fixed or a random scale: plain Laplace, PLRV-O and LMO-DP.
 
-Their ``noise_multiplier`` is 1 / score bound of the law on one coordinate, in units of the clip radius: the multiplier
-of the Gaussian with the same zCDP, so that every accountant, clipper and controller can take it for one.
+Their ``noise_multiplier`` is 1 / score bound of the law on one coordinate, in units of the clip radius. The Gaussian
+with this multiplier has the same zCDP, so accountants, clippers and controllers treat both alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise
-from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, drawn, rounded_sums
+from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 from dptune.privacy.laplace_mixtures import InverseScale
@@ -30,13 +30,13 @@ _PARTS = ("gamma", "exponential", "uniform")
 
 
 class _LaplaceMixture(AdditiveNoise):
-    """Adding the noise, once its law is known."""
+    """A base that draws the noise by its law. Subclasses define the law, as ``shape``."""
 
     noise_multiplier: float
 
     @property
     def shape(self) -> InverseScale:
-        """The law of the inverse scale, at any scale of its own."""
+        """The law of the inverse scale up to a factor; ``law`` scales it to a noise multiplier."""
         raise NotImplementedError
 
     def law(self, noise_multiplier: float) -> InverseScale:
@@ -51,7 +51,7 @@ class _LaplaceMixture(AdditiveNoise):
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """Added in float64, rounded to a public grid, then cast: see ``dptune.mechanisms.noise``."""
+        """Add the noise in float64, round to a public grid (see ``dptune.mechanisms.noise``), then cast to float32."""
         law = self.law(noise_multiplier)
         sizes = [total.numel() for total in sums]
         noise = self._draw(law, entropy, sum(sizes), sums[0].device).split(sizes)
@@ -66,8 +66,8 @@ class _LaplaceMixture(AdditiveNoise):
 class Laplace(_LaplaceMixture):
     """Laplace noise of scale ``noise_multiplier * radius`` on every coordinate (Dwork et al. 2006).
 
-    With ``clipper: l1`` a step that takes every record is (1 / noise_multiplier, 0)-DP, for ideal real-valued noise: a
-    machine's is bounded, at 80 scales, which adds about 1e-35 to delta a coordinate.
+    With ``clipper: l1`` a step that takes every record is (1 / noise_multiplier, 0)-DP, for ideal real-valued noise.
+    Computed noise never exceeds 80 scales, which adds about 1e-35 to delta for each coordinate.
 
     Attributes:
         noise_multiplier: scale of the noise over the clip radius.
@@ -84,7 +84,7 @@ class Laplace(_LaplaceMixture):
 
     @property
     def shape(self) -> InverseScale:
-        """A constant."""
+        """The law of a constant inverse scale."""
         return InverseScale(constant=1.0)
 
 
@@ -104,11 +104,12 @@ class Plrvo(_LaplaceMixture):
 
     Attributes:
         k: shape of the Gamma distribution.
-        theta: its scale, as published: for gradients clipped to ``max_grad_norm``. Or give ``noise_multiplier``.
-        noise_multiplier: 1 / ((k + 1) theta max_grad_norm). Or give ``theta``.
+        theta: its scale, as published: for gradients clipped to ``max_grad_norm``. An alternative to
+            ``noise_multiplier``.
+        noise_multiplier: 1 / ((k + 1) theta max_grad_norm). An alternative to ``theta``.
         max_grad_norm: the clip radius that ``theta`` goes with.
-        dimension: coordinates that the published accountant sums over, without which its epsilon is infinite; a run
-            takes it from its model.
+        dimension: number of coordinates that the published accountant sums over, without which its epsilon is infinite;
+            a run takes it from its model.
         shared: one scale for all coordinates, as the paper's definition 4.6 says and its code does not. For study: no
             bound is proven.
         infinite_variance: allow k <= 2, whose noise has none.
@@ -149,17 +150,17 @@ class Plrvo(_LaplaceMixture):
 
     @property
     def family(self) -> str:
-        """Whether the scale is shared."""
+        """The family "shared_laplace_mixture" if all coordinates share one scale, else "laplace_mixture"."""
         return "shared_laplace_mixture" if self.shared else "laplace_mixture"
 
     @property
     def shape(self) -> InverseScale:
-        """The Gamma distribution."""
+        """The law of a Gamma distributed inverse scale."""
         return InverseScale(gamma=(self.k, 1.0))
 
     @property
     def claims(self) -> tuple[tuple[str, float], ...]:
-        """The dimension, if it is known."""
+        """The dimension, for the published accountant; nothing if it is not known."""
         return (("dimension", float(self.dimension)),) if self.dimension else ()
 
     def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
@@ -183,17 +184,17 @@ class LmoDp(_LaplaceMixture):
     every coordinate (LMO-DP, section 4.3).
 
     Attributes:
-        preset: T0.3, T0.7, T2, T3 or T5: the parameters that the authors published for that epsilon of a step. Or none,
-            for weights of one's own.
-        gamma_weight: a1, of the Gamma part.
+        preset: T0.3, T0.7, T2, T3 or T5: the parameters that the authors published for that epsilon of a step; none
+            for other weights.
+        gamma_weight: a1, weight of the Gamma part.
         gamma_shape: k of the Gamma part.
         gamma_scale: theta of the Gamma part.
-        exponential_weight: a2, of the exponential part.
+        exponential_weight: a2, weight of the exponential part.
         exponential_rate: lambda, a rate: the mean is 1 / lambda.
-        uniform_weight: a3, of the uniform part.
+        uniform_weight: a3, weight of the uniform part.
         uniform_low: a of the uniform part, 0 or more.
         uniform_high: b of the uniform part, above a.
-        noise_multiplier: rescales the weights to this; 0 leaves them.
+        noise_multiplier: noise multiplier to which the weights are rescaled; 0 leaves them.
         infinite_variance: allow parameters whose noise has none.
     """
 
@@ -232,7 +233,7 @@ class LmoDp(_LaplaceMixture):
 
     @property
     def shape(self) -> InverseScale:
-        """The weighted sum."""
+        """The law of the weighted sum of the three parts."""
         if self.preset != "none":
             return PRESETS[self.preset]
         gamma = (self.gamma_shape, self.gamma_weight * self.gamma_scale) if self.gamma_weight else (0.0, 0.0)
@@ -244,7 +245,7 @@ class LmoDp(_LaplaceMixture):
 
     @property
     def claims(self) -> tuple[tuple[str, float], ...]:
-        """The epsilon of a step that the paper names, for its own parameters."""
+        """The step's epsilon as the paper states it, for its own parameters; nothing for others."""
         if self.preset == "none" or not math.isclose(self.noise_multiplier * self.shape.score_bound, 1, rel_tol=1e-12):
             return ()
         return (("step_epsilon", float(self.preset[1:])),)
@@ -264,47 +265,50 @@ mechanism(
 )
 
 
-def _published(
+def _published_law(
     weights: tuple[float, float, float], theta: float, k: float, rate: float, uniform: tuple[float, float]
 ) -> InverseScale:
     a1, a2, a3 = weights
     return InverseScale(gamma=(k, a1 * theta), exponential=a2 / rate, uniform=(a3 * uniform[0], a3 * uniform[1]))
 
 
-#: The authors' parameters, by the epsilon that they name for one step.
+#: The authors' parameters, by the epsilon that they state for one step.
 PRESETS = {
-    "T0.3": _published((0.1, 0.1, 0.1), 0.5, 1, 5, (1, 2)),
-    "T0.7": _published((0.1, 0.1, 0.1), 0.5, 1, 5, (5, 6)),
-    "T2": _published((0.1, 0.1, 0.2), 1, 2, 5, (7, 8)),
-    "T3": _published((0.1, 0.1, 0.9), 1, 2, 5, (2, 3)),
-    "T5": _published((0.1, 0.9, 0.7), 7.5, 1, 1, (6, 7)),
+    "T0.3": _published_law((0.1, 0.1, 0.1), 0.5, 1, 5, (1, 2)),
+    "T0.7": _published_law((0.1, 0.1, 0.1), 0.5, 1, 5, (5, 6)),
+    "T2": _published_law((0.1, 0.1, 0.2), 1, 2, 5, (7, 8)),
+    "T3": _published_law((0.1, 0.1, 0.9), 1, 2, 5, (2, 3)),
+    "T5": _published_law((0.1, 0.9, 0.7), 7.5, 1, 1, (6, 7)),
 }
 
 
 @lru_cache(maxsize=256)
 def at_multiplier(shape: InverseScale, noise_multiplier: float) -> InverseScale:
-    """One object for all steps of a run, so that its integrals are computed once."""
+    """The law at this noise multiplier. Cached, so that its integrals are computed once a run and not once a step."""
     return shape.scaled(1 / (noise_multiplier * shape.score_bound))
 
 
 def laplace_mixture(law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
-    """``count`` draws in float64 by the inverse of the tail, finite for every word that the entropy may give."""
+    """Draw ``count`` float64 values by the inverse of the tail, finite for every word that the entropy may give."""
     import torch
 
     def quantile(signs: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-        steepness = tail.mul_(2).log_().neg_()  # exponentially distributed; twice the tail may round to 1, not above
+        steepness = tail.mul_(2).log_().neg_()  # exponential, never negative: twice the tail is 1 at most
         if law.is_gamma:
             return steepness.mul_(1 / law.gamma[0]).expm1_().mul_(signs).mul_(1 / law.gamma[1])
         if law.is_constant:
             return steepness.mul_(signs).mul_(1 / law.constant)
-        return _interpolated(table, steepness).mul_(signs)
+        return _interpolate(table, steepness).mul_(signs)
 
     table = torch.empty(0) if law.is_gamma or law.is_constant else _tail_quantiles(law).to(device)
-    return drawn(quantile, entropy, count, device)
+    return draw_by_quantile(quantile, entropy, count, device)
 
 
-def _interpolated(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
-    """Cubic polynomials of (4, intervals) coefficients over an even grid on [0, LARGEST_LOG_TAIL]; overwrites."""
+def _interpolate(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
+    """Evaluate cubic polynomials over an even grid on [0, LARGEST_LOG_TAIL]; overwrites ``steepness``.
+
+    ``table`` holds their coefficients, (4, intervals).
+    """
     import torch
 
     intervals = table.shape[1]
@@ -319,7 +323,9 @@ def _interpolated(table: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=32)
 def _tail_quantiles(law: InverseScale) -> torch.Tensor:
-    """x with -log P(|z| > x) = s, as cubic Hermite polynomials in s: for the published laws right to about 1e-12 of x.
+    """Coefficients of the x with -log P(|z| > x) = s, as cubic Hermite polynomials in s, (4, intervals).
+
+    For the published laws the relative error of x is about 1e-12.
 
     Gamma shapes much below 1e-2 would need finer knots; ``LmoDp`` refuses any below 1/2.
     """
@@ -335,7 +341,7 @@ def _tail_quantiles(law: InverseScale) -> torch.Tensor:
 
 
 def _solve_tail(law: InverseScale, s: np.ndarray) -> np.ndarray:
-    """Invert the tail at the knots: bracket on a fine grid of x, then Newton steps in log x."""
+    """The x with -log P(|z| > x) = s at each knot s: a first guess from a fine grid, then Newton steps in log x."""
     grid = np.geomspace(1e-9, 1e40, 400_000) / law.mean
     depth = -law.log_tail(grid)
     log_x = np.interp(s[1:], depth, np.log(grid))

@@ -1,9 +1,8 @@
 """A controller's agent with 18 parameters, the same for every LoRA pair of whatever model.
 
-So small that DP policy gradient can train it over tenants: the signal of K clipped updates over the norm of their noise
-is at most K / (z sqrt(parameters)) (spec dp-policy-gradient, section 6.5). It reads features in fixed public scales,
-never a running mean, and does not learn inside a run: a run has too few actions to learn from, and what a run would
-teach it is what training over tenants is for.
+It is so small that DP policy gradient can train it over tenants: the signal of K clipped updates over the norm of their
+noise is at most K / (z sqrt(parameters)) (spec dp-policy-gradient, section 6.5). It reads features in fixed public
+scales, never a running mean. It does not learn inside a run, which has too few actions to learn from.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import torch
 
 FEATURES = ("constant", "signal", "direction", "radius", "weight", "adapter", "moments", "time")
 OUTPUTS = ("log radius", "log weight")
-#: A weight for every feature and output, feature by feature; then a log deviation for every output.
+#: Number of parameters: a weight for every feature and output, feature by feature; then each output's log deviation.
 PARAMETERS = len(FEATURES) * len(OUTPUTS) + len(OUTPUTS)
 
-_START = 0.5  # deviation of an untrained agent's actions
+_START = 0.5  # standard deviation of an untrained agent's actions
 _LOG_DEVIATIONS = (-5.0, 2.0)
 _LARGEST_FEATURE = 3.0
 _LARGEST_PARAMETER = 1e3
@@ -28,12 +27,12 @@ _PER_PAIR = 7  # columns of ``Rldp`` that have an entry for every pair: signal, 
 
 
 def initial_parameters() -> torch.Tensor:
-    """(18,) of the untrained agent, which knows nothing: actions around 0 whatever it sees. Public."""
+    """Parameters (18,) of the untrained agent, whose actions lie around 0 whatever it sees. Public."""
     return torch.cat([torch.zeros(PARAMETERS - len(OUTPUTS)), torch.full((len(OUTPUTS),), math.log(_START))])
 
 
 def pair_features(flat: torch.Tensor) -> torch.Tensor:
-    """(pairs, 8) float32, each within +-3, from what ``Rldp`` of design A sees.
+    """Features (pairs, 8) float32, each within +-3, from the state of ``Rldp`` in design A.
 
     Args:
         flat: (7 pairs + 4,): per pair signal, direction, log radius, log weight, log norms of Adam's momentum, of B A
@@ -57,29 +56,29 @@ def pair_features(flat: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class FixedScaling:
-    """In the place of a ``Normaliser``: ``pair_features``, which learns nothing."""
+    """A replacement of ``Normaliser`` that applies ``pair_features`` and learns nothing."""
 
     count: int = 0
 
     @property
     def size(self) -> int:
-        """Features of a pair."""
+        """Number of features of a pair."""
         return len(FEATURES)
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        """See ``pair_features``."""
+        """Returns ``pair_features(features)``."""
         return pair_features(features)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """None."""
+        """Returns no tensors: nothing is learned."""
         return {}
 
     def load(self, tensors: Mapping[str, Any], count: int, features: int) -> None:
-        """Nothing to load."""
+        """Do nothing: there is no state to load."""
 
 
 class LinearAgent:
-    """a_ij = sum_k x_ik W_kj + s_j n: for pair i of features x_i, output j, n standard normal.
+    """The linear Gaussian policy a_ij = sum_k x_ik W_kj + s_j n, for pair i with features x_i, output j, n normal.
 
     It has the interface of ``SoftActorCritic``; its randomness comes from a public seed and is part of its state.
     """
@@ -96,13 +95,13 @@ class LinearAgent:
         return (means + deviations * torch.randn(means.shape, generator=self._generator)).T.flatten()
 
     def remember(self, state: torch.Tensor, action: torch.Tensor, reward: float, next_state: torch.Tensor) -> None:
-        """Nothing is kept."""
+        """Do nothing: the agent does not learn inside a run."""
 
     def improve(self) -> None:
-        """Nothing changes inside a run."""
+        """Do nothing: the agent does not learn inside a run."""
 
     def policy(self) -> dict[str, torch.Tensor]:
-        """The parameters."""
+        """The parameters, as a table of tensors."""
         return {"parameters": self.parameters.clone()}
 
     def load_policy(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -117,10 +116,10 @@ class LinearAgent:
         self.parameters = parameters.detach().float().clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as a flat table of tensors."""
+        """The whole state, as a flat table of tensors."""
         return self.policy() | {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         self.load_policy({"parameters": state["parameters"]})
         self._generator.set_state(state["generator"])

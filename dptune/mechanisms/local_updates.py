@@ -1,4 +1,4 @@
-"""Federated DP-LoRA: clients train locally, and what is clipped is a client's whole update (Liu et al. 2025).
+"""Federated DP-LoRA: clients train locally, and each client's whole update is clipped (Liu et al. 2025).
 
 The unit of privacy is the client, not the record: its epsilon protects all records of one client together.
 """
@@ -18,16 +18,16 @@ from dptune.mechanisms.registry import clipper, mechanism
 @clipper("local_updates")
 @dataclass(frozen=True)
 class LocalUpdates(Flat):
-    """Each drawn client runs local SGD from the current adapters; its update is clipped to C over all pairs.
+    """Clips the update of each drawn client, made by local SGD from the current adapters, to C over all pairs.
 
-    Guarantee: one client more or less moves the sum of updates by at most C. Noise goes on that sum, never on
+    Guarantee: one client more or less moves the sum of updates by at most C. Noise is added to that sum, never to
     weights, whose sensitivity nothing bounds.
 
     Attributes:
         clients: simulated clients; records (whole units) are dealt out to them at random, publicly.
         clients_per_round: expected number in a round.
         local_steps: SGD steps of a client in a round.
-        local_learning_rate: of those steps.
+        local_learning_rate: learning rate of those steps.
     """
 
     clients: int = 100
@@ -48,11 +48,11 @@ class LocalUpdates(Flat):
 
     @property
     def federation(self) -> Federation:
-        """The simulated clients."""
+        """The simulated clients, whose updates are clipped."""
         return Federation(self.clients, self.clients_per_round)
 
     def gradients(self, source: GradientSource) -> Iterator[Gradients]:
-        """What clients send: the change that their own training makes."""
+        """The clients' updates: minus the change that their local training makes."""
         return source.of_local_training(self.local_steps, self.local_learning_rate)
 
 

@@ -26,7 +26,7 @@ class Mechanism:
 
     Attributes:
         name: as registered, or as params.yaml calls it.
-        published_accountant: how its paper counts (key of ``PUBLISHED_ACCOUNTANTS``).
+        published_accountant: the accountant of its paper (key of ``PUBLISHED_ACCOUNTANTS``).
         pairs: number of LoRA pairs it works on.
     """
 
@@ -52,7 +52,7 @@ class Mechanism:
             raise ConfigError(f"mechanisms.{self.name}.controller", problem, fix="use clipper: flat, or constant")
 
     def _check_noise(self) -> None:
-        """A noise may only name a family that accountants know, and must fit what it names."""
+        """Raise ConfigError unless accountants know the noise's family, and the noise fits that family."""
         field, noise = f"mechanisms.{self.name}.noise", self.noise
         if noise.family not in STEP_NOISES:
             fix = f"use one of {', '.join(STEP_NOISES)}; of an unproven one nothing is certified"
@@ -83,7 +83,7 @@ class Mechanism:
         return Knobs(self.clipper.initial_radii(self.pairs), self.noise.noise_multiplier)
 
     def _refuse_statistics_without_noise(self) -> None:
-        # Asked at the start too: before it, most controllers cannot tell what they will release.
+        # Checked again after ``start``: before it, most controllers cannot tell what they will release.
         if not self.private and self.controller.statistics(self._initial, 1.0) is not None:
             raise ConfigError(
                 f"mechanisms.{self.name}.controller", "releases statistics, which need noise", fix="use constant"
@@ -110,7 +110,7 @@ class Mechanism:
 
     @property
     def private(self) -> bool:
-        """Whether any noise is added at all."""
+        """Whether noise is added."""
         return self.noise.family != "none"
 
     def knobs(self) -> Knobs:
@@ -126,7 +126,7 @@ class Mechanism:
         return replace(knobs, noise_multiplier=effective * self.clipper.sensitivity(knobs, self.pairs))
 
     def statistics(self, knobs: Knobs) -> Statistics | None:
-        """What a step with these knobs releases beside the gradients. Reads no data."""
+        """The statistics that a step with these knobs releases beside the gradients, or None. Reads no data."""
         if not self.private:
             return None
         return self.controller.statistics(knobs, self.effective_noise_multiplier(knobs))
@@ -140,9 +140,9 @@ class Mechanism:
         statistics = self.statistics(knobs)
         return Release(
             sample_rate=sample_rate,
-            # Of noise that nothing is proven of, no multiplier may tempt an accountant.
+            # An accountant that read the multiplier of unproven noise would certify a guarantee that nobody proved.
             noise_multiplier=0.0 if self.noise.family in UNBOUNDED else knobs.noise_multiplier,
-            # Without noise there is no sensitivity to speak of: the release says so by its family.
+            # Without noise the clipper's sensitivity may be infinite, which a release refuses; its family says enough.
             sensitivity=self.clipper.sensitivity(knobs, self.pairs) if self.private else 1.0,
             noise=self.noise.family,
             statistics=("gradient sum", *(statistics.names if statistics else ())),
@@ -158,7 +158,7 @@ class Mechanism:
         return self.private and not math.isclose(now, start)
 
     def scales(self, knobs: Knobs) -> tuple[float, ...]:
-        """Per block, statistics last, the noise at noise multiplier 1.
+        """Noise of each block at noise multiplier 1; the statistics' block is last.
 
         One unit moves the statistics by at most their sensitivity D, so with noise s on them and
         z the effective multiplier of the whole release, the gradients get z_T = (z^-2 - (D/s)^2)^(-1/2).
@@ -183,8 +183,8 @@ class Mechanism:
     def exact_sums(self, batches: Iterable[Gradients], zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
         """The clipped sums and, last, the statistics of one Poisson batch. Private: noise must be added.
 
-        Guarantee: one unit more or less moves them, divided by ``scales(knobs)`` block by block, by at most
-        the sensitivity of ``release(knobs, q)`` in l2, whatever it is, if ``knobs`` are public.
+        Guarantee: if ``knobs`` are public, adding or removing any one unit moves the blocks, each divided by its
+        ``scales(knobs)``, by at most the sensitivity of ``release(knobs, q)`` in l2.
         """
         return clipped_sums(self.clipper, self.statistics(knobs), batches, zeros, knobs)
 
@@ -203,12 +203,13 @@ class Mechanism:
         with the parameters of ``release(knobs, q)``. An empty batch gives noise alone. Private: ``batches``.
 
         Args:
-            batches: micro-batches; a unit lies in exactly one.
+            batches: micro-batches; each unit lies in exactly one.
             zeros: one flat float64 zero vector per pair, on the device of the result.
-            knobs: from ``knobs()``, charged to the ledger before this call.
+            knobs: the result of ``knobs()``, charged to the ledger before this call.
             expected_batch_size: public divisor.
             entropy: the source of the noise.
-            total: from the exact sums of these micro-batches to those of the whole batch, if others have parts of it.
+            total: turns the exact sums of these micro-batches into those of the whole batch, if other processes hold
+                parts of it.
         """
         if self.controller.raw_inputs:
             batches = list(batches)
@@ -240,10 +241,10 @@ def clipped_sums(
     zeros: list[torch.Tensor],
     knobs: Knobs,
 ) -> list[torch.Tensor]:
-    """See ``Mechanism.exact_sums``; for a process that has no controller. Private: noise must be added."""
+    """Sums as ``Mechanism.exact_sums`` gives them, in a process without controller. Private: noise must be added."""
     import torch
 
-    sums = list(torch._foreach_add(clipper.empty(zeros, knobs), 0.0))  # new tensors, by one call: there are dozens
+    sums = list(torch._foreach_add(clipper.empty(zeros, knobs), 0.0))  # new tensors, by one call for all
     if statistics:
         sums.append(statistics.empty.to(device=zeros[0].device, dtype=zeros[0].dtype, copy=True))
     for gradients in batches:

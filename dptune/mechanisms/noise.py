@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Of the noise multiplier: below it, float32 shows no noise; above it, sums leave its range after a charge.
+#: Bounds of the noise multiplier. Below, float32 would round the noise away; above, noisy sums would overflow after
+#: their charge.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
 #: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
 #: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
 #: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
 _GRID = 2.0**-20
-#: Coordinates whose float64 intermediates stay in a core's cache.
+#: Number of coordinates whose float64 intermediates still fit in a core's cache.
 _BLOCK = 1 << 15
 _WORKERS = 2
 
@@ -61,9 +62,9 @@ class Gaussian(AdditiveNoise):
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """Added in float64, rounded to a public grid, then cast: see ``_GRID``."""
+        """Add the noise in float64, round to a public grid (see ``_GRID``), then cast to float32."""
         sizes = [total.numel() for total in sums]
-        normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)  # one draw: calls cost more
+        normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)  # one draw for all: calls cost more
         deviations = [noise_multiplier * scale for scale in scales]
         return rounded_sums(sums, normals, deviations, deviations)
 
@@ -71,33 +72,34 @@ class Gaussian(AdditiveNoise):
 @noise("none")
 @dataclass(frozen=True)
 class NoNoise(AdditiveNoise):
-    """Nothing is added; no epsilon is finite."""
+    """Adds no noise, so that every epsilon is infinite."""
 
     noise_multiplier: float = field(default=0.0, init=False)
     family: str = field(default="none", init=False)
     claims: tuple[tuple[str, float], ...] = field(default=(), init=False)
 
     def deviation(self, noise_multiplier: float) -> float:
-        """Zero."""
+        """Returns 0: there is no noise."""
         return 0.0
 
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """The sums as they are, in float32."""
+        """Returns the sums as they are, in float32."""
         return [total.float() for total in sums]
 
 
 def rounded_sums(
     sums: list[torch.Tensor], noise: tuple[torch.Tensor, ...], scales: list[float], spreads: list[float]
 ) -> list[torch.Tensor]:
-    """``sum + scale * noise`` of every block in float64, rounded to the public grid of noise with that spread, as
-    float32: see ``_GRID``.
+    """Compute ``sum + scale * noise`` of every block in float64, rounded to a public grid; returns float32.
+
+    The grid of a block is ``spread * _GRID`` wide.
     """
     import torch
 
     steps = [spread * _GRID for spread in spreads]
-    values = torch._foreach_mul(noise, scales)  # a call for all blocks: there are dozens
+    values = torch._foreach_mul(noise, scales)  # one call for all blocks: one for each of dozens is slow
     torch._foreach_add_(values, [total.double() for total in sums])
     torch._foreach_div_(values, steps)
     torch._foreach_round_(values)
@@ -106,19 +108,20 @@ def rounded_sums(
 
 
 def standard_normal(entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
-    """``count`` standard normals in float64, by the inverse distribution function, fine into the tails."""
+    """Draw ``count`` standard normals in float64 by the inverse distribution function, without gaps in the tails."""
     import torch
 
-    return drawn(lambda signs, tail: torch.special.ndtri(tail).mul_(signs).neg_(), entropy, count, device)
+    return draw_by_quantile(lambda signs, tail: torch.special.ndtri(tail).mul_(signs).neg_(), entropy, count, device)
 
 
-def drawn(
+def draw_by_quantile(
     quantile: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entropy: Entropy, count: int, device: torch.device
 ) -> torch.Tensor:
-    """``count`` values in float64 of ``quantile(signs, tail)``, both of ``signed_tail``, which it may overwrite.
+    """Draw ``count`` float64 values of ``quantile(signs, tail)``, whose arguments, from ``signed_tail``, it may
+    overwrite.
 
-    On the CPU in blocks that stay in its cache. Entropy is drawn in order by the caller's thread, so that a fixed seed
-    gives fixed noise; workers compute the quantiles beside it.
+    On the CPU it works in blocks that fit in the cache. The caller's thread draws the entropy in order, so that a fixed
+    seed gives fixed noise, while workers compute the quantiles.
     """
     import torch
 
@@ -145,7 +148,7 @@ def drawn(
 
 @contextmanager
 def _one_thread_per_operation() -> Iterator[None]:
-    """On blocks this small, threads inside an operation would wait for each other at every one."""
+    """Limit torch to one thread an operation: on blocks this small, several would mostly wait for each other."""
     import torch
 
     threads = torch.get_num_threads()

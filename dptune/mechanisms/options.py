@@ -1,6 +1,6 @@
-"""Options of a class: the fields of its dataclass, as params.yaml or ``--set`` give them.
+"""Options of a part: the fields of its dataclass, with values from params.yaml or ``--set``.
 
-What an option means is written once, in the docstring of the class; its type and default are the field's.
+The help of an option is written once, in the docstring of the class; its type and default are the field's.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dptune.errors import ConfigError
 
-#: Beyond it, what is counted overflows somewhere, or never ends.
+#: Largest whole number of an option: a larger count overflows somewhere, or makes a loop that never ends.
 _LARGEST_WHOLE = 10**12
 
 
 def option_names(cls: Any) -> list[str]:
-    """What can be set; nothing of a class that is no dataclass."""
+    """Names of the options; none for a class that is no dataclass."""
     return [item.name for item in _options(cls)]
 
 
 def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
-    """(option, default or "required", help) of one part, with ``options`` in place of its defaults."""
+    """Rows (option, default or "required", help) of one part, with ``options`` in place of its defaults."""
     texts, over = _help(cls), options or {}
     defaults = {item.name: "required" if item.default is MISSING else str(item.default) for item in _options(cls)}
     return [(name, str(over.get(name, default)), texts.get(name, "")) for name, default in defaults.items()]
 
 
 def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Build a part from the options that are its own; two parts may share one, such as ``max_grad_norm``."""
+    """Build a part from those options that are its own; two parts may share one, such as ``max_grad_norm``."""
     kinds = get_type_hints(cls)
     mine = {
-        item.name: converted(item.name, options[item.name], kinds[item.name])
+        item.name: convert(item.name, options[item.name], kinds[item.name])
         for item in _options(cls)
         if item.name in options
     }
-    missing = _required(cls) - set(mine)
+    missing = _required_names(cls) - set(mine)
     if missing:
         name = sorted(missing)[0]
         raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
@@ -45,15 +45,15 @@ def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
 def _options(cls: Any) -> list[Any]:
     if not is_dataclass(cls):
         return []
-    return [item for item in fields(cls) if item.init and not item.name.startswith("_")]  # those are state
+    return [item for item in fields(cls) if item.init and not item.name.startswith("_")]  # "_..." is state
 
 
-def _required(cls: Any) -> set[str]:
+def _required_names(cls: Any) -> set[str]:
     return {item.name for item in _options(cls) if item.default is item.default_factory is MISSING}
 
 
 def _help(cls: type) -> dict[str, str]:
-    """The texts of every option, from the docstrings of the class and its bases."""
+    """Help of every option, from the docstrings of the class and its bases."""
     import docstring_parser
 
     texts: dict[str, str] = {}
@@ -63,8 +63,8 @@ def _help(cls: type) -> dict[str, str]:
     return texts
 
 
-def converted(name: str, value: Any, kind: Any) -> Any:
-    """A value from YAML or from the command line, as the option's type."""
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """Convert a value from YAML or the command line to the option's type. Raises ConfigError if it cannot."""
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
     if kind is bool:

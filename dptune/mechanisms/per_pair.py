@@ -1,8 +1,8 @@
 """Group-wise clipping: one radius a LoRA pair (McMahan et al. 2018; He et al. 2023; RLDP equation 4).
 
 One unit moves pair i by at most C_i, so with noise s_i on it the joint multiplier is
-z = (sum_i (C_i / s_i)^2)^(-1/2). All splits below keep that: weights w_i with sum w_i^2 = 1 and
-s_i = z C_i / w_i. RLDP's equation 6 has s_i = sigma C_i, so its z is sigma / sqrt(pairs).
+z = (sum_i (C_i / s_i)^2)^(-1/2). Noise s_i = z C_i / w_i has joint multiplier z for any weights w_i with
+sum w_i^2 = 1. RLDP's equation 6 has s_i = sigma C_i, so its z is sigma / sqrt(pairs).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 @clipper("per_pair")
 @dataclass(frozen=True)
 class PerPair(PairBlocks):
-    """Pair i of each unit is clipped to C_i, A and B jointly.
+    """Clips pair i of each unit to C_i, A and B jointly.
 
     Guarantee: in units of ``scales`` the joint sensitivity is 1, or sqrt(pairs) where ``noise_unit`` is "pair".
 
     Attributes:
         max_grad_norm: C; every pair starts at C / sqrt(pairs), so that the whole stays within C.
-        pair_radius: every pair starts here instead; 0 uses ``max_grad_norm``.
+        pair_radius: starting radius of every pair; 0 derives it from ``max_grad_norm``.
         allocation: "equal" gives every pair the same share of the budget, "global" the same noise.
         weights: w_i in place of the allocation, scaled to sum of squares 1.
         noise_unit: "joint" counts the noise multiplier over all pairs together, "pair" as RLDP does: the noise
             on one pair over its radius, with equal weights.
-        stabiliser: added to norms before dividing; RLDP has 1e-6.
-        freeze_down: train only the B factors (FFA-LoRA): no noise times noise in B A.
+        stabiliser: constant added to norms before dividing; RLDP has 1e-6.
+        freeze_down: train only the B factors (FFA-LoRA), so that B A has no product of two noises.
     """
 
     max_grad_norm: float = 1.0
@@ -57,21 +57,21 @@ class PerPair(PairBlocks):
             raise ConfigError("weights", "are not all positive", fix="give one positive number a pair")
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
-        """One a pair."""
+        """Returns one radius for each pair."""
         return (self.pair_radius or self.max_grad_norm / math.sqrt(pairs),) * pairs
 
     def sensitivity(self, knobs: Knobs, pairs: int) -> float:
-        """Exact by the choice of scales, whatever radii and weights are."""
+        """Returns sqrt(pairs) if ``noise_unit`` is "pair", else 1; exact for any radii and weights."""
         return math.sqrt(pairs) if self.noise_unit == "pair" else 1.0
 
     def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
-        """C_i / w_i, per unit of joint sensitivity."""
+        """Returns C_i / w_i, divided by the joint sensitivity."""
         weights = self._weights(knobs, pairs)
         joint = self.sensitivity(knobs, pairs)
         return tuple(radius / (weight * joint) for radius, weight in zip(knobs.radii, weights, strict=True))
 
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
-        """Sum over units of every pair, clipped to its own radius."""
+        """Sum of the gradients with every pair clipped to its own radius, flat float64 per pair."""
         norms = gradients.norms()
         radii = norms.new_tensor(knobs.radii) * (1 - FLOAT64_MARGIN)
         return gradients.weighted_sum((radii / (norms + self.stabiliser).clamp(min=1e-300)).clamp(max=1.0))
@@ -103,6 +103,6 @@ mechanism(
 
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:
-    """Scaled to sum of squares 1."""
+    """Scale weights to a sum of squares of 1."""
     norm = math.hypot(*weights)
     return tuple(weight / norm for weight in weights)

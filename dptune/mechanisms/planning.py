@@ -25,7 +25,7 @@ _ALMOST_ALL = 0.99
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sampling and length of a run. Public."""
+    """Sample rate and number of steps of a run, and the delta of its epsilon. Public."""
 
     sample_rate: float
     steps: int
@@ -34,7 +34,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A mechanism with the noise of a budget, and the filter that it needs if it moves that noise."""
+    """A mechanism with the noise that meets a budget, and the filter that it needs if it moves that noise."""
 
     mechanism: Mechanism
     renyi_filter: RenyiFilter | None = None
@@ -50,7 +50,7 @@ def price(
     schedule: Schedule,
     renyi_filter: RenyiFilter | None = None,
 ) -> Epsilons:
-    """The three epsilons of the planned releases."""
+    """Compute the three epsilons of the planned releases."""
     return epsilons(
         planned(mechanism, schedule),
         schedule.delta,
@@ -65,10 +65,11 @@ def calibrated(
 ) -> Calibrated:
     """The mechanism with the least noise whose epsilon, as ``accounting`` counts, meets the budget.
 
-    One that moves its noise gets a Renyi filter, fixed here, and starts from the constant noise that would use it up.
+    A mechanism that moves its noise gets a Renyi filter, fixed here; it starts at the noise that, held constant, would
+    spend the filter's whole budget.
 
     Args:
-        build_with: the mechanism with a given noise multiplier, in its own units.
+        build_with: builds the mechanism with a given noise multiplier, in its own units.
         accounting: "certified", "noise_only" or "published".
 
     Raises: ConfigError if no noise reaches the budget: the mechanism leaks, say.
@@ -104,7 +105,7 @@ def calibrated(
         mine = planned(mechanism, schedule)
         return max(epsilon_of(mine + theirs, schedule.delta) for theirs in disjoint(mechanism.controller.inherited))
 
-    # Leaks were refused above, or are to be left out.
+    # Here leaks need no price: certified accounting refused them above, noise_only leaves them out.
     found = calibrate(
         lambda noise: dearest(noise, smallest_epsilon), epsilon, roughly=lambda noise: dearest(noise, quick_epsilon)
     )

@@ -1,4 +1,4 @@
-"""A trained hyper-policy on disk: policy.safetensors and policy.json, and what it cost the records behind it."""
+"""A trained hyper-policy on disk: policy.safetensors and policy.json, which records the releases that it cost."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class SavedPolicy:
         run_id: of that run's ledger.
         unit: whose privacy that run's releases are about ("record", a column's name, "client", "tenant").
         tensors: networks ("policy.*") and feature statistics ("features.*").
-        features: how many features it reads (agent linear: of a pair).
+        features: number of features that it reads (agent linear: of a pair).
         features_seen: observations behind the feature statistics.
         releases: everything that was charged for it, its own ancestors' releases included.
-        leaks: why that run has no certified epsilon; empty if it has one.
-        options: of the controller, for information.
+        leaks: reasons why that run has no certified epsilon; empty if it has one.
+        options: the controller's options, for information.
     """
 
     label: str
@@ -53,7 +53,7 @@ class SavedPolicy:
 
     @property
     def price(self) -> Composition:
-        """What one unit of a run that starts from it pays.
+        """The releases that one unit of a run pays when the run starts from this policy.
 
         The releases as they are, if their unit is the run's. A tenant's are for a tenant whose slot is *zeroed*. A
         record (or unit) that leaves turns its tenant's bounded contribution into *another* one, which is up to twice
@@ -67,7 +67,7 @@ class SavedPolicy:
         )
 
     def write(self, folder: Path) -> None:
-        """Both files; as public as the releases, unless it leaks."""
+        """Write both files into ``folder``. They are as public as the releases, unless the policy leaks."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class SavedPolicy:
 
     @classmethod
     def read(cls, folder: str) -> SavedPolicy:
-        """Raises ConfigError if a file is missing or damaged."""
+        """Read both files of a folder. Raises ConfigError if one is missing or damaged."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -121,7 +121,7 @@ class SavedPolicy:
 
 
 def fits_unit(unit: str, run_unit: str) -> bool:
-    """Whether what a hyper-policy cost ``unit`` bounds what it cost a run's unit.
+    """Whether the price of a hyper-policy for ``unit`` bounds its price for a run's unit.
 
     The same, or a record or unit of a tenant. A client's units may be in many tenants, and those of
     another column too.

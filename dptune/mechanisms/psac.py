@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 @clipper("psac")
 @dataclass(frozen=True)
 class Psac(ByNorm):
-    """C * g / (||g|| + r / (||g|| + r)): stateless, output norm strictly below C and increasing in ||g||.
+    """Scales g to C * g / (||g|| + r / (||g|| + r)), of norm strictly below C and increasing in ||g||.
 
-    The noise scales with C, never with the largest weight of the batch, as some public code has it.
+    The noise scales with C. Some public code scales it with the largest weight of the batch, which is private.
 
     Attributes:
-        r: in (0, 1); tiny gradients pass nearly unscaled, unlike with AUTO-S.
+        r: constant in (0, 1) of the weight; tiny gradients pass nearly unscaled, unlike with AUTO-S.
     """
 
     r: float = 0.1
@@ -32,7 +32,7 @@ class Psac(ByNorm):
             raise ConfigError("r", f"{self.r} is not in [1e-12, 1)", fix="use 0.1 or 0.01")
 
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
-        """Equals C at 0, rises to C / (2 sqrt(r) - r) at sqrt(r) - r, then falls like C / ||g||."""
+        """(units,) factors: C at norm 0, at most C / (2 sqrt(r) - r) at sqrt(r) - r, then falling like C / ||g||."""
         return radius / (norms + self.r / (norms + self.r))
 
 

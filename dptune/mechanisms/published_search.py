@@ -1,8 +1,8 @@
-"""The parameter searches of PLRV-O and LMO-DP, as published: what they meet is a claim, not a guarantee.
+"""The parameter searches of PLRV-O and LMO-DP, as published: the epsilon that they meet is a claim, not a guarantee.
 
 PLRV-O (section 5.1, algorithm 1) maximises C (k - 1) theta, clip radius over mean absolute noise, under its own
-accountant. LMO-DP (section 4.3, algorithm 3, and the authors' code) goes through a grid and keeps either the largest
-epsilon of a step below the target, or the largest chance that the noise stays within 0.9. All of it is public.
+accountant. LMO-DP (section 4.3, algorithm 3, and the authors' code) searches a grid for either the largest epsilon of a
+step below the target, or the largest chance that the noise stays within 0.9. All of it is public.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LmoMode = Literal["largest_epsilon", "usefulness"]
 SMALLEST_SHAPE, LARGEST_SHAPE = 3.0, 6e4
 _SMALLEST_INVERSE_SCALE = 0.1
 _NEXT_TO_IMPOSSIBLE = 1e-6
-#: How far z is from the noise that counts as useful in LMO-DP's second mode.
+#: Largest absolute noise that counts as useful in LMO-DP's second mode.
 USEFUL = 0.9
 _WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
 _SCALES_AND_SHAPES = ((1.0, 2.0), (2.0, 2.0), (3.0, 2.0), (5.0, 1.0), (9.0, 0.5), (7.5, 1.0), (0.5, 1.0))
@@ -46,15 +46,15 @@ class PlrvoProblem:
     """PLRV-O's constrained optimisation. It sees the clip radius C and theta as one product, C theta.
 
     Attributes:
-        epsilon: the claim to meet, by algorithm 2.
-        delta: of that claim.
-        sample_rate: of every step.
-        steps: of the run.
-        dimension: coordinates of the gradient.
+        epsilon: the epsilon to claim, by algorithm 2.
+        delta: the delta of that claim.
+        sample_rate: the sample rate of every step.
+        steps: number of steps of the run.
+        dimension: number of coordinates of the gradient.
         max_grad_norm: the smallest clip radius that is allowed, which is the one chosen: the constraints on absolute
             noise (c1: a Laplace scale above 10 is next to impossible; c4: E |z| <= 10) are easiest there.
-        largest_moment: lambda, with lambda C theta < 1.
-        largest_shape: of k.
+        largest_moment: largest order lambda of the accountant, which needs lambda C theta < 1.
+        largest_shape: upper bound of the shape k.
     """
 
     epsilon: float
@@ -75,7 +75,7 @@ class PlrvoProblem:
             raise ConfigError("max_grad_norm", f"{self.max_grad_norm} is not positive", fix="give the clip radius")
 
     def product(self, k: float) -> float:
-        """The largest C theta that meets the claim, which is the best for this k."""
+        """The largest C theta that meets the claim, which is the best one for this k."""
 
         def claim(noise_multiplier: float) -> float:
             law = InverseScale(gamma=(k, 1 / ((k + 1) * noise_multiplier)))
@@ -96,7 +96,7 @@ class PlrvoProblem:
         inside = minimize_scalar(
             lambda log_k: -self.signal(math.exp(log_k)), bounds=bounds, method="bounded", options={"xatol": 0.05}
         )
-        k = max((math.exp(inside.x), self.largest_shape), key=self.signal)  # the search never tries its bounds
+        k = max((math.exp(inside.x), self.largest_shape), key=self.signal)  # the bounded search never tries its bounds
         theta = self.product(k) / self.max_grad_norm
         mean = 1 / ((k - 1) * theta)
         above = gamma_law.cdf(_SMALLEST_INVERSE_SCALE, k, scale=theta)
@@ -110,15 +110,15 @@ class PlrvoProblem:
 
 
 def lmo_dp_search(step_epsilon: float, delta: float, mode: LmoMode) -> LmoDp:
-    """LMO-DP's grid search: of the points that its equation 4 puts below ``step_epsilon``, the one ``mode`` prefers.
+    """LMO-DP's grid search: the point that ``mode`` prefers among those that its equation 4 puts below the target.
 
-    As the authors' code does, equation 4 is taken at all orders from 2 to 128 once order 2 is in its domain, also where
-    the moments that it stands for are infinite. The parameters that the authors published come out.
+    As in the authors' code, equation 4 is evaluated at all orders from 2 to 128 once order 2 is in its domain, even
+    where the moments that it stands for are infinite. The search finds the parameters that the authors published.
 
     Args:
-        step_epsilon: of one step, in (0, inf).
-        delta: of that epsilon.
-        mode: "largest_epsilon" keeps the largest one below the target (ties: the more useful), "usefulness" the largest
+        step_epsilon: the target, the epsilon of one step, in (0, inf).
+        delta: the delta of that epsilon.
+        mode: "largest_epsilon" prefers the largest epsilon (ties: the more useful), "usefulness" the largest
             P(|z| <= 0.9).
 
     Raises: ConfigError if no point of the grid is below the target.
@@ -137,7 +137,7 @@ def lmo_dp_search(step_epsilon: float, delta: float, mode: LmoMode) -> LmoDp:
 
 @lru_cache(maxsize=8)
 def _grid(delta: float) -> tuple[Array, Array]:
-    """(claimed epsilon of a step, P(|z| <= 0.9)) for every point; infinity where order 2 is outside the domain."""
+    """Claimed epsilon of a step (infinite if order 2 is outside the domain) and P(|z| <= 0.9) of every grid point."""
     times = np.concatenate([STEP_ORDERS - 1, -STEP_ORDERS, [-USEFUL]])
     gammas, exponentials, uniforms = (np.array([formal_mgf(law, times) for law in laws]) for laws in _axes())
     rest = exponentials[:, None] * uniforms[None]
@@ -155,7 +155,7 @@ def _grid(delta: float) -> tuple[Array, Array]:
 
 
 def _axes() -> tuple[list[InverseScale], list[InverseScale], list[InverseScale]]:
-    """The laws of the three parts, weights included; a moment generating function is the product of theirs."""
+    """The laws of the three parts, weights included. A point's moment generating function is the product of theirs."""
     return (
         [InverseScale(gamma=(k, weight * theta)) for weight, (theta, k) in _GAMMA_PARTS],
         [InverseScale(exponential=weight / rate) for weight, rate in _EXPONENTIAL_PARTS],

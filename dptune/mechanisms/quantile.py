@@ -1,8 +1,8 @@
 """Adaptive quantile clipping with a private count (Andrew et al. 2021, arXiv 1905.03871).
 
-Opacus has it as "AdaClip", with two flaws that this version does not have: it divides the noisy count by the
-realised batch size, which is private under Poisson sampling, and it counts b where only b - 1/2 has the
-sensitivity of 1/2 that its budget split assumes.
+Opacus calls it "AdaClip", with two flaws that this version avoids: Opacus divides the noisy count by the realised batch
+size, which is private under Poisson sampling, and it releases the sum of b, though only b - 1/2 has the sensitivity of
+1/2 that its budget split assumes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dptune.mechanisms.registry import controller, mechanism
 if TYPE_CHECKING:
     import torch
 
-_LARGEST_SHARE = 0.05  # of the inverse variance, for counts whose noise was not chosen
+_LARGEST_SHARE = 0.05  # largest share of the inverse variance for counts, if the user did not choose their noise
 
 
 @controller("quantile")
@@ -33,11 +33,11 @@ class Quantile(Constant):
 
     Attributes:
         target: gamma, the quantile.
-        rate: eta_C, of the geometric update.
-        count_noise: z_b, standard deviation on each count; 0 takes the paper's expected batch / 20 (times sqrt(K)),
-            or what leaves 95 % of the release's inverse variance to the gradients if that is more.
-        lowest_radius: public bound.
-        highest_radius: public bound.
+        rate: eta_C, rate of the geometric update.
+        count_noise: z_b, standard deviation on each count; 0 takes the paper's expected batch / 20 (times sqrt(K)), or
+            more if the gradients would otherwise get less than 95 % of the release's inverse variance.
+        lowest_radius: public lower bound of every radius.
+        highest_radius: public upper bound of every radius.
     """
 
     target: float = 0.5
@@ -59,21 +59,21 @@ class Quantile(Constant):
         check_bounds(self.lowest_radius, self.highest_radius)
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Any clipper that has radii."""
+        """Raise ConfigError unless the clipper has radii, within their bounds."""
         if not initial.radii:
             raise ConfigError("controller quantile", "has no radius to move", fix="use clipper: flat or per_pair")
         check_start(initial.radii, self.lowest_radius, self.highest_radius)
 
     def start(self, facts: RunFacts) -> None:
-        """Keeps the expected batch size."""
+        """Keep the expected batch size."""
         self._facts = facts
 
     def knobs(self, initial: Knobs) -> Knobs:
-        """The current radii."""
+        """Returns the current radii, and the noise at its start."""
         return Knobs(self._radii or initial.radii, initial.noise_multiplier)
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """The centred counts, one a radius. None before ``start``: the noise depends on the batch."""
+        """The centred counts, one for each radius; None before ``start``, for their noise depends on the batch size."""
         if self._facts is None:
             return None
         import torch
@@ -93,7 +93,7 @@ class Quantile(Constant):
         )
 
     def observe(self, observation: Observation) -> None:
-        """One geometric step of every radius."""
+        """Move every radius by one geometric step."""
         released = observation.released
         assert released.statistics is not None
         batch = self._facts.expected_batch_size
@@ -105,15 +105,15 @@ class Quantile(Constant):
         )
 
     def metrics(self) -> dict[str, float]:
-        """The released estimate of the unclipped share."""
+        """The estimated share of unclipped gradients for each radius, from the release."""
         return {f"unclipped_estimate_{index}": fraction for index, fraction in enumerate(self._fractions)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The radii."""
+        """The current radii."""
         return {"radii": list(self._radii)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         self._radii = tuple(state["radii"])
 
 
@@ -127,7 +127,7 @@ mechanism(
 
 
 def centred_counts(gradients: Gradients, radii: tuple[float, ...]) -> torch.Tensor:
-    """Per radius, sum over units of +1/2 if its norm is within the radius, else -1/2. (radii,) float64."""
+    """Sum over units of +1/2 if the norm is within the radius, else -1/2, for each radius: (radii,) float64."""
     norms = gradients.norms()
     if len(radii) == 1:
         norms = total_norms(norms)[:, None]

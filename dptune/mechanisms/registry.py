@@ -1,4 +1,4 @@
-"""Names for clippers, noises, controllers and mechanisms, and how an entry of params.yaml (or ``--set``) becomes one.
+"""The registries of clippers, noises, controllers and mechanisms; building a mechanism from an entry of params.yaml.
 
 A part is registered where it is written, by a decorator, and a mechanism beside the part that it is named after::
 
@@ -8,7 +8,7 @@ A part is registered where it is written, by a decorator, and a mechanism beside
 
     mechanism("static", clipper="flat", clips="the whole gradient to one radius", ...)
 
-The modules of this package are loaded at the first look at a table, then installed plug-ins (``dptune.plugins``).
+The first look at a registry imports every module of this package, then installed plug-ins (``dptune.plugins``).
 
 An entry names its three parts and their options, all in one flat table::
 
@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.options import converted, make_part, option_names, option_rows
+from dptune.mechanisms.options import convert, make_part, option_names, option_rows
 from dptune.plugins import check_part, is_outside, load_installed
 
 Value = TypeVar("Value")
@@ -44,7 +44,7 @@ _PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
 
 
 class Registry(Mapping[str, Value]):
-    """What is registered, by name in alphabetical order."""
+    """Registered values by name, in alphabetical order."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -78,14 +78,14 @@ class Registry(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class Registered:
-    """A mechanism that has a name of its own.
+    """A mechanism that is registered under a name.
 
     Attributes:
         parts: names of its clipper, noise and controller.
-        clips: what it clips, in a few words; the other texts likewise.
-        adds: what it adds.
-        adapts: by what it adapts.
-        costs: what adapting costs of the privacy budget.
+        clips: the vectors that it clips, in a few words; the other texts likewise.
+        adds: the noise that it adds.
+        adapts: the information that it adapts by.
+        costs: the share of the privacy budget that adapting costs.
         verdict: sound or not, and why.
         options: defaults that differ from the parts' own.
     """
@@ -100,7 +100,7 @@ class Registered:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The texts as one line, for lists of mechanisms."""
         adapts = "adapts nothing" if self.adapts == "nothing" else f"adapts by {self.adapts}"
         return f"Clips {self.clips}; adds {self.adds}; {adapts}; costs {self.costs}. {self.verdict}."
 
@@ -160,12 +160,12 @@ _loading, _loaded = RLock(), False
 
 
 def _load() -> None:
-    """Import every module that registers something; once."""
+    """Import every module that registers something, the first time that it is called."""
     global _loaded
     with _loading:
         if _loaded:
             return
-        _loaded = True  # a plug-in that looks at a table while it is imported finds what there is
+        _loaded = True  # else a plug-in that looks at a registry while it is imported would load it again, for ever
         try:
             package = import_module(__package__)
             for found in iter_modules(package.__path__):
@@ -183,7 +183,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     Raises: ConfigError naming the part or option that is unknown, missing or out of range.
     """
     parts, options = _resolve(name, entry)
-    pairs = converted("pairs", options.pop("pairs", 1), int)
+    pairs = convert("pairs", options.pop("pairs", 1), int)
     if pairs < 1:
         raise ConfigError("pairs", f"{pairs} is not a positive whole number", fix="count the LoRA pairs")
     known = {option for cls in parts.values() for option in option_names(cls)}
@@ -196,7 +196,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
 
 
 def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) -> dict[str, Any]:
-    """The entry with what a run's model tells: its LoRA pairs, and their parameters if an accountant counts them."""
+    """The entry with the model's number of LoRA pairs, and with its number of parameters if an accountant needs it."""
     known = option_names(_resolve(name, entry)[0]["noise"])
     return {**entry, "pairs": pairs, **({"dimension": dimension} if "dimension" in known else {})}
 
@@ -216,13 +216,13 @@ def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class PartDescription:
-    """What is known of a registered part.
+    """The description of a registered part, as ``dptune mechanisms --parts`` prints it.
 
     Attributes:
         kind: clipper, noise or controller.
         name: as entries of params.yaml name it.
         summary: the first paragraph of its docstring, on one line.
-        module: in which it is written.
+        module: the module that registered it.
         options: (option, default or "required", help).
     """
 

@@ -1,4 +1,4 @@
-"""What the published and the provable RLDP share: actions, reward, agent, and the saved hyper-policy.
+"""The base of the published and the provable RLDP: actions, reward, agent, and the saved hyper-policy.
 
 Only the observation differs between the two, see ``rldp_published.py`` and ``rldp.py``.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 NOISE_RANGE = (0.5, 2.0)
 _LARGEST_FEATURE = 10.0
 _PUBLISHED_BATCHES = {0.5: 4, 2.0: 16, 4.0: 8, 5.0: 4, 8.0: 8}
-_WORST_UTILITY = -100.0  # in place of the loss of a model that diverged
+_WORST_UTILITY = -100.0  # utility of a model that diverged: an infinite loss would spoil the agent
 
 
 def reward(gain: float, cost: float, floor: float) -> float:
-    """log(1 + max(gain / (cost + 1e-6), -0.999)), at least -floor: utility gained per epsilon spent."""
+    """Utility gained per epsilon spent: log(1 + max(gain / (cost + 1e-6), -0.999)), and at least -floor."""
     return max(math.log1p(max(gain / (cost + 1e-6), -0.999)), -floor)
 
 
 def moved_noise(noise: float, start: float, action: float, spent: float) -> float:
-    """The next sigma: a damped step whose size shrinks with the share of the budget that is spent.
+    """The next sigma, after a damped step whose size shrinks with the share of the budget that is spent.
 
-    At most 0.02 in log sigma, none when all is spent, always within ``NOISE_RANGE`` of the start.
+    The step is at most 0.02 in log sigma, and 0 when all is spent; sigma stays within ``NOISE_RANGE`` of its start.
     """
     step = 0.1 * (1 - min(max(spent, 0.0), 1.0))
     low, high = (math.log(start * factor) for factor in NOISE_RANGE)
@@ -45,7 +45,7 @@ def moved_noise(noise: float, start: float, action: float, spent: float) -> floa
 
 
 def published_batch_size(epsilon: float | None) -> int:
-    """B_SAC of RLDP section 3 for this budget, or for the nearest that the paper has."""
+    """B_SAC of RLDP section 3 for this budget, or for the nearest budget that the paper lists."""
     nearest = min(_PUBLISHED_BATCHES, key=lambda known: abs(math.log(known / (epsilon or 2.0))))
     return _PUBLISHED_BATCHES[nearest]
 
@@ -59,7 +59,7 @@ class Normaliser:
     squares: Any = None
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        """Learn from these features, then normalise them. float32."""
+        """Learn from these features, then return them normalised, as float32."""
         features = features.double().nan_to_num(0.0, 1e6, -1e6)
         if self.mean is None:
             self.mean, self.squares = features.new_zeros(len(features)), features.new_zeros(len(features))
@@ -72,15 +72,15 @@ class Normaliser:
 
     @property
     def size(self) -> int:
-        """How many features it has seen."""
+        """Number of features; known once it was called or loaded."""
         return len(self.mean)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What it learned, by the names that files have."""
+        """The learned statistics, by their names in files."""
         return {"features.mean": self.mean, "features.squares": self.squares}
 
     def load(self, tensors: Mapping[str, Any], count: int, features: int) -> None:
-        """Inverse of ``tensors``. Raises KeyError if one is missing, ValueError if they are not of so many features."""
+        """Restore what ``tensors`` gave. Raises KeyError if one is missing, ValueError if their length is wrong."""
         mean, squares = tensors["features.mean"], tensors["features.squares"]
         for size in (len(mean), len(squares)):
             if size != features:
@@ -90,7 +90,8 @@ class Normaliser:
 
 @dataclass
 class LearnedControl(Constant):
-    """An agent, SAC by default, that acts every ``interval`` releases. Subclasses say what it sees and what it does.
+    """A controller whose agent, SAC by default, acts every ``interval`` releases. Subclasses define what the agent
+    sees and what its actions do.
 
     Attributes:
         interval: T_RL, releases between actions.
@@ -99,9 +100,9 @@ class LearnedControl(Constant):
         rounds: K, SAC rounds per action.
         warmup: releases before the first interval starts.
         radius_cap: largest radius (RLDP equation 10 has 1).
-        reward_floor: R_max; the paper gives none, 5 is this project's.
+        reward_floor: R_max, the reward is at least minus this; the paper gives no value, 5 is this project's.
         policy: "learned", or "random" for an agent that never improves (an ablation).
-        seed: of the agent's networks and exploration; public.
+        seed: seed of the agent's networks and exploration; public.
         init_from: folder of a saved hyper-policy to start from.
     """
 
@@ -134,25 +135,25 @@ class LearnedControl(Constant):
 
     @property
     def noise_range(self) -> tuple[float, float]:
-        """As published."""
+        """The published bounds of sigma, ``NOISE_RANGE``."""
         return NOISE_RANGE
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Moves one radius a pair."""
+        """Raise ConfigError unless there is one radius for each pair."""
         if len(initial.radii) != pairs:
             raise ConfigError("controller", "moves one radius a pair", fix="use clipper: per_pair")
         if initial.noise_multiplier <= 0:
             raise ConfigError("controller", "learns from noisy releases, and there is no noise", fix="add noise")
 
     def start(self, facts: RunFacts) -> None:
-        """Keeps the public facts. Raises ConfigError for a hyper-policy of other adapters or options."""
+        """Keep the public facts and load the hyper-policy. Raises ConfigError if it is of other adapters or options."""
         self._facts = facts
         if self._source is not None:
             self._agent = self._new_agent()
             self._warm_start()
 
     def feature_size(self, pairs: int) -> int:
-        """How many numbers it sees."""
+        """Length of the state that the agent sees."""
         raise NotImplementedError
 
     def action_size(self, pairs: int) -> int:
@@ -160,18 +161,18 @@ class LearnedControl(Constant):
         raise NotImplementedError
 
     def apply(self, action: list[float], spent: float) -> None:
-        """Turn an action into knobs; ``spent`` is the share of the budget."""
+        """Turn an action into knobs; ``spent`` is the share of the budget that is spent."""
         raise NotImplementedError
 
     def judge(self, gain: float, cost: float) -> float:
-        """The reward of an interval."""
+        """The reward of an interval with this gain in utility and this cost in epsilon."""
         return reward(gain, cost, self.reward_floor)
 
     def act(self, features: torch.Tensor, utility: float, spent: float) -> None:
         """Close the last interval with its reward, learn, and act again.
 
         Args:
-            features: (size,) what the controller sees.
+            features: (size,) the state that the controller sees.
             utility: u, minus a mean log loss.
             spent: share of the budget in [0, 1].
         """
@@ -192,7 +193,7 @@ class LearnedControl(Constant):
 
     @property
     def decision(self) -> tuple[Any, Any] | None:
-        """(state, action) of the last time it acted, as its agent has them; None before."""
+        """The agent's last (state, action), or None before it acted."""
         return None if self._last is None else self._last[:2]
 
     def metrics(self) -> dict[str, float]:
@@ -220,7 +221,7 @@ class LearnedControl(Constant):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``; after ``start``."""
+        """Restore the state that ``state_dict`` gave; call ``start`` first."""
         self._radii, self._noise = tuple(state["radii"]), state["noise"]
         self._reward = state.get("reward", math.nan)
         if "last.state" in state:
@@ -238,11 +239,11 @@ class LearnedControl(Constant):
         """The trained hyper-policy of a run, with everything that it cost; None if it never acted.
 
         Args:
-            label: of the run, for people.
-            run_id: of the run's ledger.
-            unit: of the run's privacy.
-            releases: of the run itself; those of the policy it started from are added.
-            leaks: why the run has no certified epsilon.
+            label: the run's label, for people.
+            run_id: the id in the run's ledger.
+            unit: the run's unit of privacy.
+            releases: the run's own releases; those of the policy that it started from are added.
+            leaks: reasons why the run has no certified epsilon.
         """
         if self._last is None:
             return None
@@ -262,22 +263,22 @@ class LearnedControl(Constant):
 
     @cached_property
     def _source(self) -> SavedPolicy | None:
-        """The hyper-policy to start from, read once: what is priced is what is loaded."""
+        """The hyper-policy to start from. Read once, so that the one that is priced is the one that is loaded."""
         return SavedPolicy.read(self.init_from) if self.init_from else None
 
     @property
     def inherited(self) -> Composition:
-        """What that hyper-policy cost one unit of this run."""
+        """The releases that the starting hyper-policy cost one unit of this run."""
         return self._source.price if self._source else Counter()
 
     @property
     def inherited_unit(self) -> str | None:
-        """Whose privacy its releases are about."""
+        """The unit of privacy of those releases; None without a starting hyper-policy."""
         return self._source.unit if self._source else None
 
     @property
     def inherited_leaks(self) -> tuple[str, ...]:
-        """Why that hyper-policy has no certified epsilon."""
+        """Reasons why the starting hyper-policy has no certified epsilon."""
         return (
             tuple(f"hyper-policy of {self._source.label}: {leak}" for leak in self._source.leaks)
             if self._source
@@ -286,7 +287,7 @@ class LearnedControl(Constant):
 
     @property
     def agent_kind(self) -> str:
-        """Which agent acts; a saved hyper-policy fits its own kind only."""
+        """The kind of agent; a saved hyper-policy fits only its own kind."""
         return "sac"
 
     @property
@@ -294,7 +295,7 @@ class LearnedControl(Constant):
         return self.feature_size(len(self._facts.pair_sizes))
 
     def _warm_start(self) -> None:
-        """Take over the policy and feature statistics. Raises ConfigError if they are another agent's, or were made
+        """Load the saved policy and feature statistics. Raises ConfigError if they are another agent's, or were made
         for other adapters.
         """
         assert self._source is not None

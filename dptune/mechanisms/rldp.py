@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     import torch
 
 _SMOOTHING = 0.9
-_SMALLEST_WEIGHT = 0.25  # of the mean share: bounds the noise that one pair may get
+_SMALLEST_WEIGHT = 0.25  # least weight, as a share of the mean weight: bounds the noise that one pair may get
 
 
 @controller("rldp")
 @dataclass
 class Rldp(LearnedControl):
-    """Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
+    """An agent that moves radii, noise weights and, if asked, sigma by what was released.
+
+    Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
 
     An action sets C_i = min(C_0 exp(a_i), cap), C_0 the starting radius, and relative noise weights w_i (a softmax of
     their squares); with ``move_noise`` one more number moves sigma. (Equation 10 has no C_0: an untrained agent then
@@ -38,12 +40,12 @@ class Rldp(LearnedControl):
     AB of the released batch loss, averaged over the interval.
 
     Attributes:
-        agent: "sac" learns inside the run, from nothing or from ``init_from``. "linear" does not: 18 parameters, the
-            same for every pair, which DP policy gradient trains over tenants; it fits models of any number of pairs.
+        agent: "sac" learns inside the run, from nothing or from ``init_from``. "linear" does not learn: it has 18
+            parameters, the same for every pair, trained over tenants by DP policy gradient, and fits any model.
         design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
             centred batch loss, released jointly with the gradients.
         statistics_share: share of the inverse variance that design AB spends on its statistics.
-        loss_bound: the loss of a unit minus the public loss is clipped to this, in nats.
+        loss_bound: bound, in nats, to which the loss of a unit minus the public loss is clipped.
         move_noise: let sigma move within [1/2, 2] of its start, behind the filter.
         radius_floor: smallest radius.
         centre: "initial" moves the radii around where they start, "one" around 1 as equation 10 does.
@@ -93,7 +95,7 @@ class Rldp(LearnedControl):
 
     @property
     def agent_kind(self) -> str:
-        """As the option says."""
+        """The option ``agent``."""
         return self.agent
 
     @property
@@ -103,35 +105,38 @@ class Rldp(LearnedControl):
 
     @property
     def raw_inputs(self) -> tuple[str, ...]:
-        """None of its own; a hyper-policy that leaks passes its leaks on."""
+        """The leaks of the hyper-policy that it starts from; it has none of its own."""
         return self.inherited_leaks
 
     def feature_size(self, pairs: int) -> int:
-        """Per pair signal, direction, radius, weight and three norms; 4 scalars; design AB its statistics.
+        """Length of the state: per pair signal, direction, radius, weight and three norms; 4 scalars; design AB adds
+        its statistics.
 
-        Agent linear reads pair after pair, 8 numbers of each.
+        Agent linear reads one pair at a time, 8 numbers each.
         """
         if self.agent == "linear":
             return int(self._normaliser.size)
         return 7 * pairs + 4 + (pairs + 1 if self.design == "AB" else 0)
 
     def action_size(self, pairs: int) -> int:
-        """Radii, weights, and sigma if it moves."""
+        """Length of an action: a radius and a weight for each pair, and sigma if it moves."""
         return 2 * pairs + int(self.move_noise)
 
     def knobs(self, initial: Knobs) -> Knobs:
-        """As the last action set them."""
+        """The knobs as the last action set them."""
         self._start_noise = initial.noise_multiplier
         self._start_radii = initial.radii if self.centre == "initial" else (1.0,) * len(initial.radii)
         noise = self._noise if self.move_noise and self._noise else initial.noise_multiplier
         return Knobs(self._radii or initial.radii, noise, self._weights)
 
     def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
-        """Offered only to a run that already leaks through ``init_from``; nothing is read."""
+        """Returns the knobs unread. Called only in a run that already leaks through ``init_from``."""
         return knobs
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """Design AB: n centred counts and one centred, clipped loss, half of the sensitivity 1 each."""
+        """Statistics of design AB: n centred counts and one centred, clipped loss. Counts and loss each have half of
+        the squared sensitivity, 1.
+        """
         if self.design == "A":
             return None
         import torch
@@ -145,8 +150,8 @@ class Rldp(LearnedControl):
         )
 
     def observe(self, observation: Observation) -> None:
-        """Smooth what every release tells; act every ``interval`` releases."""
-        self._smoothed(released_features(observation, self._before, self._facts.expected_batch_size, self.design))
+        """Smooth the features of every release; act every ``interval`` releases."""
+        self._update_smooth(released_features(observation, self._before, self._facts.expected_batch_size, self.design))
         self._before = observation.released.blocks
         if self.design == "AB":
             self._note_loss(observation)
@@ -158,7 +163,7 @@ class Rldp(LearnedControl):
             self._losses = []
 
     def _note_loss(self, observation: Observation) -> None:
-        """The batch loss as released. It is centred on a public loss, so the first release has none yet."""
+        """Keep the batch loss that was released. The first release has none: no public loss to centre on is known."""
         released = observation.released
         assert released.statistics is not None
         if math.isnan(self._public_loss):
@@ -167,7 +172,7 @@ class Rldp(LearnedControl):
             above = float(released.statistics[-1]) / self._facts.expected_batch_size * math.sqrt(2) * self.loss_bound
             self._losses.append(self._public_loss + above)
 
-    def _smoothed(self, fresh: torch.Tensor) -> None:
+    def _update_smooth(self, fresh: torch.Tensor) -> None:
         self._smooth = fresh if self._smooth is None else _SMOOTHING * self._smooth + (1 - _SMOOTHING) * fresh
 
     def _features(self, observation: Observation) -> torch.Tensor:
@@ -188,7 +193,7 @@ class Rldp(LearnedControl):
         return torch.cat([self._smooth.cpu(), torch.tensor(public, dtype=torch.float64)])
 
     def apply(self, action: list[float], spent: float) -> None:
-        """Radii within public bounds, weights by a softmax, sigma by the damped step."""
+        """Set radii within public bounds, weights by a softmax, and sigma by the damped step."""
         pairs = len(self._facts.pair_sizes)
         self._radii = tuple(
             min(max(start * math.exp(min(value, 50.0)), self.radius_floor), self.radius_cap)
@@ -202,12 +207,12 @@ class Rldp(LearnedControl):
             self._noise = moved_noise(self._noise or self._start_noise, self._start_noise, action[-1], spent)
 
     def metrics(self) -> dict[str, float]:
-        """Reward, weights and the public loss that it saw."""
+        """The last reward, the weights and the last public loss."""
         figures = super().metrics() | {f"weight_{index}": weight for index, weight in enumerate(self._weights)}
         return figures if math.isnan(self._public_loss) else figures | {"controller_public_loss": self._public_loss}
 
     def state_dict(self) -> dict[str, Any]:
-        """Public: a function of releases."""
+        """The state, for checkpoints. Public: a function of releases and public data."""
         state = super().state_dict() | {"weights": list(self._weights), "losses": self._losses}
         if self._smooth is not None:
             state["smooth"] = self._smooth
@@ -218,7 +223,7 @@ class Rldp(LearnedControl):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         super().load_state_dict(state)
         self._weights, self._losses = tuple(state["weights"]), list(state["losses"])
         self._smooth = state.get("smooth")
@@ -245,11 +250,11 @@ mechanism(
 def bounded_statistics(
     gradients: Gradients, radii: tuple[float, ...], public_loss: float, bound: float
 ) -> torch.Tensor:
-    """(units, pairs + 1) float64, every row of l2 norm at most 1.
+    """Statistics of each unit, (units, pairs + 1) float64, every row of l2 norm at most 1.
 
-    +-1/2 for each pair (clipped or not), scaled to a norm of sqrt(1/2) together; the loss minus the public loss,
-    clipped to +-bound, scaled to sqrt(1/2) at most. The public loss stands in for the spec's per-record loss of the
-    frozen model: as public, and it costs no second forward pass. Before it is known the entry is 0.
+    The first entries are +-1/2 for each pair (clipped or not), scaled to a joint norm of sqrt(1/2). The last is the
+    loss minus the public loss, clipped to +-bound and scaled to sqrt(1/2) at most. The spec subtracts each record's
+    loss under the frozen model; the public loss needs no second forward pass. Until it is known the entry is 0.
     """
     import torch
 
@@ -269,10 +274,10 @@ def _bounded_sum(gradients: Gradients, radii: tuple[float, ...], public_loss: fl
 def released_features(
     observation: Observation, before: list[torch.Tensor] | None, expected_batch_size: float, design: str
 ) -> torch.Tensor:
-    """What one release tells, for free (float64): per pair, signal and direction; design AB also its statistics.
+    """Features of one release, at no cost (float64): per pair, signal and direction; design AB adds its statistics.
 
-    Signal is (||G||^2 - noise energy) / (B C)^2, an unbiased view of how aligned the clipped gradients are; direction
-    the cosine with the release before.
+    The signal (||G||^2 - noise energy) / (B C)^2 is an unbiased estimate of how aligned the clipped gradients are; the
+    direction is the cosine with the previous release.
     """
     import torch
 

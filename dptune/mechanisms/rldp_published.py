@@ -1,7 +1,7 @@
 """RLDP as published (arXiv 2507.22565, Algorithm 1). LEAKS: its controller reads raw per-sample statistics.
 
-Two more defects are the clipper's and the accountant's, not this file's: noise sigma C_i on each of n pairs is a
-joint multiplier of sigma / sqrt(n), and the paper's accountant is given sigma.
+The paper has one more defect, outside the controller: noise sigma C_i on each of n pairs is a joint multiplier of
+sigma / sqrt(n), but its accountant is given sigma.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 @controller("rldp_published")
 @dataclass
 class RldpPublished(LearnedControl):
-    """LEAK. State from the raw batch: 3 n norm quartiles and 8 scalars (see ``raw_features``).
+    """LEAK. A controller that reads the raw batch: 3 n norm quartiles and 8 scalars (see ``raw_features``).
 
     An action (n + 1 numbers) sets C_i = min(exp(a_i), cap) and moves sigma; after ``warmup`` steps each C_i is the
-    median of its raw norms. Epsilon as the controller sees it is Algorithm 1's: today's sigma for all past steps.
-    The paper reads its last micro-batch; here that is the whole Poisson batch.
+    median of its raw norms. The epsilon that the controller reads is Algorithm 1's, which prices all past steps at
+    the current sigma. The paper reads its last micro-batch; here that is the whole Poisson batch.
     """
 
     _warm: list[Any] = field(default_factory=list, init=False, repr=False)
@@ -36,12 +36,12 @@ class RldpPublished(LearnedControl):
 
     @property
     def adaptive(self) -> bool:
-        """It moves sigma."""
+        """Returns True: actions move sigma."""
         return True
 
     @property
     def raw_inputs(self) -> tuple[str, ...]:
-        """What it reads un-noised."""
+        """Names of the un-noised statistics that it reads."""
         return (
             "raw medians of gradient norms (warm-up radii)",
             "raw quartiles and moments of gradient norms (state)",
@@ -50,15 +50,15 @@ class RldpPublished(LearnedControl):
         )
 
     def feature_size(self, pairs: int) -> int:
-        """Three quartiles a pair and 8 scalars."""
+        """Length of the state: three quartiles a pair and 8 scalars."""
         return 3 * pairs + 8
 
     def action_size(self, pairs: int) -> int:
-        """One a radius, one for sigma."""
+        """Length of an action: one number a radius, one for sigma."""
         return pairs + 1
 
     def knobs(self, initial: Knobs) -> Knobs:
-        """As the last action set them."""
+        """The knobs as the last action set them."""
         self._noise = self._noise or initial.noise_multiplier
         self._start_noise = initial.noise_multiplier
         return Knobs(self._radii or initial.radii, self._noise)
@@ -75,7 +75,7 @@ class RldpPublished(LearnedControl):
         import torch
 
         after = observation.releases - self.warmup
-        if after >= 0 and self._warm:  # a resumed ledger may have jumped over the very release
+        if after >= 0 and self._warm:  # a resumed run may have skipped the release itself
             self._radii = tuple(torch.cat(self._warm).median(dim=0).values.clamp(min=1e-12).tolist())
         if after >= 0:
             self._warm = []
@@ -87,7 +87,7 @@ class RldpPublished(LearnedControl):
             self.act(features, -float(losses.mean()), spent)
 
     def apply(self, action: list[float], spent: float) -> None:
-        """Equation 10 for the radii, then the damped step of sigma."""
+        """Set the radii by equation 10, and sigma by the damped step."""
         self._radii = tuple(min(math.exp(max(min(value, 50.0), -50.0)), self.radius_cap) for value in action[:-1])
         self._noise = moved_noise(self._noise, self._start_noise, action[-1], spent)
 
@@ -96,7 +96,7 @@ class RldpPublished(LearnedControl):
         return gdp_clt_epsilon(past, self._facts.delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Private, like everything that this controller touches: raw norms of the warm-up included."""
+        """The state, for checkpoints. Private: it holds raw norms and losses."""
         import torch
 
         state = super().state_dict()
@@ -107,7 +107,7 @@ class RldpPublished(LearnedControl):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         super().load_state_dict(state)
         self._warm = [state["warm.norms"]] if "warm.norms" in state else []
         self._raw = (state["raw.norms"], state["raw.losses"]) if "raw.norms" in state else None
@@ -133,8 +133,8 @@ def raw_features(norms: torch.Tensor, losses: torch.Tensor, epsilon: float) -> t
     mean and variance of the squared norms ("Fisher"), skewness and kurtosis of the norms.
 
     Args:
-        norms: (units, pairs), units > 0.
-        losses: (units,).
+        norms: (units, pairs) gradient norms, units > 0.
+        losses: (units,) mean losses.
     """
     import torch
 

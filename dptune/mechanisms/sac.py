@@ -1,7 +1,7 @@
 """Soft Actor-Critic in one file (Haarnoja et al. 2018), with RLDP's sizes (arXiv 2507.22565, section 2.4).
 
-An encoder feeds a Gaussian head (not squashed) and twin critics. The critics' loss trains the encoder; the actor
-reads it detached. It knows nothing of privacy: what it is shown decides that.
+An encoder feeds a Gaussian head (not squashed) and twin critics. The critics' loss trains the encoder; the actor's
+does not. Whether the agent leaks depends only on the states and rewards that its controller shows it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _COLUMNS = ("states", "actions", "next_states")
 
 @dataclass(frozen=True)
 class SacOptions:
-    """RLDP's settings.
+    """Settings of SAC, with RLDP's published values as defaults.
 
     Attributes:
         batch_size: B_SAC, transitions per round.
         rounds: K, gradient rounds per action; 0 leaves the policy as it is.
-        width: of every hidden layer.
+        width: units of every hidden layer.
         discount: gamma.
         temperature: alpha, constant.
-        polyak: tau, of the target critics.
-        actor_learning_rate: Adam's.
-        critic_learning_rate: Adam's, encoder included.
-        capacity: of the replay buffer.
+        polyak: tau, the rate at which the target critics follow.
+        actor_learning_rate: Adam's learning rate for the actor.
+        critic_learning_rate: Adam's learning rate for the critics and the encoder.
+        capacity: largest number of transitions in the replay buffer.
     """
 
     batch_size: int = 4
@@ -82,10 +82,10 @@ class SoftActorCritic:
         self.options = options
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it would reseed every CUDA device too, and with it the secret dropout masks.
+            # torch.manual_seed would reseed every CUDA device too, and make the secret dropout masks public.
             torch.default_generator.manual_seed(seed)
             self.networks = _Networks(state_size, action_size, options.width)
-        # The first actions stay near zero: the head starts small.
+        # A head of the usual size would start with large, random actions.
         with torch.no_grad():
             self.networks.head.weight.mul_(0.1)
         self._target = copy.deepcopy(self.networks).requires_grad_(False)
@@ -106,7 +106,7 @@ class SoftActorCritic:
         del self._memory[: -self.options.capacity]
 
     def improve(self) -> None:
-        """K rounds on random transitions, if there are enough of them."""
+        """Train for K rounds on random transitions, if there are enough of them."""
         if len(self._memory) < self.options.batch_size:
             return
         for _ in range(self.options.rounds):
@@ -141,7 +141,7 @@ class SoftActorCritic:
         self._actor_optimizer.step()
 
     def _sample(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions and their log probabilities; gradients reach the head only."""
+        """Draw actions, with their log probabilities; gradients reach the head only."""
         features = self.networks.encoder(states).detach()
         mean, log_deviation = self.networks.head(features).chunk(2, dim=1)
         log_deviation = log_deviation.clamp(*_LOG_DEVIATIONS)
@@ -157,7 +157,7 @@ class SoftActorCritic:
             target.lerp_(online, self.options.polyak)
 
     def policy(self) -> dict[str, torch.Tensor]:
-        """The weights of every network: what a warm start needs."""
+        """The weights of every network, from which another agent can start."""
         return {name: value.detach().clone() for name, value in self.networks.state_dict().items()}
 
     def load_policy(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -166,7 +166,7 @@ class SoftActorCritic:
         self._target.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as a flat table of tensors and numbers."""
+        """The whole state, as a flat table of tensors and numbers."""
         state: dict[str, Any] = {f"online.{name}": value for name, value in self.networks.state_dict().items()}
         state |= {f"target.{name}": value for name, value in self._target.state_dict().items()}
         for label, optimizer in self._optimizers():
@@ -181,7 +181,7 @@ class SoftActorCritic:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state_dict``."""
+        """Restore the state that ``state_dict`` gave."""
         self.networks.load_state_dict(_under("online", state))
         self._target.load_state_dict(_under("target", state))
         for label, optimizer in self._optimizers():

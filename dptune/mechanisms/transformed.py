@@ -1,4 +1,4 @@
-"""Clip and add noise in other coordinates: AdaCliP's and GeoClip's common step.
+"""The clipper that AdaCliP and GeoClip share: it clips, and has noise added, in other coordinates.
 
 The coordinates come from past releases (``Knobs.geometry``), so they are public and cost nothing.
 """
@@ -17,44 +17,45 @@ from dptune.mechanisms.registry import clipper
 if TYPE_CHECKING:
     import torch
 
-#: A matrix product rounds a row by how many rows there are, so that units touch each other's last bits.
+#: Relative margin by which radii shrink: the number of rows of a matrix product changes how each row is rounded, so
+#: that one unit may change the last bits of another's coordinates.
 _MARGIN = 1e-6
 
 
 @clipper("transformed")
 @dataclass(frozen=True)
 class Transformed(Clipper):
-    """w = geometry.forward(g), each block clipped to its radius, summed, noised once, mapped back once.
+    """Clips each block of w = geometry.forward(g) to its radius; the noisy sum is mapped back to gradients.
 
     Guarantee: the blocks over their scales move by at most 1 in l2 when one unit joins or leaves.
     """
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
-        """None: the geometry has radii of its own."""
+        """Returns no radii: the geometry has its own."""
         return ()
 
     def sensitivity(self, knobs: Knobs, pairs: int) -> float:
-        """1, as every geometry promises."""
+        """Returns 1, which every geometry's scales ensure."""
         return 1.0
 
     def scales(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:
-        """The geometry's."""
+        """Returns the scales of the geometry's blocks."""
         return _geometry(knobs).scales
 
     def empty(self, zeros: list[torch.Tensor], knobs: Knobs) -> list[torch.Tensor]:
-        """Zero blocks of the geometry's sizes."""
+        """Returns zero blocks of the geometry's sizes."""
         import torch
 
         return self._blocks(torch.cat(zeros)[None], knobs, keep=0)
 
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
-        """Sum of the clipped transformed gradients."""
+        """Sum of the clipped, transformed gradients, one flat vector for each block."""
         return self._blocks(gradients.matrix(), knobs)
 
     def restore(
         self, blocks: list[torch.Tensor], zeros: list[torch.Tensor], knobs: Knobs, expected_batch_size: float
     ) -> list[torch.Tensor]:
-        """Back to parameters, split into pairs."""
+        """Map averaged blocks back to parameters, split into pairs."""
         geometry = _geometry(knobs)
         gradient = geometry.backward([block.double() / expected_batch_size for block in blocks]).float()
         return list(gradient.split([zero.numel() for zero in zeros]))
@@ -66,7 +67,7 @@ class Transformed(Clipper):
             block = block[:keep]
             norms = block.norm(dim=1, keepdim=True)
             factors = (radius * (1 - _MARGIN) / norms.clamp(min=1e-300)).clamp(max=1.0)
-            # A change of coordinates may overflow: such a unit gives nothing rather than a NaN to all.
+            # A unit whose coordinates overflow would turn the whole sum into NaN; it adds zero instead.
             bounded = (block * factors).where(norms.isfinite(), 0.0)
             sums.append(bounded.sum(dim=0))
         return sums

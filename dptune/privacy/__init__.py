@@ -1,1 +1,1 @@
-"""What left the private data, and what it cost: releases, the ledger, accountants, calibration. No torch here."""
+"""Releases of private data and their cost: the ledger, accountants, calibration. Nothing here imports torch."""

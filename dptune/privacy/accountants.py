@@ -34,8 +34,8 @@ from dptune.privacy.published import (
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 from dptune.privacy.sampled_gaussian import Kind
 
-# An order whose series does not converge costs infinity: a looser bound or more noise, never too small an epsilon.
-# dp-accounting warns each time, hundreds of times a run, and a user can do nothing about it.
+# dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
+# about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.
 logging.getLogger("absl").addFilter(lambda record: "_compute_log_a_frac failed" not in str(record.msg))
 
 #: Releases of different parts that are priced one by one where a price is a sum.
@@ -61,7 +61,7 @@ class Epsilons:
         published: the paper's accountant on the paper's own terms. A claim, not a guarantee.
         noise_only: right sensitivity, right accountant, leaks of the controller ignored.
         certified: the guarantee; infinity while anything un-noised or unaccounted steers the run.
-        leaks: why ``certified`` is infinite; empty when it is the guarantee.
+        leaks: reasons why ``certified`` is infinite; empty when it is the guarantee.
     """
 
     published: float
@@ -87,15 +87,15 @@ def epsilons(
     run_leaks: tuple[str, ...] = (),
     inherited: Composition | None = None,
 ) -> Epsilons:
-    """Price a composition three ways; of releases about disjoint parts of the units, the dearest part.
+    """Price a composition three ways. Releases about disjoint parts of the units cost what the dearest part costs.
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
     add/remove of one unit, given Poisson sampling with secret coins; under emptying one unit's slot, where releases
-    name parts. All arguments are public. (Parts are told apart here; every other function of this file adds up.)
+    name parts. All arguments are public. (Only this function tells parts apart; all others here add up all releases.)
 
     Args:
-        composition: how often each distinct release happened.
-        delta: in (0, 1).
+        composition: the count of each distinct release.
+        delta: a number in (0, 1).
         published_accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
         renyi_filter: the filter fixed before the run, required for a finite epsilon when a release is adaptive.
         run_leaks: reasons from outside the releases (a fixed noise seed, say) that void the guarantee.
@@ -115,7 +115,7 @@ def epsilons(
         )
     published = published_epsilon(published_accountant, composition, delta)
     leaks = leaks_of(composition + (inherited or Counter()), renyi_filter, run_leaks)
-    # Nobody knows in which part of the run a unit of a part of an inherited one is: every pair is possible.
+    # A unit in some part of an inherited run may be in any part of this run: every pair of parts is priced.
     mine, theirs = _unlabelled(composition), _unlabelled(inherited or Counter())
     work = _SUMS if renyi_filter is not None else WORK
     noise_only = dearest(
@@ -125,7 +125,7 @@ def epsilons(
 
 
 def _unlabelled(composition: Composition) -> Composition:
-    """The same releases without what no bound reads, if they are about parts: parts that cost the same are then one."""
+    """The releases without the fields that no bound reads, if any is about a part: equally dear parts become equal."""
     if all(release.part is None for release in composition):
         return composition
     total: Composition = Counter()
@@ -142,7 +142,7 @@ def _one_part_epsilon(composition: Composition, delta: float, renyi_filter: Reny
 
 
 def published_epsilon(accountant: str, composition: Composition, delta: float) -> float:
-    """What the paper's accountant says; infinite where it has no answer (delta 0, or figures that it needs)."""
+    """The epsilon of the paper's accountant; infinite if delta is 0 or a claim that it needs is missing."""
     if delta == 0 and accountant != "pure":
         return math.inf
     return dearest(composition, lambda part: PUBLISHED_ACCOUNTANTS[accountant](part, delta), work=_SUMS)
@@ -151,9 +151,9 @@ def published_epsilon(accountant: str, composition: Composition, delta: float) -
 def smallest_epsilon(composition: Composition, delta: float) -> float:
     """The least of the bounds that hold for these releases, each proven at this ``delta``.
 
-    Gaussian releases alone: the tight one. With Laplace mixtures: the loss distribution of a Gaussian that is at most
-    as private, Renyi DP at integer orders, and, where clipping is in l1, pure DP, which alone holds at delta 0. With
-    tokens: Renyi DP at their order.
+    Gaussian releases alone have a tight bound. With Laplace mixtures the bounds are the loss distribution of a Gaussian
+    that is at most as private, Renyi DP at integer orders and, with clipping in l1, pure DP, the only one that holds at
+    delta 0. With tokens the bound is Renyi DP at their order.
     """
     _check_delta(delta, pure=_is_pure(composition))
     if has_answers(composition):
@@ -167,7 +167,7 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
 
 
 def quick_epsilon(composition: Composition, delta: float) -> float:
-    """A bound as ``smallest_epsilon``, faster and near it: on a coarse grid, and of Laplace mixtures without one."""
+    """A faster bound near ``smallest_epsilon``: on a coarse grid, or without a grid for Laplace mixtures."""
     if has_answers(composition):
         return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
@@ -182,10 +182,10 @@ def quick_epsilon(composition: Composition, delta: float) -> float:
 
 
 def limit_epsilon(composition: Composition, delta: float) -> float:
-    """What the releases cost in the limit of high dimension, when a shift is spread over all coordinates. NOT a bound.
+    """The epsilon in the limit of high dimension, when a shift is spread over all coordinates. NOT a bound.
 
-    The loss distribution of the Gaussian that a mixture tends to. At a small dimension the truth may lie below it, and
-    above it at a small epsilon.
+    It comes from the loss distribution of the Gaussian that a mixture tends to. The truth may lie below it at a small
+    dimension, and above it at a small epsilon.
     """
     _check_delta(delta)
     if not composition or _has_noiseless(composition):
@@ -197,15 +197,15 @@ def limit_epsilon(composition: Composition, delta: float) -> float:
 
 
 def has_limit(composition: Composition) -> bool:
-    """Whether ``limit_epsilon`` says anything: not of Gaussians alone, nor of one scale for all coordinates, nor in l1,
-    where a shift that is spread vanishes.
+    """Whether ``limit_epsilon`` applies: not to Gaussians alone, nor to a scale shared by all coordinates, nor with
+    clipping in l1, where a shift that is spread vanishes.
     """
     usual = all(release.norm == "l2" and release.noise in ("gaussian", "laplace_mixture") for release in composition)
     return usual and any(release.law for release in composition)
 
 
 def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
-    """What else to know of a Laplace mixture, by name; nothing if there are others beside it. None is a guarantee."""
+    """More figures of Laplace mixtures, by name; none if other releases are among them. No figure is a guarantee."""
     if None in (laws := {release.law for release in composition}) or len(laws) != 1:
         return {}
     release = next(iter(composition))
@@ -234,10 +234,10 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
 def l1_break_even(composition: Composition, delta: float) -> float | None:
     """The dimension up to which noise on an l1-clipped gradient is better than a Gaussian of equal certified epsilon.
 
-    A gradient of equal coordinates that is clipped to an l1 norm of 1 has an l2 norm of 1 / sqrt(d). Over the standard
-    deviation of the noise, that is as much as an l2-clipped one has over z where d = (z / deviation)^2. Of other
-    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates. None
-    where no Gaussian has that epsilon: 0, say, or infinity.
+    A gradient with d equal coordinates that is clipped to an l1 norm of 1 has an l2 norm of 1 / sqrt(d). Its ratio to
+    the standard deviation of the noise equals that of an l2-clipped gradient to z if d = (z / deviation)^2. For other
+    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates. Returns
+    None if no Gaussian has that epsilon: 0, say, or infinity.
     """
     widest = max(law_of(release).variance for release in composition)
     try:
@@ -247,9 +247,9 @@ def l1_break_even(composition: Composition, delta: float) -> float | None:
 
 
 def gaussian_of_equal_epsilon(composition: Composition, delta: float) -> float:
-    """The noise multiplier of Gaussian releases at the same rates whose certified epsilon is that of these.
+    """The noise multiplier of Gaussian releases at the same rates with the same certified epsilon.
 
-    Raises: ConfigError where there is none: that epsilon is 0, infinite, or takes more noise than is searched.
+    Raises: ConfigError if there is none: that epsilon is 0, infinite, or takes more noise than is searched.
     """
 
     def epsilon_of(noise_multiplier: float) -> float:
@@ -264,7 +264,7 @@ def gaussian_of_equal_epsilon(composition: Composition, delta: float) -> float:
 def leaks_of(
     composition: Composition, renyi_filter: RenyiFilter | None = None, run_leaks: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Why these releases have no certified epsilon; empty if they have one."""
+    """Reasons why these releases have no certified epsilon; empty if they have one."""
     leaks = dict.fromkeys(run_leaks)
     for release in composition:
         leaks.update(dict.fromkeys(release.leaks))
@@ -281,8 +281,8 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
     Laplace mixtures that of a Gaussian that is at most as private.
 
     Args:
-        composition: how often each distinct release happened.
-        delta: in (0, 1).
+        composition: the count of each distinct release.
+        delta: a number in (0, 1).
         quick: a looser bound, several times faster.
     """
     _check_delta(delta)
@@ -297,12 +297,12 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
 def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> float:
     from dptune.privacy.composed_losses import composed_epsilon
 
-    # Gaussian DP composes exactly. Its root is off by less than what is added.
+    # Gaussian DP composes exactly. ``gdp_epsilon`` adds more than its root finder can be off.
     unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.releases) / kind.noise_multiplier for kind in key)), delta)
     unsampled = unsampled * (1 + 1e-9) + 1e-12
     if all(kind.sample_rate == 1.0 for kind in key):
         return unsampled
-    # Sampling only helps, so this holds where the loss distribution has no answer: with hardly any noise, say.
+    # Sampling only helps, so this bound holds even if the loss distribution gives none: with hardly any noise, say.
     return min(unsampled, composed_epsilon(key, delta, quick=quick))
 
 
@@ -330,7 +330,7 @@ def _rdp_epsilon(key: tuple[Kind, ...], delta: float) -> float:
 
 
 def gdp_clt_epsilon(composition: Composition, delta: float) -> float:
-    """The central-limit epsilon, on the *published* noise multiplier. Asymptotic: neither bound holds.
+    """The central-limit epsilon at the *published* noise multiplier. Asymptotic: neither an upper nor a lower bound.
 
     mu^2 = sum q^2 (exp(1/z^2) - 1), then the duality of mu-Gaussian DP (Dong, Roth and Su 2022, corollary 1).
     """
@@ -348,14 +348,15 @@ def gdp_clt_epsilon(composition: Composition, delta: float) -> float:
 
 
 def repriced_epsilon(last: Release, releases: int, delta: float) -> float:
-    """Algorithm 1, line 14 of RLDP: the *last* sigma priced for all past releases. A diagnostic, and no accountant:
-    a controller that ends with more noise erases what it has spent.
+    """The epsilon of RLDP's algorithm 1, line 14, which prices all past releases at the *last* sigma.
+
+    A diagnostic, not an accountant: a controller that ends with more noise erases what it has spent.
     """
     return gdp_clt_epsilon(Counter({last: releases}), delta)
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of mu-Gaussian DP at delta: the exact conversion."""
+    """Epsilon of mu-Gaussian DP at delta, by the exact conversion."""
     if math.isinf(mu):
         return math.inf
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:
@@ -402,7 +403,7 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
 
 
 def _has_noiseless(composition: Composition) -> bool:
-    """Or tokens, which no accountant of Gaussians knows."""
+    """Whether a release has no noise, or is a token, which no accountant of Gaussians can price."""
     return has_answers(composition) or any(release.noise not in LIKE_GAUSSIAN for release in composition)
 
 

@@ -1,7 +1,7 @@
-"""What answers cost: tokens whose Renyi divergence is bounded at one order.
+"""The cost of answers: tokens whose Renyi divergence is bounded at one order.
 
-Renyi divergence grows with its order, so that a bound at one order holds at all lower ones, and adds up over tokens
-that are asked for adaptively. Nothing is known at higher orders: the order of the least token decides.
+Renyi divergence grows with its order, so a bound at one order holds at all lower ones. It adds up over tokens that are
+asked for adaptively. Nothing is known at higher orders, so all tokens are priced at the lowest order among them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def has_answers(composition: Composition) -> bool:
 
 
 def answers_epsilon(composition: Composition, delta: float) -> float:
-    """Upper bound on epsilon at ``delta`` in (0, 1), at the least order of the tokens; Gaussian releases may be among
-    them, any other costs infinity.
+    """Upper bound on epsilon at ``delta`` in (0, 1), at the lowest order of the tokens. Gaussian releases may be among
+    them; any other release costs infinity.
     """
     order = min((release.renyi[0] for release in composition if release.renyi), default=2.0)
     return approximate_epsilon(order, math.fsum(n * _cost(release, order) for release, n in composition.items()), delta)
 
 
 def approximate_epsilon(order: float, renyi: float, delta: float) -> float:
-    """Renyi to approximate DP (Canonne, Kamath and Steinke 2020, proposition 12), 0 at least."""
+    """Convert Renyi to approximate DP (Canonne, Kamath and Steinke 2020, proposition 12); at least 0."""
     return max(renyi - budget_at(order, 0.0, delta), 0.0)
 
 
 def published_answers_epsilon(composition: Composition, delta: float) -> float:
-    """What PMixED's theorem 5.1 claims: the Renyi epsilon that its radius was solved for, added up. NOT a bound."""
+    """Epsilon by PMixED's theorem 5.1, which adds up the Renyi epsilons that its radius was solved for. NOT a bound."""
     claims = [(dict(release.claims), count) for release, count in composition.items()]
     if not claims:
         return 0.0

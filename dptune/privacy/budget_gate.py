@@ -13,22 +13,22 @@ from dptune.privacy.run_header import RunHeader, composition_of
 
 
 class BudgetError(DptuneError):
-    """The next release would pass the budget; it was neither charged nor made."""
+    """The next release would exceed the budget; it was neither charged nor made."""
 
 
 class BudgetGate:
-    """Admits releases while the epsilon that the header's ``accounting`` names keeps the budget.
+    """Admits releases while the epsilon that the header's ``accounting`` names stays within the budget.
 
     Args:
-        composition: what was charged so far.
-        planned: the whole run, priced once here and not at every step: any prefix of a composition that is within the
-            budget is within it too.
+        composition: the releases that were charged so far.
+        planned: the releases of the whole run. They are priced once, here, instead of at every step: if a composition
+            is within the budget, so is every prefix of it.
     """
 
     def __init__(self, header: RunHeader, composition: Composition, planned: Composition) -> None:
         self.composition: Composition = Counter(composition)
         self._header, self._planned = header, planned.total()
-        # What was charged counts against the budget together with what is still planned.
+        # The union prices charged and planned releases together: a plan alone would ignore charges that are not in it.
         union = composition | planned
         self.clears_plan = header.within_budget(union)
         self._cleared: Composition = Counter(union if self.clears_plan else composition)
@@ -36,7 +36,7 @@ class BudgetGate:
 
     @property
     def spent(self) -> float | None:
-        """What was charged costs the header's filter (never too little); None without one. Costs nothing."""
+        """The cost of the charged releases to the header's filter, rounded up; None without a filter. Fast to read."""
         return None if self._filter is None else self._filter.mine.value
 
     def admits(self, release: Release) -> bool:
@@ -44,12 +44,12 @@ class BudgetGate:
         if self._header.epsilon is None:
             return True
         if self._filter is not None and self._filter.decides(release):
-            # What was cleared did not know of the releases that come in here.
+            # The cleared composition lacks the releases that the filter admits, so it no longer holds.
             self._cleared = Counter()
             return self._filter.admits(release)
         if self.composition[release] < self._cleared[release]:
             return True
-        # Clear as many more of the same as may come, so that a price is not computed at every step.
+        # Clear all releases of this kind that may still come: pricing at every step would be slow.
         ahead = max(1, self._planned - self.composition.total())
         while ahead:
             wanted = self.composition + Counter({release: ahead})
@@ -60,14 +60,14 @@ class BudgetGate:
         return False
 
     def count(self, release: Release) -> None:
-        """It was charged."""
+        """Count a release that was charged."""
         self.composition[release] += 1
         if self._filter is not None:
             self._filter.count(release)
 
 
 class _FilterGate:
-    """Decides on adaptive releases by the filter's running sum, as pricing all of them would."""
+    """Decides on adaptive releases by the filter's running sum, with the same result as pricing all releases."""
 
     def __init__(self, header: RunHeader, renyi_filter: RenyiFilter, composition: Composition) -> None:
         self._header, self._filter = header, renyi_filter
@@ -81,11 +81,11 @@ class _FilterGate:
 
     @classmethod
     def of(cls, header: RunHeader, composition: Composition) -> Self | None:
-        """None without a filter."""
+        """The gate of the header's filter; None without a filter."""
         return None if header.renyi_filter is None else cls(header, header.renyi_filter, composition)
 
     def decides(self, release: Release) -> bool:
-        """Whether the filter alone prices the run with this release; not of parts, which do not add up."""
+        """Whether the filter alone prices the run with this release. It cannot for parts, which do not add up."""
         whole = not self._parts and release.part is None
         return release.adaptive and whole and self._header.accounting != "published"
 
@@ -97,7 +97,7 @@ class _FilterGate:
         return self._reaches and self._filter.affords(total.value)
 
     def count(self, release: Release) -> None:
-        """It was charged."""
+        """Count a release that was charged."""
         self.mine.add(release)
         self._leaky |= bool(release.leaks)
         self._parts |= release.part is not None

@@ -1,4 +1,4 @@
-"""Calibration: the least noise whose epsilon meets a target."""
+"""Calibration: the search for the least noise whose epsilon meets a target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def calibrate(
 
     Args:
         epsilon_of: a decreasing function of the noise multiplier; may return infinity.
-        target: epsilon > 0.
-        tolerance: relative, always on the private side.
-        roughly: a cheaper function close to ``epsilon_of``, with which to search first.
+        target: the epsilon to meet, above 0.
+        tolerance: relative error of the multiplier, which is never too small.
+        roughly: a cheaper function close to ``epsilon_of``, for a first search.
 
     Raises:
         ConfigError: target not positive, or out of reach of any multiplier up to 1e4 (infinite epsilon: a leak).
@@ -31,14 +31,14 @@ def calibrate(
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
     near = 1.0 if roughly is None else _search(roughly, target, 1.0, math.log(2), tolerance)
-    # A rough answer is near enough for small steps around it.
+    # A rough answer is so near that wide strides around it would waste calls of ``epsilon_of``.
     return _search(epsilon_of, target, near, math.log(2) if roughly is None else 4e-3, tolerance)
 
 
 def _search(
     epsilon_of: Callable[[float], float], target: float, start: float, stride: float, tolerance: float
 ) -> float:
-    """Bracket the target around ``start`` with growing strides in log z, then find it from the private side."""
+    """Bracket the target around ``start`` with growing strides in log z, then approach it from the private side."""
     from scipy.optimize import brentq
 
     def excess(log_z: float) -> float:
@@ -69,9 +69,9 @@ def _search(
 
 
 def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
-    """Poisson sample rate and number of steps for a fixed expected batch: q = batch / records.
+    """Poisson sample rate q = batch / records and number of steps, for a fixed expected batch.
 
-    Steps are epochs times ceil(records / batch), rounded up: every started batch counts.
+    The number of steps is epochs times ceil(records / batch), rounded up.
 
     Raises: ConfigError naming the number that is out of range.
     """

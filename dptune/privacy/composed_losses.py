@@ -1,4 +1,4 @@
-"""Epsilon of composed Poisson-sampled Gaussian releases: tight, and never below the truth at any delta.
+"""Epsilon of composed Poisson-sampled Gaussian releases: tight, and never too small at any delta.
 
 The loss distributions of the releases are tilted by exp(tilt loss) and composed by one FFT. Without the tilt, the
 round-off of an FFT is about ``releases * 2^-53`` in delta itself, of either sign, in which a small delta is lost (so it
@@ -34,15 +34,15 @@ from dptune.privacy.sampled_gaussian import (
 
 Array = NDArray[np.float64]
 
-#: About what the grid adds to epsilon, relative: first to find epsilon, then to say it.
+#: About the relative error that the grid adds to epsilon: on the grid of a first estimate, and on the final one.
 _ROUGH, _FINE = 8e-3, 5e-4
-#: The tilt is a little below Chernoff's, under which rare large losses would spread the sums widely. Round-off grows by
-#: up to exp of this, for which there is room.
+#: The tilt is a little below Chernoff's, under which rare large losses would spread the sums too widely. That raises
+#: round-off by a factor of up to exp of this, which is still small.
 _ROOM = 5.0
-#: Epsilons below this get no finer grid.
+#: Below this epsilon the grid gets no finer.
 _SMALL = 0.01
 _WIDEST = 0.5
-#: Grids that are tried: the slope of log delta is known only once a grid is fine enough to show it.
+#: Number of grids to try: a coarse grid does not show the slope of log delta, which the width of the next depends on.
 _PASSES = 5
 #: Share of delta that goes to losses above the grid, and to sums above the window.
 _CUT = 1e-6
@@ -51,11 +51,11 @@ _RARE = 1e-5
 _LONGEST = 1 << 23
 _MOST_CELLS = 1 << 20
 _UNIT = 2.0**-53
-#: The FFT's numbers: of 64 bits of mantissa where the processor has them, for where hardly any release meets a unit the
-#: sums near 0 outweigh all others and their round-off is what is left. Numbers of 128 bits would be too slow.
+#: Type of the FFT's numbers: 64 bits of mantissa if the processor has them. If hardly any release meets a unit, sums
+#: near 0 outweigh all others, and their round-off would dominate delta. Numbers of 128 bits would be too slow.
 _REAL: type = np.longdouble if np.finfo(np.longdouble).nmant == 63 else np.float64
 _LARGEST_EXPONENT = 600.0
-#: Kinds of release that are priced one by one; more are merged until there are few enough.
+#: Largest number of kinds of release that are priced one by one; more are merged into fewer.
 _EXACT, _FEW = 64, 256
 _MERGED, _PLANNED = 0.001, 0.03  # in log noise: epsilon grows by up to twice as much
 
@@ -63,13 +63,13 @@ _MERGED, _PLANNED = 0.001, 0.03  # in log noise: epsilon grows by up to twice as
 def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False) -> float:
     """An epsilon for which the composition is certainly (epsilon, delta)-DP, under add/remove of one unit.
 
-    Within 1 % of the least there is for epsilon from 0.02 to 20, delta from 1e-14 to 0.1, up to 64 kinds and 10^8
-    releases. Looser on a processor whose numbers have 53 bits, where delta is small and a unit hardly ever met.
-    Infinity where it cannot say (a delta far below 1e-100, or sums too widely spread for an FFT).
+    It is within 1 % of the least such epsilon for epsilon from 0.02 to 20, delta from 1e-14 to 0.1, up to 64 kinds and
+    10^8 releases; looser on a processor with 53-bit numbers if delta is small and releases hardly ever meet a unit.
+    Infinity if it finds none (delta far below 1e-100, or sums too widely spread for an FFT).
 
     Args:
-        kinds: one at least, counts of one or more.
-        delta: in (0, 1).
+        kinds: at least one kind, each with a count of at least one.
+        delta: a number in (0, 1).
         quick: stop at the first grid, which gives a looser bound several times faster.
     """
     kinds, delta = _without_rare(kinds, delta)
@@ -81,7 +81,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     step = _MERGED
     merged = kinds
     while len(merged) > (_EXACT if merged is kinds else _FEW):
-        # Merges the kinds themselves each time: rounding twice could go one step too far.
+        # Merge the original kinds each time: rounding what was rounded could go one step too far.
         merged, step = merge(kinds, step), 2 * step
     passes = 1 if quick else _PASSES
     remove = _epsilon(merged, delta, "remove", passes, at_least=0.0)
@@ -96,9 +96,10 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
 def _without_rare(kinds: Sequence[Kind], delta: float) -> tuple[list[Kind], float]:
     """The kinds that have to be priced, and the delta that is left for them.
 
-    A unit that no release meets loses nothing, whatever the noise, so that releases may be left out for the chance
-    that any of them meets it: all of them if delta is as large, those with too little noise for the grid, and those
-    that hardly ever meet it, whose rare large losses would make the grid coarse for all others.
+    A unit that no release meets loses nothing, whatever the noise. So a release may be left out if the chance that it
+    meets the unit is taken from delta. That is done for all releases if delta is large enough, for those with too
+    little noise for the grid, and for those that hardly ever meet a unit: their rare large losses would make the grid
+    coarse for all others.
     """
     chances = {kind: _chance(kind) for kind in kinds}
     if sum(chances.values()) <= delta * (1 - MASS_ERROR):
@@ -113,15 +114,15 @@ def _without_rare(kinds: Sequence[Kind], delta: float) -> tuple[list[Kind], floa
 
 
 def _chance(kind: Kind) -> float:
-    """The probability that a unit is met at all."""
+    """The probability that any release of this kind meets a given unit."""
     return -math.expm1(kind.releases * math.log1p(-kind.sample_rate)) if kind.sample_rate < 1 else 1.0
 
 
 def merge(kinds: Sequence[Kind], step: float) -> list[Kind]:
     """Merge kinds into fewer, each release with at most as much noise and at least as high a rate.
 
-    The grid, of ``step`` in the logarithm, is the same for all compositions, and one of twice the step is part of it:
-    a part of a composition never gets less noise than the whole.
+    Noise and rate are rounded to a grid of ``step`` in the logarithm, the same for all compositions. The grid of twice
+    the step is part of it, so a part of a composition never gets less noise than the whole.
     """
     counts: dict[tuple[float, float], int] = {}
     for q, z, count in kinds:
@@ -134,7 +135,7 @@ def merge(kinds: Sequence[Kind], step: float) -> list[Kind]:
 
 
 def _epsilon(kinds: Sequence[Kind], delta: float, direction: Direction, passes: int, at_least: float) -> float:
-    """Epsilon in one direction, or anything up to ``at_least`` where it is not above that. Each grid gives a bound."""
+    """Epsilon in one direction; any number up to ``at_least`` if it is not above that. Each grid gives a bound."""
     cut = _CUT * delta / sum(kind.releases for kind in kinds)
     tilt, epsilon = _chernoff(kinds, delta, direction, cut)
     share = _tilt_share(kinds, delta)
@@ -151,8 +152,8 @@ def _epsilon(kinds: Sequence[Kind], delta: float, direction: Direction, passes: 
 
 
 def _tilt_share(kinds: Sequence[Kind], delta: float) -> float:
-    """How much of Chernoff's tilt is used: all of it where hardly any release meets a unit and delta is small, for the
-    round-off is then that of the many sums near 0.
+    """The share of Chernoff's tilt to use: 1 if hardly any release meets a unit and delta is small, for then the many
+    sums near 0 make the round-off.
     """
     if delta < 1e-10 and sum(kind.releases * kind.sample_rate for kind in kinds) < 1:
         return 1.0
@@ -160,8 +161,8 @@ def _tilt_share(kinds: Sequence[Kind], delta: float) -> float:
 
 
 def _chernoff(kinds: Sequence[Kind], delta: float, direction: Direction, cut: float) -> tuple[float, float]:
-    """The tilt that minimises (log E exp(tilt loss) - log delta) / tilt, and that minimum. It says where to look, and
-    nothing that is relied upon.
+    """The tilt that minimises (log E exp(tilt loss) - log delta) / tilt, and that minimum. They tell where to search;
+    no bound depends on them.
     """
     few = merge(kinds, _PLANNED) if len(kinds) > 1 else kinds
 
@@ -174,10 +175,10 @@ def _chernoff(kinds: Sequence[Kind], delta: float, direction: Direction, cut: fl
 
 
 def _width(kinds: Sequence[Kind], epsilon: float, slope: float, precision: float, cut: float) -> float:
-    """Width of a cell of the grid, for a relative error of ``precision``.
+    """Width of a cell of the grid, for a relative error of ``precision`` in epsilon.
 
-    Splitting the mass of a cell adds about width^2 / 6 to the variance of a loss, and (slope + 1) / 2 times that to
-    epsilon for every release, where log delta falls by ``slope`` times epsilon.
+    Splitting the mass of a cell adds about width^2 / 6 to the variance of a loss. For every release that adds
+    (slope + 1) / 2 times as much to epsilon, ``slope`` being -d log delta / d epsilon.
     """
     releases = sum(kind.releases for kind in kinds)
     width = min(math.sqrt(12 * precision * max(epsilon, _SMALL) / ((1 + slope) * releases)), _WIDEST)
@@ -186,7 +187,7 @@ def _width(kinds: Sequence[Kind], epsilon: float, slope: float, precision: float
 
 @dataclass(frozen=True)
 class _Tilted:
-    """A kind of release under the tilt: probabilities that add up to 1, and the logarithm of what they were."""
+    """A kind of release under the tilt: probabilities that add up to 1, and the logarithm of their sum before."""
 
     kind: Kind
     grid: GridLosses
@@ -228,7 +229,7 @@ class _Sum:
         if length > _LONGEST:
             return math.inf, 0.0
         away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
-        # Lower sums, whose weights would overflow, only add to delta at epsilons that nobody asks for.
+        # The weights of lower sums would overflow; they only add to delta at epsilons far below the answer.
         kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
         mass, away = self._composed(first, length)[kept], away[kept]
         # delta(mean + e) = scale * sum over away > e of mass * exp(-tilt away) * (1 - exp(e - away))
@@ -237,9 +238,9 @@ class _Sum:
         rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
         if rest >= delta:
             return math.inf, 0.0
-        # A smaller target is a stricter one.
+        # Capping the exponent avoids an overflow, and makes the target only stricter.
         target = math.exp(min(math.log(delta - rest) - log_scale, _LARGEST_EXPONENT))
-        # Bounds the rounding of a sum of n positive terms, and of their exponentials.
+        # Bound on the rounding of a sum of n positive terms, and of their exponentials.
         rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
         above = _sums_above(mass * np.exp(-self.tilt * away)) * (1 + rounding)
         other = _sums_above(mass * np.exp(-(self.tilt + 1) * away)) * (1 - rounding)
@@ -249,7 +250,7 @@ class _Sum:
 
     @property
     def slack(self) -> float:
-        """What the rounding of the grid's ends adds to epsilon."""
+        """The error that the rounding of the grid's ends adds to epsilon."""
         return sum(term.kind.releases * end_error(term.kind) for term in self.terms)
 
     def _moments(self) -> tuple[float, float]:
@@ -261,14 +262,14 @@ class _Sum:
         return mean, math.sqrt(variance)
 
     def _window(self, deviation: float) -> tuple[int, int, float]:
-        """First and last cell of the window, and a bound of the tilted probability above it (Chernoff's).
+        """First and last cell of the window, and Chernoff's bound on the tilted probability above it.
 
-        What lies below the window is wrapped around to its upper end, where it only adds.
+        Sums below the window are wrapped around to its upper end, where they only raise the bound.
         """
-        # The tilt lies below the best, by which the sums above the window weigh more than delta.
+        # ``_ROOM``: as the tilt is below Chernoff's, the sums above the window weigh more relative to delta.
         wanted = 10 - math.log(_CUT) + _ROOM
         here = self._log_moment(0.0)
-        # Small ones for rare large losses, of which the deviation tells little.
+        # Small factors are for rare large losses, whose size the deviation does not show.
         factors = (1e-4, 1e-3, 4e-3, 0.015, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
         steps = [factor * math.sqrt(2 * wanted) / max(deviation, self.width) for factor in factors]
         above = min((self._log_moment(step) - here + wanted) / step for step in steps)
@@ -276,11 +277,11 @@ class _Sum:
         return math.floor(below / self.width) - 1, math.ceil(above / self.width) + 1, 2 * math.exp(-wanted)
 
     def _log_moment(self, further: float) -> float:
-        """log E exp((tilt + further) sum)."""
+        """The log moment, log E exp((tilt + further) sum)."""
         return sum(term.kind.releases * _tilted(term.grid, self.tilt + further)[1] for term in self.terms)
 
     def _log_scale(self, mean: float) -> float:
-        """log E exp(tilt (sum - mean)), with a bound of the relative error of every probability so far."""
+        """The log moment about the mean, log E exp(tilt (sum - mean)), plus a bound on the relative errors so far."""
         total = error = 0.0
         for term in self.terms:
             ends = max(abs(term.grid.losses[0]), abs(term.grid.losses[-1]))
@@ -292,10 +293,10 @@ class _Sum:
     def _composed(self, first: int, length: int) -> Array:
         """Upper bounds of the tilted probabilities of the sums ``first``, ..., ``first + length - 1`` (in cells).
 
-        An input of an FFT reaches an output through log2(length) butterflies, so that an output of non-negative numbers
-        that add up to 1 is off by at most 8 log2(length) units of rounding. |a^n - b^n| is at most
-        n |a - b| max(|a|, |b|)^(n - 1), and a product of such powers likewise. On the way back the first holds again,
-        relative to the sum of the inputs.
+        An input of an FFT reaches an output through log2(length) butterflies, so the FFT of non-negative numbers that
+        add up to 1 is off by at most 8 log2(length) units of rounding. |a^n - b^n| is at most
+        n |a - b| max(|a|, |b|)^(n - 1), and a product of such powers likewise. The inverse FFT is off by as much as
+        the first, relative to the sum of its inputs.
         """
         unit = float(np.finfo(_REAL).eps) / 2
         error = 8 * math.log2(length) * unit
@@ -317,7 +318,7 @@ class _Sum:
 
 
 def _power(base: NDArray[Any], exponent: int) -> NDArray[Any]:
-    """The power by repeated squaring: off by at most ``6 exponent`` units, relative, whatever the machine's library."""
+    """The power by repeated squaring, whose relative error is at most ``6 exponent`` rounding units on any machine."""
     power = np.ones_like(base)
     while exponent:
         if exponent & 1:
@@ -335,10 +336,11 @@ def _sums_above(terms: Array) -> Array:
 
 
 def _first_within(above: Array, other: Array, away: Array, target: float) -> float:
-    """The least e with ``above - exp(e) other <= target``, both taken over the places after e; the first place where
-    that holds everywhere, infinity where it holds nowhere.
+    """The least e with ``above - exp(e) other <= target``, both sums being over the places after e.
+
+    The first place if all places satisfy it, infinity if none does.
     """
-    # Less is taken away where an exponential would overflow.
+    # Capped where an exponential would overflow: less is subtracted, so the bound only grows.
     fits = np.flatnonzero(above - np.exp(np.minimum(away, _LARGEST_EXPONENT)) * other <= target)
     if not len(fits):
         return math.inf

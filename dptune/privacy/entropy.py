@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 _SMALL = np.uint64(2**47)
 _ONE = np.float64(1.0).view(np.uint64)
 _FEW_BYTES = 1024
-#: No -log(2 tail) of ``signed_tail`` is larger: 63 bits of a word and 53 of the next.
+#: Largest -log(2 tail) that ``signed_tail`` can give: 63 bits of a word and 53 of the next.
 LARGEST_LOG_TAIL = 116 * math.log(2)
 FIXED_SEED_LEAK = "fixed seed for noise and sampling: not private"
 
@@ -32,17 +32,17 @@ class Entropy(Protocol):
         ...
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` fresh words."""
+        """Draw ``count`` fresh words."""
         ...
 
 
 @dataclass(frozen=True)
 class OsEntropy:
-    """The kernel's cryptographic generator, stretched. The only source that supports a guarantee.
+    """The kernel's cryptographic generator, with AES for long draws. The only source that supports a guarantee.
 
-    Many words are the keystream of AES-256 in counter mode under a key and a counter that the kernel draws for each
-    call and that nothing keeps: telling them from independent ones is breaking AES. That takes a twentieth of the
-    kernel's time. Where the ``cryptography`` package is missing, the kernel draws all of them.
+    A long draw is the keystream of AES-256 in counter mode, under a key and a counter that the kernel draws for each
+    call and that nobody keeps. To tell it from independent words is to break AES. It takes a twentieth of the kernel's
+    time. Without the ``cryptography`` package the kernel draws all words.
     """
 
     leaks: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class FixedSeed:
 
 
 def _aes_keystream(size: int) -> bytes | None:
-    """``size`` bytes; None without the package."""
+    """``size`` bytes of keystream under a fresh key; None without the ``cryptography`` package."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError:
@@ -80,17 +80,17 @@ def _aes_keystream(size: int) -> bytes | None:
 
 
 def uniform(entropy: Entropy, count: int) -> NDArray[np.float64]:
-    """``count`` uniforms on the open interval (0, 1), 52 bits each: never 0 or 1, so logs are finite."""
+    """Draw ``count`` uniforms on the open interval (0, 1), 52 bits each: never 0 or 1, so logs are finite."""
     return ((entropy.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fair signs (+1 or -1) and uniforms on (0, 1/2), of at least 47 significant bits however small they are.
+    """Draw ``count`` fair signs (+1 or -1), and uniforms on (0, 1/2) with at least 47 significant bits at any size.
 
-    For distributions that are symmetric about 0: the quantile of the small uniform reaches into the tail
-    without the gaps that a 53-bit uniform on (0, 1) has there. (The uniform may round to 1/2 itself.) A gap that
-    shows beside the public grid of the output would tell on which sum the noise was shifted; heavy tails stretch
-    gaps most, so one word in 2^16 is continued by another.
+    They serve distributions that are symmetric about 0: the quantile of the small uniform reaches into the tail
+    without the gaps that a 53-bit uniform on (0, 1) has there. (The uniform may round to 1/2 itself.) A gap wider than
+    the public grid of the output would tell which sum the noise was added to. Heavy tails stretch gaps most, so one
+    word in 2^16 is continued by another.
     """
     words = entropy.words(count)
     signs = ((words << np.uint64(63)) | _ONE).view(np.float64)  # the lowest bit as the sign of 1.0
@@ -107,8 +107,8 @@ def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDAr
 def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[np.int64]:
     """Sorted indices of a Poisson sample: each of ``units`` enters with probability ``sample_rate``, independently.
 
-    Draws the geometric gaps between successes, so that the work grows with the sample and not with ``units``. Uniforms
-    of 52 bits put each gap's probability off by 2^-52 at most: a rate of 1e-9 by less than a millionth of itself.
+    It draws the geometric gaps between successes, so that the work grows with the sample and not with ``units``. With
+    52-bit uniforms each gap's probability is off by at most 2^-52: a rate of 1e-9 by less than a millionth of itself.
     """
     if sample_rate >= 1.0:
         return np.arange(units, dtype=np.int64)
@@ -118,7 +118,7 @@ def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[
     while position < units:
         with np.errstate(over="ignore"):  # an infinite gap is as good as any beyond the last unit
             gaps = np.floor(np.log(uniform(entropy, block)) / np.log1p(-sample_rate))
-        # A gap may exceed the range of int64 when the rate is tiny; beyond the last unit all gaps are alike.
+        # At a tiny rate a gap may overflow int64; beyond the last unit all gaps are alike.
         positions = position + np.cumsum(np.minimum(gaps, units).astype(np.int64) + 1)
         chosen.append(positions)
         position = int(positions[-1])

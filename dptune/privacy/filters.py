@@ -43,7 +43,7 @@ class RenyiFilter:
 
     @classmethod
     def plan(cls, epsilon: float, delta: float, sample_rate: float, steps: int) -> RenyiFilter:
-        """The order (and its budget) that lets ``steps`` steps of constant noise use the least noise.
+        """The filter at the order that lets ``steps`` steps of constant noise use the least noise.
 
         Raises: ConfigError if no order reaches epsilon at delta.
         """
@@ -68,7 +68,7 @@ class RenyiFilter:
         return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
 
     def spent(self, composition: Composition) -> float:
-        """Sum of the costs of every release, batches that came out empty included; rounded up once."""
+        """Sum of the costs of all releases, those of empty batches included; rounded up once."""
         return Spend(self, composition).value
 
     def admits(self, composition: Composition) -> bool:
@@ -80,9 +80,9 @@ class RenyiFilter:
         return spent <= self.budget * (1 + _ROUNDING)
 
     def raise_noise_multiplier(self, wanted: float, sample_rate: float, spent: float) -> float:
-        """The wanted effective noise multiplier, or the smallest larger one that the rest of the budget allows.
+        """The smallest effective noise multiplier that is at least ``wanted`` and that the rest of the budget allows.
 
-        Infinity when nothing is left. Call before the batch is drawn.
+        Infinity when nothing is left. Call this before the batch is drawn.
         """
         left = self.budget - spent
         if renyi_cost(self.order, sample_rate, wanted) <= left:
@@ -90,26 +90,26 @@ class RenyiFilter:
         return smallest_noise_multiplier(self.order, left, sample_rate)
 
     def epsilon(self, composition: Composition, delta: float) -> float:
-        """The guarantee of the whole interaction: from the budget, not from what was spent.
+        """The epsilon of the whole interaction, which follows from the budget and not from the amount spent.
 
         A smaller epsilon that depends on when an adaptive run stopped would need an odometer. Infinite if
-        the composition broke the budget.
+        the composition exceeds the budget.
         """
         return self.limit(delta) if self.admits(composition) else math.inf
 
     def limit(self, delta: float) -> float:
-        """The guarantee of whatever stays within the budget."""
+        """The epsilon of any interaction that stays within the budget."""
         from dp_accounting.rdp import compute_epsilon
 
         return float(compute_epsilon([self.order], [self.budget * (1 + _ROUNDING)], delta)[0])
 
     def to_dict(self) -> dict[str, float]:
-        """Plain JSON types."""
+        """The filter in plain JSON types."""
         return {"order": self.order, "budget": self.budget}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RenyiFilter:
-        """Inverse of ``to_dict``."""
+        """Make a filter of what ``to_dict`` gave."""
         return cls(order=float(data["order"]), budget=float(data["budget"]))
 
 
@@ -117,11 +117,11 @@ _FINEST = 1074  # every float is a whole multiple of 2^-1074
 
 
 class Spend:
-    """What releases cost a filter in all: kept from release to release, at a price that does not grow with them.
+    """A running total of what releases cost a filter; adding a release takes constant time.
 
     Guarantee: ``value`` is never below the exact sum of the costs. Every float is a whole number of 2^-1074, so a
     Python integer adds up any number of them without rounding, in any order; only ``value`` rounds, upwards and once.
-    The error of a single cost, as ``renyi_cost`` computes it, is what the filter's relative slack is for.
+    The filter's relative slack covers the error of each single cost, as ``renyi_cost`` computes it.
     """
 
     def __init__(self, renyi_filter: RenyiFilter, composition: Composition | None = None) -> None:
@@ -139,7 +139,7 @@ class Spend:
             self._infinite |= count > 0
 
     def with_another(self, release: Release) -> Spend:
-        """The sum if one more were charged."""
+        """The total if this release were charged too."""
         other = copy.copy(self)
         other.add(release)
         return other
@@ -151,7 +151,7 @@ class Spend:
 
     @property
     def value(self) -> float:
-        """The sum, rounded up to a float."""
+        """The total, rounded up to a float."""
         try:
             nearest = math.inf if self._infinite else self._units / (1 << _FINEST)
         except OverflowError:
@@ -177,7 +177,7 @@ def renyi_cost(order: float, sample_rate: float, noise_multiplier: float) -> flo
     from dp_accounting.rdp import RdpAccountant
 
     event = dp_event.PoissonSampledDpEvent(sample_rate, dp_event.GaussianDpEvent(noise_multiplier))
-    # In this order what is no number stays one, and is refused.
+    # max(x, 0) keeps a NaN, which is then refused; max(0, x) would turn it into a cost of 0.
     return max(float(RdpAccountant(orders=[order]).compose(event).rdp[0]), 0.0)
 
 

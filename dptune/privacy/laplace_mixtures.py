@@ -1,4 +1,4 @@
-"""Laplace noise whose inverse scale is itself random: the law of one coordinate, and what it costs.
+"""Laplace noise whose inverse scale is itself random: the law of one coordinate, and figures of its privacy.
 
     z | u ~ Laplace(0, 1 / u),    u = constant + sum of independent Gamma, exponential and uniform parts >= 0.
 
@@ -26,10 +26,10 @@ _LARGEST_EXPONENT = 100.0
 
 @dataclass(frozen=True)
 class InverseScale:
-    """The law of u.
+    """The law of the inverse scale u, a constant plus independent Gamma, exponential and uniform parts.
 
     Attributes:
-        constant: a part that is always there; alone, the noise is Laplace with scale 1 / constant.
+        constant: the constant part; alone, the noise is Laplace with scale 1 / constant.
         gamma: (shape k, scale theta) of the Gamma part, its weight included in theta; (0, 0) for none.
         exponential: mean of the exponential part, its weight included (weight / rate); 0 for none.
         uniform: (low, high) of the uniform part, its weight included; (0, 0) for none.
@@ -59,31 +59,31 @@ class InverseScale:
 
     @property
     def mean(self) -> float:
-        """E u, twice the density of z at 0."""
+        """The mean E u, which is twice the density of z at 0."""
         return self.constant + math.prod(self.gamma) + self.exponential + sum(self.uniform) / 2
 
     @property
     def second_moment(self) -> float:
-        """E u^2."""
+        """The second moment E u^2."""
         width = self.uniform[1] - self.uniform[0]
         return self.mean**2 + math.prod(self.gamma) * self.gamma[1] + self.exponential**2 + width**2 / 12
 
     @property
     def score_bound(self) -> float:
-        """s0 = E u^2 / E u, the largest |(log f)'|: a shift of one coordinate by x is (s0 |x|, 0)-DP.
+        """The largest |(log f)'|, s0 = E u^2 / E u: a shift of one coordinate by x is (s0 |x|, 0)-DP.
 
-        (log f is convex on each half line, so its slope is steepest at 0.) For PLRV-O (k + 1) theta.
+        (log f is convex on each half line, so its slope is steepest at 0.) For PLRV-O it is (k + 1) theta.
         """
         return self.second_moment / self.mean
 
     @property
     def largest_mgf_argument(self) -> float:
-        """M(t) is finite for t below this."""
+        """The supremum of the t at which M(t) is finite."""
         return min(1 / scale if scale else math.inf for scale in (self.gamma[1], self.exponential))
 
     @property
     def density_exponent_at_zero(self) -> float:
-        """P(u < h) falls like h to this power as h -> 0; E u^-p, and with it E |z|^p, is finite for p below it."""
+        """The power of h by which P(u < h) falls as h -> 0; E u^-p, and with it E |z|^p, is finite for p below it."""
         if self.constant or self.uniform[0]:
             return math.inf
         return self.gamma[0] + (1.0 if self.exponential else 0.0) + (1.0 if self.uniform[1] else 0.0)
@@ -99,7 +99,7 @@ class InverseScale:
         return any(self.gamma) and not (self.constant or self.exponential or any(self.uniform))
 
     def scaled(self, factor: float) -> InverseScale:
-        """The law of ``factor`` u: noise divided by ``factor``."""
+        """The law of ``factor`` times u, whose noise is divided by ``factor``."""
         return replace(
             self,
             constant=factor * self.constant,
@@ -109,23 +109,24 @@ class InverseScale:
         )
 
     def rounded_up(self, step: float) -> InverseScale:
-        """A law under which u is at least as large, stochastically: every number on a grid of this step in the
-        logarithm. What costs more where u is larger costs at least as much under it.
+        """A law under which u is stochastically at least as large, its numbers rounded up to a grid.
+
+        ``step`` is the grid's, in the logarithm. A cost that grows with u is at least as large under the new law.
         """
         constant, (low, high) = rounded_up(self.constant, step), (rounded_up(end, step) for end in self.uniform)
-        if low == high:  # a uniform part that fell into one place of the grid is at most its upper end
+        if low == high:  # both ends were rounded to one number, which u cannot exceed
             constant, low, high = constant + high, 0.0, 0.0
         gamma = (rounded_up(self.gamma[0], step), rounded_up(self.gamma[1], step))
         return InverseScale(constant, gamma, rounded_up(self.exponential, step), (low, high))
 
     def log_mgf(self, t: Any) -> Array:
-        """log M(t); infinity outside the domain."""
+        """The log of the moment generating function, log M(t); infinity outside the domain."""
         t = np.asarray(t, dtype=np.float64)
         (k, theta), (low, high) = self.gamma, self.uniform
         inside = t < self.largest_mgf_argument
         t = np.where(inside, t, 0.0)
         total = self.constant * t - k * np.log1p(-theta * t) - np.log1p(-self.exponential * t)
-        # log of (e^w - 1) / w for the uniform part, w = (high - low) t, shifted by the end that is larger.
+        # The uniform part adds log((e^w - 1) / w), w = (high - low) t; factoring out the larger end avoids overflow.
         width = np.abs((high - low) * t)
         total = total + np.where(t > 0, high, low) * t + _log_phi(width)
         return np.where(inside, total, np.inf)
@@ -143,49 +144,49 @@ class InverseScale:
         )
 
     def log_tail(self, x: Any) -> Array:
-        """log P(|z| > x), x >= 0."""
+        """The log of the tail, log P(|z| > x), for x >= 0."""
         return self.log_mgf(-np.asarray(x, dtype=np.float64))
 
     def cdf(self, x: Any) -> Array:
-        """P(z <= x)."""
+        """The distribution function P(z <= x)."""
         x = np.asarray(x, dtype=np.float64)
         half = np.exp(self.log_tail(np.abs(x))) / 2
         return np.where(x < 0, half, 1 - half)
 
     def log_density(self, x: Any) -> Array:
-        """log f(x) = log of M'(-|x|) / 2."""
+        """The log of the density, log f(x) = log(M'(-|x|) / 2)."""
         x = np.abs(np.asarray(x, dtype=np.float64))
         return self.log_mgf(-x) + np.log(self.tilted(x)[0] / 2)
 
     def score(self, x: Any) -> Array:
-        """-(log f)'(x) for x > 0: E u^2 e^(-ux) / E u e^(-ux)."""
+        """The score -(log f)'(x) = E u^2 e^(-ux) / E u e^(-ux), for x > 0."""
         mean, variance = self.tilted(x)
         return mean + variance / mean
 
     @cached_property
     def mean_absolute(self) -> float:
-        """E |z| = E 1 / u; infinite if u comes too near to 0."""
+        """The mean absolute noise E |z| = E 1 / u; infinite if u comes too near to 0."""
         return self._integral(lambda x: 1.0) if self.density_exponent_at_zero > 1 else math.inf
 
     @cached_property
     def variance(self) -> float:
-        """Var z = 2 E 1 / u^2; may be infinite."""
+        """The variance of the noise, 2 E 1 / u^2; may be infinite."""
         return self._integral(lambda x: 2 * x) if self.density_exponent_at_zero > 2 else math.inf
 
     @cached_property
     def fisher_information(self) -> float:
-        """E of the squared score: an evenly spread shift of l2 norm x is, in high dimension, x sqrt(I)-Gaussian DP."""
+        """The mean squared score I: in high dimension an evenly spread shift of l2 norm x is x sqrt(I)-Gaussian DP."""
         if self.is_gamma:
             k, theta = self.gamma
             return (k + 1) ** 2 * theta**2 * k / (k + 2)
         return self._integral(lambda x: float(self.score(x) ** 2 * self.tilted(x)[0]))
 
     def pure_loss(self, shift: float) -> float:
-        """log sup f(x) / f(x - shift), attained at the peak: exact for one coordinate."""
+        """The largest loss of a shift, log sup f(x) / f(x - shift), attained at the peak: exact for one coordinate."""
         return float(self.log_density(0.0) - self.log_density(shift))
 
     def _integral(self, weight: Callable[[float], float]) -> float:
-        """Integral of P(|z| > x) weight(x) over x >= 0, in log x around where the tail bends."""
+        """The integral of P(|z| > x) weight(x) over x >= 0, computed in log x around the bend of the tail."""
         from scipy.integrate import quad
 
         unit = 1 / self.mean
@@ -199,14 +200,14 @@ class InverseScale:
 
 
 def rounded_up(number: float, step: float) -> float:
-    """The next power of exp(step); 0, and what is far beyond common sizes, stay as they are."""
+    """Round up to the next power of exp(step); 0 and numbers far beyond common sizes stay as they are."""
     if not (number and abs(exponent := math.log(number)) < _LARGEST_EXPONENT):
         return number
     return max(number, math.exp(math.ceil(exponent / step) * step))
 
 
 def _log_phi(width: Array) -> Array:
-    """log of (1 - e^-w) / w for w >= 0."""
+    """Compute log((1 - e^-w) / w) for w >= 0."""
     safe = np.maximum(width, 1e-300)
     return np.where(width < 1e-12, -width / 2, np.log(-np.expm1(-safe)) - np.log(safe))
 

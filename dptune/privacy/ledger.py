@@ -1,4 +1,4 @@
-"""The ledger: an append-only file that is charged before any noisy value exists. Its lines: see ``ledger_file``."""
+"""The ledger: an append-only file that is charged before any noisy value exists. See ``ledger_file`` for its format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dptune.privacy.ledger_file import (
     LedgerContents,
     LedgerError,
     discard_unborn,
-    encoded,
+    encode,
     read_ledger,
     release_body,
-    sealed,
+    seal,
 )
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
@@ -27,7 +27,7 @@ from dptune.privacy.set_aside import fresh_start
 
 
 class Ledger:
-    """A ledger open for charging. One process at a time: the file is locked.
+    """A ledger that is open for charging. The file is locked, so that only one process charges it.
 
     Use ``open``, then ``charge`` before every release and ``finish`` at the end.
     """
@@ -43,24 +43,24 @@ class Ledger:
 
     @property
     def composition(self) -> Composition:
-        """How often each distinct release was charged."""
+        """The count of each distinct release that was charged."""
         return self._gate.composition
 
     @property
     def spent(self) -> float | None:
-        """What the releases so far cost the header's filter (never too little); None without one. Costs nothing."""
+        """The cost of the releases so far to the header's filter, rounded up; None without a filter. Fast to read."""
         return self._gate.spent
 
     @classmethod
     def open(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
-        """Start the ledger of a run, or take up the one that its process left unfinished.
+        """Start the ledger of a run, or continue one that an earlier process left unfinished.
 
         A ledger whose first line was cut off in writing is started again: nothing was charged to it.
 
         Raises:
             BudgetError: the plan of a new run passes the budget.
-            LedgerError: it is of a run with another header, finished, damaged or in use, or gone, though files beside
-                it show that the run released something.
+            LedgerError: the ledger has another header, is finished, damaged or in use; or it is missing, though files
+                beside it show that the run released something.
         """
         left = [file for file in RunFolder(path.parent).released if file.exists()]
         if path.exists() and not left:
@@ -119,7 +119,7 @@ class Ledger:
         A last line without its newline was never acknowledged, so no noisy value came of it: it is cut off.
 
         Raises:
-            LedgerError: missing, damaged, finished, or in use by another process.
+            LedgerError: the ledger is missing, damaged, finished, or in use by another process.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -164,12 +164,12 @@ class Ledger:
         self._gate.count(release)
 
     def finish(self) -> None:
-        """Write the last line and close: nothing can be charged afterwards."""
+        """Write the last line and close the file: nothing can be charged afterwards."""
         self._append({"kind": "end", "releases": self.releases})
         self.close()
 
     def close(self) -> None:
-        """Release the file and its lock."""
+        """Close the file and release its lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -181,15 +181,15 @@ class Ledger:
         self.close()
 
     def _append(self, record: dict[str, Any]) -> None:
-        self._write(encoded(record))
+        self._write(encode(record))
 
     def _write(self, body: str) -> None:
         if self._descriptor < 0:
             raise LedgerError(f"{self.path}: is closed. Fix: resume it.")
-        line, chain = sealed(body, self.chain)
+        line, chain = seal(body, self.chain)
         length = os.fstat(self._descriptor).st_size
         if os.getpid() != self._process or length != self._length:
-            # A lock is shared with forked processes, and holds off only those who ask for it.
+            # The lock does not stop a forked process, nor one that never asks for it: their lines would be overwritten.
             raise LedgerError(f"{self.path}: was forked, or changed by another process. Fix: open it again.")
         try:
             if os.write(self._descriptor, line) != len(line):
@@ -208,7 +208,7 @@ class Ledger:
 
 
 def check_same_run(path: Path, header: RunHeader, found: RunHeader) -> None:
-    """Raises: LedgerError if the ledger at ``path``, which has the header ``found``, is not of the run ``header``."""
+    """Raise LedgerError if the ledger at ``path``, which has the header ``found``, is not of the run ``header``."""
     if changed := header.differences(found):
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
@@ -236,5 +236,5 @@ def _cut_unacknowledged_line(descriptor: int) -> None:
     tail = os.pread(descriptor, tail_length, size - tail_length)
     if tail and not tail.endswith(b"\n"):
         os.ftruncate(descriptor, size - tail_length + tail.rfind(b"\n") + 1)
-    # Also a whole line may not be on the disk yet: a checkpoint that relied on it would outlive it in a power cut.
+    # Whole lines may not be on the disk yet either: in a power cut, a checkpoint could outlive the line it relies on.
     os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""The file of a ledger: one JSON object a line, each sealed by the SHA-256 of all lines up to its own.
+"""The file of a ledger: one JSON object a line, each with the SHA-256 of all lines up to its own, its chain.
 
-The first line is the run's header, then comes one line per release, and a last line when the run has ended. A torn,
-reordered or edited line is found and named. Lines cut off whole at the end cannot be seen in the file alone:
-checkpoints keep the length and chain that they rely on, and an unfinished ledger says so. The file holds nothing
-private: a release describes the mechanism, never the records.
+The first line is the run's header, then comes one line per release, and a last line when the run has ended. Reading
+finds and names a torn, reordered or edited line. The file alone cannot show that whole lines were cut off at its end;
+for that, checkpoints keep the length and chain that they rely on, and a ledger without its last line counts as
+unfinished. The file holds nothing private: a release describes the mechanism, never the records.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import OtherFormatError, RunHeader
 
 GENESIS = "0" * 64
-_RUN_LINE = b'{"accounting":"'  # how the first line begins
-_STEP = b'"step":'  # the last key of a release before its chain
+_RUN_LINE = b'{"accounting":"'  # the start of every first line
+_STEP = b'"step":'  # the last key of a release's line before its chain
 _SEAL = len(',"chain":"' + GENESIS + '"}\n')
-_MOST_KNOWN = 4096  # kinds of release whose lines are remembered
+_MOST_KNOWN = 4096  # largest number of kinds of release whose lines are remembered
 
 
 class LedgerError(DptuneError):
@@ -36,7 +36,7 @@ class LedgerError(DptuneError):
 
 @dataclass(frozen=True)
 class LedgerContents:
-    """What a ledger file says, after every line was checked."""
+    """The contents of a ledger file, after every line was checked."""
 
     header: RunHeader
     composition: Composition
@@ -47,7 +47,7 @@ class LedgerContents:
 
     @property
     def epsilons(self) -> Epsilons:
-        """Recomputed from the file alone."""
+        """The three epsilons, recomputed from the file alone."""
         return self.header.price(self.composition)
 
 
@@ -62,20 +62,20 @@ def read_ledger(path: Path) -> LedgerContents:
     last: Release | None = None
     for number, content, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
         if complete:
-            raise _bad(path, number, "comes after the end of the run")
+            raise _bad_line(path, number, "comes after the end of the run")
         if isinstance(content, RunHeader) != (number == 1):
-            raise _bad(path, number, "is not where a run line belongs")
+            raise _bad_line(path, number, "is not where a run line belongs")
         if isinstance(content, RunHeader):
             header = content
         elif isinstance(content, _Charge):
             if content.step != releases:
-                raise _bad(path, number, f"is not step {releases}: lines are missing or reordered")
+                raise _bad_line(path, number, f"is not step {releases}: lines are missing or reordered")
             last = content.release
             composition[last] += 1
             releases += 1
         else:
             if content.releases != releases:
-                raise _bad(path, number, f"says {content.releases} releases where there are {releases}")
+                raise _bad_line(path, number, f"says {content.releases} releases where there are {releases}")
             complete = True
     if header is None:
         raise LedgerError(
@@ -85,11 +85,11 @@ def read_ledger(path: Path) -> LedgerContents:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a ledger's run has ended: its last line is there, which is written after all else."""
+    """Whether a ledger's run has ended: whether the last line is there, which is written after everything else."""
     try:
         return path.exists() and read_ledger(path).complete
     except LedgerError:
-        return False  # resuming mends a torn last line, and refuses anything worse with its reason
+        return False  # the run resumes: that cuts off a torn last line, and refuses worse damage with its reason
 
 
 def chain_after(path: Path, releases: int) -> str | None:
@@ -101,10 +101,10 @@ def chain_after(path: Path, releases: int) -> str | None:
 
 
 def discard_unborn(path: Path) -> None:
-    """Remove a ledger whose first line was never acknowledged: nothing can have been charged to it.
+    """Remove a ledger whose first line was cut off in writing: nothing can have been charged to it.
 
-    Only what a write that was cut off leaves is removed: nothing, or the start of a first line. Any other file
-    without a whole line was damaged later, and stays.
+    Such a file is empty or holds the start of a first line. Any other file without a whole line was damaged later, and
+    is kept.
     """
     with path.open("rb") as file:
         try:
@@ -117,33 +117,33 @@ def discard_unborn(path: Path) -> None:
             path.unlink()
 
 
-def sealed(body: str, chain: str) -> tuple[bytes, str]:
-    """The line of a record that follows ``chain``, and the chain after it."""
+def seal(body: str, chain: str) -> tuple[bytes, str]:
+    """Make the line of a record that follows ``chain``; returns the line and the chain after it."""
     after = hashlib.sha256((chain + body).encode()).hexdigest()
     return f'{body[:-1]},"chain":"{after}"}}\n'.encode(), after
 
 
-def encoded(record: Mapping[str, Any]) -> str:
-    """The one canonical spelling of a record."""
+def encode(record: Mapping[str, Any]) -> str:
+    """Write a record as JSON in its one canonical spelling."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @lru_cache(maxsize=_MOST_KNOWN)
 def release_body(release: Release) -> str:
-    """The line of a release up to its step, whose key is the last of all."""
-    body = encoded({"kind": "release", "step": 0, **release.to_dict()})
+    """The line of a release up to its step, which is its last key."""
+    body = encode({"kind": "release", "step": 0, **release.to_dict()})
     return body.removesuffix("0}")
 
 
 class _Charge(NamedTuple):
-    """A release and where it says it stands."""
+    """A release, and the step that its line states."""
 
     step: int
     release: Release
 
 
 class _End(NamedTuple):
-    """The last line."""
+    """The last line of a run that has ended."""
 
     releases: int
 
@@ -152,7 +152,7 @@ _Content = RunHeader | _Charge | _End
 
 
 def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
-    """Number, content and chain of every line, each checked against the chain and its one canonical spelling."""
+    """Yield number, content and chain of every line, checked against the chain and the one canonical spelling."""
     chain = GENESIS
     known: dict[bytes, Release] = {}
     try:
@@ -169,7 +169,7 @@ def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
                     chain = after
                     yield number, _Charge(number - 2, release), chain
                     continue
-            record, chain = _checked(path, number, raw, chain)
+            record, chain = _check_line(path, number, raw, chain)
             content = _content(path, number, record)
             yield number, content, chain
             if isinstance(content, _Charge) and raw[len(head) : -_SEAL] == b"%d" % content.step:
@@ -179,29 +179,28 @@ def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
 
 
 def _chain_of_known(raw: bytes, head: bytes, step: int, chain: str) -> str | None:
-    """The chain after a line that is spelt like one that was checked but for its step, its last key before the chain;
-    None if it is not.
+    """The chain after a line that repeats a checked line, ``head``, with another step; None if it is no such line.
 
-    JSON is written key by key: where one step makes the canonical line, the number of another makes the other's.
+    This skips parsing the line: if a line is canonical with one step, it is canonical with any other number there.
     """
     body = head + b"%d" % step
     after = hashlib.sha256(chain.encode() + body + b"}").hexdigest()
     return after if raw == body + f',"chain":"{after}"}}\n'.encode() else None
 
 
-def _checked(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
-    """The record of a line, without its chain, and the chain after it."""
+def _check_line(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[str, Any], str]:
+    """Check a line; returns its record, without the chain, and the chain after it. Raises LedgerError."""
     if not raw.endswith(b"\n"):
-        raise _bad(path, number, "is torn: the write was cut off")
+        raise _bad_line(path, number, "is torn: the write was cut off")
     try:
         record = json.loads(raw)
         stated = record.pop("chain")
-        body = encoded(record)
+        body = encode(record)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise _bad(path, number, "is torn or no ledger line") from None
-    line, chain = sealed(body, chain)
+        raise _bad_line(path, number, "is torn or no ledger line") from None
+    line, chain = seal(body, chain)
     if stated != chain or raw != line:
-        raise _bad(path, number, "was edited or reordered: its checksum does not follow from the lines above")
+        raise _bad_line(path, number, "was edited or reordered: its checksum does not follow from the lines above")
     return record, chain
 
 
@@ -214,18 +213,18 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
             return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
         if kind == "end" and set(record) == {"releases"}:
             return _End(_whole(record["releases"]))
-    except OtherFormatError as error:  # one fix: there is nothing to restore
+    except OtherFormatError as error:  # not damaged: "restore it" would mislead
         raise LedgerError(f"{path}, line {number}: {error}") from None
     except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
-        raise _bad(path, number, f"does not describe a {kind}: {error}") from None
-    raise _bad(path, number, f"is no valid {kind!r} line")
+        raise _bad_line(path, number, f"does not describe a {kind}: {error}") from None
+    raise _bad_line(path, number, f"is no valid {kind!r} line")
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:  # nor a bool
+    if type(value) is not int:  # bool is a subclass of int
         raise ValueError(f"{value!r} is no whole number")
     return value
 
 
-def _bad(path: Path, number: int, reason: str) -> LedgerError:
+def _bad_line(path: Path, number: int, reason: str) -> LedgerError:
     return LedgerError(f"{path}, line {number}: {reason}. Fix: restore the file; no epsilon can be computed from it.")

@@ -1,4 +1,4 @@
-"""What Laplace-mixture noise costs: bounds that are proven for a clipped vector of any dimension.
+"""Bounds on the cost of Laplace-mixture noise, proven for a clipped vector of any dimension.
 
 A shift of one coordinate by x is (s0 |x|, 0)-DP, s0 being the law's score bound. An epsilon-DP coordinate is
 alpha epsilon^2 / 2 Renyi DP (Bun and Steinke 2016, proposition 3.3). Over coordinates that adds up to
@@ -23,14 +23,14 @@ from scipy.special import gammaln
 from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 
-#: Only integers: the expansion under sampling is proven for them.
+#: Renyi orders to search; integers only, for which the expansion under sampling is proven.
 INTEGER_ORDERS = (*range(2, 257), *range(272, 513, 16), *range(576, 1025, 64))
-#: Of the Gaussian whose trade-off function lies below that of noise with the same zCDP.
+#: Factor on the noise multiplier that gives a Gaussian at most as private as a mixture with the same zCDP.
 GDP_FACTOR = math.sqrt(2 / math.pi)
 
-#: Distinct curves that are priced one by one.
+#: Largest number of distinct curves that are priced one by one.
 MOST_CURVES = 1024
-_WIDEST = 1e3  # a grid on which all kinds of one family are alike
+_WIDEST = 1e3  # step of a grid that is so coarse that all kinds of one family become equal
 _BOUNDED = LIKE_GAUSSIAN
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ Kind = TypeVar("Kind")
 
 
 class _Curve(NamedTuple):
-    """What a Renyi curve depends on: the rate, 1 / effective noise multiplier and, of l1 clipping, law and shift."""
+    """The numbers that a Renyi curve depends on: rate, 1 / effective noise multiplier, and with l1 law and shift."""
 
     rate: float
     signal: float
@@ -50,8 +50,8 @@ class _Curve(NamedTuple):
 def renyi_epsilon(composition: Composition, delta: float, orders: Sequence[int] = INTEGER_ORDERS) -> float:
     """Upper bound on epsilon at ``delta`` in (0, 1) over integer Renyi orders, Gaussian releases included.
 
-    More than ``MOST_CURVES`` distinct curves are merged into fewer, dearer ones: a few thousandths of epsilon where one
-    number moves, as the scale of the noise does.
+    More than ``MOST_CURVES`` distinct curves are merged into fewer, dearer ones. If only one number moves, such as the
+    scale of the noise, that adds a few thousandths to epsilon.
     """
     from dp_accounting.rdp import compute_epsilon
 
@@ -67,10 +67,10 @@ def renyi_epsilon(composition: Composition, delta: float, orders: Sequence[int] 
 
 
 def merged(kinds: Counter[Kind], coarser: Callable[[Kind, float], Kind], most: int) -> Counter[Kind]:
-    """At most ``most`` kinds if there are more, each replaced by one that costs at least as much.
+    """Merge kinds into at most ``most``, each replaced by one that costs at least as much.
 
-    ``coarser`` rounds the numbers of a kind to a grid of this step in the logarithm. A grid of twice the step is part
-    of it, so that a part of a composition never costs more than the whole.
+    ``coarser(kind, step)`` rounds the numbers of a kind to a grid of ``step`` in the logarithm. The grid of twice the
+    step must be part of it, so that a part of a composition never costs more than the whole.
     """
     step, few = 0.001, kinds
     while len(few) > most and step < _WIDEST:
@@ -94,26 +94,26 @@ def _curve(release: Release) -> _Curve:
 
 
 def pure_epsilon(composition: Composition) -> float:
-    """Sum of log(1 + q (e^s - 1)): finite where every release is clipped in l1, and then true at delta = 0.
+    """Sum of log(1 + q (e^s - 1)): finite if every release is clipped in l1, and then a bound at delta = 0.
 
-    Of ideal real-valued noise, that is; see ``dptune.mechanisms.laplace_noise.Laplace``.
+    The bound is for ideal real-valued noise; see ``dptune.mechanisms.laplace_noise.Laplace``.
     """
     total = 0.0
     for release, count in composition.items():
         step = 1 / release.effective_noise_multiplier if is_pure(release) else math.inf
         rate = release.sample_rate
-        # log(1 - q + q e^s) for any s.
+        # log(1 - q + q e^s), without overflow at a large s.
         total += count * float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + step))
     return total
 
 
 def is_pure(release: Release) -> bool:
-    """Whether all that leaves the step is bounded in l1 and has Laplace noise of its own on every coordinate."""
+    """Whether the whole release is bounded in l1 and has independent Laplace noise on every coordinate."""
     return release.norm == "l1" and release.noise == "laplace_mixture" and release.statistics == ("gradient sum",)
 
 
 def gaussian_renyi(rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> Array:
-    """Renyi DP of a Poisson-sampled Gaussian at integer orders."""
+    """Renyi DP of a Poisson-sampled Gaussian release at integer orders."""
     return _sampled(_Curve(rate, 1 / noise_multiplier), orders)
 
 
@@ -123,9 +123,9 @@ def gaussian_dp_multiplier(release: Release) -> float:
 
 
 def limit_multiplier(release: Release) -> float:
-    """The noise multiplier of the Gaussian that a shift spread over ever more coordinates tends to.
+    """The noise multiplier of the Gaussian that is the limit of spreading a shift over ever more coordinates.
 
-    The limit of high dimension: no bound, in either direction, at a small one.
+    At a small dimension it is no bound in either direction.
     """
     if release.law is None:
         return release.effective_noise_multiplier
@@ -135,8 +135,8 @@ def limit_multiplier(release: Release) -> float:
 def scalar_renyi(law: InverseScale, shift: float, orders: Array) -> Array:
     """Renyi DP of one coordinate shifted by ``shift``; infinity outside the domain (LMO-DP, equation 4).
 
-    An upper bound for one coordinate, by joint convexity. It is convex in the shift, so that it holds for any number of
-    coordinates shifted by ``shift`` in l1 together; in l2 it does not.
+    It is an upper bound for one coordinate, by joint convexity. As it is convex in the shift, it also holds for any
+    number of coordinates that are shifted by ``shift`` in l1 together; for a shift in l2 it does not.
     """
     first = np.log(orders / (2 * orders - 1)) + law.log_mgf((orders - 1) * shift)
     second = np.log((orders - 1) / (2 * orders - 1)) + law.log_mgf(-orders * shift)
@@ -159,7 +159,7 @@ def _unsampled(curve: _Curve, highest: int) -> Array:
 
 
 def _expansion(rate: float, curve: Array, orders: tuple[int, ...]) -> Array:
-    """log of sum_l binom(order, l) (1-q)^(order-l) q^l exp((l-1) curve(l)), over (order - 1), at every order."""
+    """log(sum_l binom(order, l) (1-q)^(order-l) q^l exp((l-1) curve(l))) / (order - 1), at every order."""
     inner, outer, log_binomials, starts = _terms(orders)
     exponents = np.maximum(np.arange(len(curve)) - 1, 0) * curve
     terms = log_binomials + outer * math.log1p(-rate) + inner * math.log(rate) + exponents[inner]
@@ -172,7 +172,7 @@ def _expansion(rate: float, curve: Array, orders: tuple[int, ...]) -> Array:
 
 @lru_cache(maxsize=16)
 def _terms(orders: tuple[int, ...]) -> tuple[Indices, Indices, Array, Indices]:
-    """For all orders in a row: l, order - l, log binom(order, l); and where each order starts."""
+    """Terms of the sums of all orders, in one row: l, order - l, log binom(order, l); and each order's first place."""
     inner = np.concatenate([np.arange(order + 1) for order in orders])
     order = np.repeat(orders, np.array(orders) + 1)
     starts = np.cumsum([0, *(order + 1 for order in orders[:-1])])

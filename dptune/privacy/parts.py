@@ -1,7 +1,7 @@
-"""Parallel composition: releases about disjoint parts of the units cost what the dearest part costs.
+"""Parallel composition: releases about disjoint parts of the units cost as much as the dearest part.
 
-A run may have as many parts as releases, and all of them different. ``dearest`` then prices groups of parts by an
-envelope, which costs at least what each of them does, and splits the dearest group until it is a single part.
+A run may have as many parts as releases, all different. ``dearest`` then prices groups of parts by an envelope, which
+costs at least as much as each of them, and splits the dearest group until it is a single part.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import NamedTuple
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Composition, Release
 
-#: Kinds of release that are priced before the bound so far is taken; a price counts no more than this, which it merges.
+#: Number of kinds of release to price before the bound found so far is returned; and the most kinds that one price
+#: counts for, since accountants merge more.
 WORK, _MOST = 1000, 256
-_FEW = 16  # parts that are priced one by one
+_FEW = 16  # largest number of parts that are always priced one by one
 
-#: Releases that an envelope may match with each other, from the least noisy to the most, and how many of each.
+#: Releases and their counts, from the least noise to the most, by the fields that an envelope must not mix.
 _Families = dict[tuple[object, ...], list[tuple[Release, int]]]
 
 
 def disjoint(composition: Composition) -> list[Composition]:
-    """What one unit of each part can be touched by, without the parts' numbers and each kind once.
+    """The releases that one unit of each part can be touched by, without the parts' numbers; equal ones once.
 
-    Guarantee (parallel composition): a unit is in one part at most, so the largest epsilon over the list is that of
+    Guarantee (parallel composition): a unit is in at most one part, so the largest epsilon over the list is that of
     the whole.
     """
     everybody, parts = _split(composition)
@@ -36,16 +37,16 @@ def disjoint(composition: Composition) -> list[Composition]:
 
 
 def dearest(composition: Composition, price: Callable[[Composition], float], work: int = WORK) -> float:
-    """The largest price over ``disjoint(composition)``, or more where that takes too long to find.
+    """The largest price over ``disjoint(composition)``, or a bound on it if that takes too long to find.
 
     Guarantee: never below the largest, if ``price`` does not fall when a release is added, gets less noise or a higher
-    rate. Exact for up to 16 kinds of part and for as many as ``work`` allows; more than it by as little as parts differ
-    that are alike. The same composition has always the same price.
+    rate. Exact for up to 16 kinds of part, and for as many as ``work`` allows; beyond, too large by as little as
+    similar parts differ. The same composition always has the same price.
 
     Args:
-        composition: releases, of which some name parts.
-        price: of releases that all add up.
-        work: kinds of release to price, at most, before the bound found so far is taken.
+        composition: releases, some of which name parts.
+        price: the price of releases that all add up.
+        work: largest number of kinds of release to price before the bound found so far is returned.
     """
     everybody, parts = _split(composition)
     if len(parts) <= _FEW or sum(len(everybody) + len(part) for part in parts) <= work:
@@ -55,7 +56,7 @@ def dearest(composition: Composition, price: Callable[[Composition], float], wor
         whole = everybody + _flat(reduce(_envelope, members))
         return _Group(-price(whole), next(tickets), members, min(_MOST, len(whole)))
 
-    tickets = iter(range(2 * len(parts)))  # no two groups are compared by their members
+    tickets = iter(range(2 * len(parts)))  # breaks ties in the heap, which cannot compare members
     queue = [group([_families(part) for part in sorted(parts, key=_rough_cost)])]
     while len(queue[0].members) > 1 and (work := work - 2 * queue[0].work) > 0:
         members = heapq.heappop(queue).members
@@ -65,7 +66,7 @@ def dearest(composition: Composition, price: Callable[[Composition], float], wor
 
 
 class _Group(NamedTuple):
-    """Parts that are priced together; sorts before groups that are cheaper."""
+    """Parts that are priced together; a group sorts before cheaper groups."""
 
     minus_price: float
     ticket: int
@@ -74,7 +75,7 @@ class _Group(NamedTuple):
 
 
 def _split(composition: Composition) -> tuple[Composition, list[Composition]]:
-    """What is about all units, and what is about each part, without the parts' numbers and each kind once."""
+    """The releases about all units, and those about each part, without the parts' numbers; equal parts once."""
     everybody: Composition = Counter()
     parts: dict[int, Composition] = {}
     for release, count in composition.items():
@@ -86,7 +87,7 @@ def _split(composition: Composition) -> tuple[Composition, list[Composition]]:
 
 
 def _rough_cost(part: Composition) -> float:
-    """By which parts are sorted, so that those in a group are alike; nothing relies on it."""
+    """An approximate cost to sort parts by, so that those in a group are similar; no bound depends on it."""
     return sum(
         count * release.sample_rate**2 * math.exp(min(release.effective_noise_multiplier**-2, 100.0))
         for release, count in part.items()
@@ -111,16 +112,16 @@ def _flat(families: _Families) -> Composition:
 
 
 def _envelope(first: _Families, second: _Families) -> _Families:
-    """Releases that cost at least what those of either part do: the i-th of each, matched, and those left over."""
-    return {family: _matched(first.get(family, []), second.get(family, [])) for family in {**first, **second}}
+    """Releases that cost at least as much as those of either part: the i-th of each joined, and those left over."""
+    return {family: _match(first.get(family, []), second.get(family, [])) for family in {**first, **second}}
 
 
-def _matched(first: list[tuple[Release, int]], second: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
+def _match(first: list[tuple[Release, int]], second: list[tuple[Release, int]]) -> list[tuple[Release, int]]:
     matched: list[tuple[Release, int]] = []
     rest = first[::-1], second[::-1]
     while all(rest):
         (one, many), (other, more) = rest[0].pop(), rest[1].pop()
-        both, joined = min(many, more), _joined(one, other)
+        both, joined = min(many, more), _join(one, other)
         if matched and matched[-1][0] == joined:
             matched[-1] = joined, matched[-1][1] + both
         else:
@@ -132,12 +133,12 @@ def _matched(first: list[tuple[Release, int]], second: list[tuple[Release, int]]
     return matched + rest[0][::-1] + rest[1][::-1]
 
 
-def _joined(one: Release, other: Release) -> Release:
-    """A release that costs at least what each of two does, all else being equal."""
+def _join(one: Release, other: Release) -> Release:
+    """A release that costs at least as much as each of two of the same family."""
     if one == other:
         return one
     rate, sensitivity = max(one.sample_rate, other.sample_rate), max(one.sensitivity, other.sensitivity)
-    if one.renyi and other.renyi:  # a divergence bounds those of lower order
+    if one.renyi and other.renyi:  # a bound at one order holds at all lower ones
         order, epsilon = min(one.renyi[0], other.renyi[0]), max(one.renyi[1], other.renyi[1])
         return Release.of_token(order, epsilon, one.claims)
     if one.law and other.law:
@@ -148,7 +149,7 @@ def _joined(one: Release, other: Release) -> Release:
 
 
 def _larger(one: InverseScale, other: InverseScale) -> InverseScale:
-    """A law under which u is at least as large as under both, stochastically, and so is its score bound."""
+    """A law under which u is stochastically at least as large as under both, as is the score bound."""
     law = InverseScale(
         constant=max(one.constant, other.constant),
         gamma=(max(one.gamma[0], other.gamma[0]), max(one.gamma[1], other.gamma[1])),

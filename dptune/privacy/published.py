@@ -1,6 +1,6 @@
 """The accountants that PLRV-O, LMO-DP and DP policy gradient published. Claims, not guarantees: docstrings say why.
 
-Nothing here chooses noise or stops a run unless a user asks for ``accounting: published``.
+They choose noise or stop a run only if a user asks for ``accounting: published``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dptune.privacy.release import UNBOUNDED, Composition, Release
 Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
 _EXACT_COORDINATES = 1000
-_MOST_KINDS = 64  # laws that are priced one by one; more are rounded up to fewer, so that the claim is never less
+_MOST_KINDS = 64  # largest number of laws that are priced one by one; more are merged, which only raises the claim
 _TAIL_NODES = 40
 STEP_ORDERS = np.arange(2, 129, dtype=np.float64)
 
 
 def plrvo_epsilon(composition: Composition, delta: float, largest_moment: int = LARGEST_MOMENT) -> float:
-    """PLRV-O's theorem 4.9 / algorithm 2 at the dimension of the gradient.
+    """Epsilon by PLRV-O's theorem 4.9 / algorithm 2, at the dimension of the gradient.
 
     NOT a bound: it samples every coordinate by a coin of its own, although an example is in the batch for all of them
     or for none, and it treats one shared scale as many independent ones.
@@ -38,7 +38,7 @@ def plrvo_epsilon(composition: Composition, delta: float, largest_moment: int = 
 
 
 def plrvo_one_coordinate_epsilon(composition: Composition, delta: float, largest_moment: int = LARGEST_MOMENT) -> float:
-    """The same for a gradient of one coordinate, which is what PLRV-O's released configurations state.
+    """Epsilon by the same theorem for a gradient of one coordinate, as PLRV-O's released configurations have it.
 
     NOT a bound for any model with two parameters.
     """
@@ -46,9 +46,9 @@ def plrvo_one_coordinate_epsilon(composition: Composition, delta: float, largest
 
 
 def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 128) -> float:
-    """LMO-DP's totals: a Gaussian with the classical calibration at the epsilon of one step, composed in its place.
+    """Epsilon as LMO-DP totals it: a Gaussian, classically calibrated to the epsilon of one step, is composed instead.
 
-    NOT a bound: the noise that is added is never composed nor sampled, and its epsilon is that of one coordinate.
+    NOT a bound: the noise that is really added is never composed or sampled, and its epsilon is that of one coordinate.
     """
     if any(release.noise in UNBOUNDED for release in composition):
         return math.inf
@@ -57,24 +57,26 @@ def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 
 
 
 def lmo_dp_step_target(epsilon: float, delta: float, sample_rate: float, steps: int, largest_order: int = 128) -> float:
-    """The epsilon of one step for which ``lmo_dp_epsilon`` of a run is ``epsilon``: the paper's road, backwards."""
+    """The epsilon of one step for which ``lmo_dp_epsilon`` of a run is ``epsilon``."""
     surrogate = calibrate(lambda z: _gaussians_epsilon([(sample_rate, z, steps)], delta, largest_order), epsilon)
     return _classical(delta) / surrogate
 
 
 def surrogate_multiplier(release: Release, delta: float) -> float:
-    """sqrt(2 log(1.25 / delta)) / epsilon, with the epsilon of a step that the paper names, or equation 4's."""
+    """Noise multiplier of that Gaussian: sqrt(2 log(1.25 / delta)) / epsilon, with the step's epsilon as the paper
+    states it or, for other parameters, by equation 4.
+    """
     claimed = dict(release.claims).get("step_epsilon") or lmo_dp_step_epsilon(law_of(release), delta, in_domain=False)
     return _classical(delta) / claimed if claimed else math.inf
 
 
 def _classical(delta: float) -> float:
-    """Noise multiplier times epsilon of the classical Gaussian calibration."""
+    """Noise multiplier times epsilon in the classical Gaussian calibration."""
     return math.sqrt(2 * math.log(1.25 / delta))
 
 
 def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, largest_order: int) -> float:
-    """Of (sample rate, noise multiplier, steps), at the integer orders from 2 that LMO-DP uses."""
+    """Epsilon of composed Gaussians (sample rate, noise multiplier, steps), at LMO-DP's integer orders from 2."""
     from dp_accounting.rdp import compute_epsilon
 
     orders = tuple(range(2, largest_order + 1))
@@ -85,10 +87,10 @@ def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, 
 
 
 def dppg_epsilon(composition: Composition, delta: float) -> float:
-    """DP policy gradient's rule (its appendix B.1): the classical calibration where z > sqrt(2 log(1.25 / delta)), so
-    that epsilon < 1, else theorem 4 of Zhao et al. (2019), for every release.
+    """Epsilon by DP policy gradient's rule (its appendix B.1), for every release.
 
-    A bound for one Gaussian release, and not the tight one. NOT a bound of a run whose critic is trained on raw data.
+    The rule is the classical calibration if z > sqrt(2 log(1.25 / delta)), so that epsilon < 1, else theorem 4 of Zhao
+    et al. (2019). It bounds one Gaussian release, not tightly. NOT a bound of a run whose critic trains on raw data.
     """
     if any(release.noise != "gaussian" for release in composition):
         return math.inf
@@ -106,11 +108,11 @@ def _dppg_update_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> float:
-    """LMO-DP's equation 4 for one step, integer orders 2 to 128.
+    """Epsilon of one step by LMO-DP's equation 4, at integer orders 2 to 128.
 
-    ``in_domain`` False evaluates the formula also at orders where the moment it stands for is infinite, as the authors'
-    code does: two negative factors make a positive number below the true value. True keeps to orders where it is a
-    bound, for one coordinate.
+    With ``in_domain`` the orders are those at which the formula is a bound, for one coordinate. Without it, the formula
+    is also evaluated where the moment that it stands for is infinite, as in the authors' code: two negative factors
+    then make a positive number below the true value.
     """
     if not in_domain:
         up, down = formal_mgf(law, STEP_ORDERS - 1), formal_mgf(law, -STEP_ORDERS)
@@ -119,10 +121,10 @@ def lmo_dp_step_epsilon(law: InverseScale, delta: float, *, in_domain: bool) -> 
 
 
 def formal_step_epsilons(up: Array, down: Array, orders: Array, delta: float) -> Array:
-    """Equation 4 on whatever numbers stand for M(order - 1) and M(-order), orders in the last axis.
+    """Epsilons by equation 4, from numbers for M(order - 1) and M(-order); orders are in the last axis.
 
-    An order whose value is no positive number counts as infinite, as in the authors' code. NOT a bound where an order
-    is outside the domain.
+    An order whose value is no positive number counts as infinite, as in the authors' code. NOT a bound if an order is
+    outside the domain.
     """
     with np.errstate(all="ignore"):
         sums = orders / (2 * orders - 1) * up + (orders - 1) / (2 * orders - 1) * down
@@ -131,16 +133,16 @@ def formal_step_epsilons(up: Array, down: Array, orders: Array, delta: float) ->
 
 
 def formal_mgf(law: InverseScale, t: Array) -> Array:
-    """The product of the factors of M(t) wherever it can be evaluated, inside the domain or not."""
+    """The product of the factors of M(t), wherever it can be evaluated, even outside the domain."""
     (k, theta), (low, high) = law.gamma, law.uniform
     with np.errstate(all="ignore"):
-        # Written as the authors do, so that it overflows at the same orders.
+        # The authors' own expression: another would overflow at other orders, and give another epsilon.
         uniform = (np.exp(high * t) - np.exp(low * t)) / ((high - low) * t) if high else 1.0
         return np.asarray(np.exp(law.constant * t) * (1 - theta * t) ** -k / (1 - law.exponential * t) * uniform)
 
 
 def _least(renyi: Array, orders: Array, delta: float) -> Array:
-    """Renyi to approximate DP (Canonne, Kamath and Steinke 2020), 0 at least, over the orders that are numbers."""
+    """The least epsilon over the orders that give a number (Canonne, Kamath and Steinke 2020); at least 0."""
     epsilons = renyi + np.log1p(-1 / orders) - np.log(orders * delta) / (orders - 1)
     # A divergence this small bounds delta itself, by Pinsker's inequality; the authors' code has it too.
     epsilons = np.where(delta**2 + np.expm1(-renyi) >= 0, 0.0, epsilons)
@@ -148,7 +150,7 @@ def _least(renyi: Array, orders: Array, delta: float) -> Array:
 
 
 def law_of(release: Release) -> InverseScale:
-    """The law of the noise. Raises: ConfigError if the release is Gaussian, which these papers do not account."""
+    """The law of the noise. Raises ConfigError for a Gaussian release, which these papers do not account for."""
     if release.law is None:
         raise ConfigError("published_accountant", "is one of Laplace mixtures", fix="use gdp_clt for Gaussian noise")
     return release.law
@@ -176,7 +178,7 @@ def _plrvo(composition: Composition, delta: float, largest_moment: int, coordina
 
 
 def _smallest(epsilon: Callable[[int], float], highest: int) -> float:
-    """The least over the moments 1..highest of what falls and then rises: ever finer, around the best."""
+    """The least value over the moments 1..highest of a function that falls and then rises, by an ever finer search."""
     seen: dict[int, float] = {}
     low, high = 1, highest
     while True:
@@ -190,7 +192,7 @@ def _smallest(epsilon: Callable[[int], float], highest: int) -> float:
 
 
 class _Kind(NamedTuple):
-    """What equation 19 reads of a release."""
+    """The numbers of a release that equation 19 reads."""
 
     dimension: int
     rate: float
@@ -198,15 +200,15 @@ class _Kind(NamedTuple):
     theta: float
 
     def coarser(self, step: float) -> _Kind:
-        """A kind that costs at least as much, its numbers on a grid."""
+        """A kind that costs at least as much, with numbers rounded to a grid of ``step`` in the logarithm."""
         rate = min(1.0, rounded_up(self.rate, step))
         return _Kind(self.dimension, rate, rounded_up(self.k, step), rounded_up(self.theta, step))
 
 
 def _moment(kind: _Kind, moment: int) -> float:
-    """Equation 19: the sum over coordinates i of log sum_eta w_eta G(x_i, eta), x_i = sqrt(i) - sqrt(i - 1).
+    """Equation 19, the sum over coordinates i of log sum_eta w_eta G(x_i, eta), x_i = sqrt(i) - sqrt(i - 1).
 
-    The first thousand are added, the smooth rest integrated in log i.
+    The first thousand terms are added; the rest, which is smooth, is integrated in log i.
     """
     n, rate, k, theta = kind
     exact = np.arange(1, min(n, _EXACT_COORDINATES) + 1, dtype=np.float64)
@@ -221,7 +223,7 @@ def _moment(kind: _Kind, moment: int) -> float:
 
 
 def _log_moments(index: Array, k: float, theta: float, rate: float, moment: int) -> Array:
-    """log sum_eta w_eta G(x_i, eta); as log(1 + small sum), since most of it is tiny, unless that overflows."""
+    """The terms log sum_eta w_eta G(x_i, eta). Most are tiny, so computed as log(1 + sum) unless that overflows."""
     shift = (1 / (np.sqrt(index) + np.sqrt(index - 1)))[:, None] * theta
     eta = np.arange(2, moment + 2, dtype=np.float64)[None, :]
     log_weight = (
@@ -239,17 +241,17 @@ def _log_moments(index: Array, k: float, theta: float, rate: float, moment: int)
 
 
 def _without(moment: int, rate: float) -> float:
-    """log(w_0 + w_1): the terms eta = 0 and 1, where G is 1."""
+    """The part log(w_0 + w_1) of the terms eta = 0 and 1, where G is 1."""
     if rate == 1.0:
         return -math.inf
     return float(moment * math.log1p(-rate) + math.log((1 - rate) + (moment + 1) * rate))
 
 
 def _times_log(count: Array, value: float) -> Array:
-    """count log(value), where 0 log 0 is 0."""
+    """Compute count * log(value), where 0 log 0 is 0."""
     return np.where(count == 0, 0.0, count * math.log(value)) if value > 0 else np.where(count == 0, 0.0, -np.inf)
 
 
 def dimension(release: Release) -> int:
-    """Coordinates that algorithm 2 sums over; 0 if the release does not name them."""
+    """Number of coordinates that algorithm 2 sums over; 0 if the release does not state it."""
     return int(dict(release.claims).get("dimension", 0))

@@ -1,6 +1,6 @@
-"""A release is data: everything an accountant must know about one step that touched private records.
+"""Releases: plain data that holds everything an accountant must know about one step on private records.
 
-The mechanism makes it, the ledger stores it, accountants interpret it; the three never mix.
+The mechanism makes a release, the ledger stores it, and accountants interpret it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from dptune.errors import ConfigError
 from dptune.privacy.laplace_mixtures import InverseScale
 
-#: How often each distinct release happened. Order does not matter to any accountant here.
+#: The count of each distinct release. No accountant here depends on their order.
 Composition = Counter["Release"]
 
-#: Families of noise on a clipped sum. "unproven" is noise of which no accountant knows a bound, such as a plug-in's.
+#: Families of noise on a clipped sum. "unproven" is noise that no accountant has a bound for, such as a plug-in's.
 STEP_NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "unproven", "none")
 NOISES = (*STEP_NOISES, "token", "unbounded_token")
-#: Families that hide nothing, as far as anyone has proven.
+#: Families for which no bound is proven: their epsilon is infinite.
 UNBOUNDED = ("none", "unproven", "unbounded_token")
 #: Families whose noise multiplier is that of a Gaussian with the same zCDP. Accountants know these and price the others
 #: at infinity, so that a family that is new to them gets no finite epsilon by accident.
@@ -31,15 +31,15 @@ _CONSISTENT = 1e-9
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy sum over a Poisson sample, add/remove adjacency, one unit of privacy = one sampled element; or one
-    token drawn from a mixture of models, each of which belongs to one shard of the records.
+    """One noisy sum over a Poisson sample of the units of privacy, under add/remove of one unit; or one token drawn
+    from a mixture of models, each of which belongs to one shard of the records.
 
     Attributes:
         sample_rate: probability q in (0, 1] with which each unit enters the batch, independently.
         noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
             the number that its paper gives to an accountant. Of a Laplace mixture, 1 / score bound of its law: the
             multiplier of the Gaussian with the same zCDP. Of a token, that of the Gaussian with the same Renyi bound.
-            0 where nothing is bounded (``UNBOUNDED``).
+            0 for a family without a bound (``UNBOUNDED``).
         sensitivity: sensitivity, in ``norm``, of the *whole* released vector in those same units; 1 when the
             paper's number is right, sqrt(n) when n groups are noised as if each were alone.
         noise: family of the noise, one of ``NOISES``.
@@ -47,12 +47,12 @@ class Release:
         raw_inputs: names of un-noised private statistics that steered the step or left it. Leaks.
         adaptive: True when q or the noise multiplier was chosen from earlier releases, which only a
             privacy filter fixed in advance can account for.
-        norm: in which one unit is bounded, one of ``NORMS``.
-        law: of the inverse scale, in units of a sensitivity of 1; for Laplace mixtures only.
-        claims: what only a published accountant reads, such as the dimension of the gradient.
+        norm: norm in which one unit is bounded, one of ``NORMS``.
+        law: law of the inverse scale, in units of a sensitivity of 1; for Laplace mixtures only.
+        claims: figures that only a published accountant reads, such as the dimension of the gradient.
         renyi: (order, epsilon) of a token: the Renyi divergence at that one order is at most epsilon, whatever the
             prompt, in both directions, when one unit of privacy changes. For tokens only.
-        part: number of the part of the units that it concerns, or None for all of them. Whoever sets it sees to it
+        part: number of the part of the units that it concerns, or None for all of them. Code that sets it must ensure
             that no unit is in two parts; releases of different parts then do not add up (parallel composition).
     """
 
@@ -92,7 +92,10 @@ class Release:
 
     @classmethod
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
-        """One token with a Renyi divergence of at most ``epsilon`` at ``order``; infinite where no bound is proven."""
+        """Make the release of one token with a Renyi divergence of at most ``epsilon`` at ``order``.
+
+        An infinite epsilon stands for no proven bound.
+        """
         if not epsilon > 0:
             raise ConfigError("renyi", f"{epsilon} is not positive: such a token says nothing", fix="charge nothing")
         if math.isinf(epsilon):
@@ -120,12 +123,12 @@ class Release:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """Noise per unit of the true joint sensitivity: what a sound accountant takes."""
+        """The noise multiplier that a sound accountant reads: noise per unit of the true joint sensitivity."""
         return self.noise_multiplier / self.sensitivity
 
     @property
     def leaks(self) -> tuple[str, ...]:
-        """Why this release has no finite epsilon, empty if it has one."""
+        """Reasons why this release has no finite epsilon; empty if it has one."""
         reasons = {
             "none": "gradients without noise",
             "unproven": "noise of a family for which no bound is known",
@@ -140,12 +143,15 @@ class Release:
         return self.adaptive and self.law is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; ``from_dict`` gives back an equal release."""
+        """The release in plain JSON types, from which ``from_dict`` makes an equal one."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Release:
-        """Raises ConfigError for missing or unknown keys and for values of the wrong type or range."""
+        """Make a release of what ``to_dict`` gave.
+
+        Raises: ConfigError for missing or unknown keys and for values of the wrong type or range.
+        """
         known = {field.name for field in fields(cls)}
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")

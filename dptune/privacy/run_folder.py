@@ -8,21 +8,21 @@ from dptune.privacy.ledger_file import is_complete
 
 
 class RunFolder:
-    """Where each file of a run lies. No other module spells these names.
+    """The paths of a run's files. No other module spells these names.
 
     Attributes:
         path: the folder; it need not exist.
-        ledger: what the run was charged.
+        ledger: the run's ledger.
         checkpoint: weights, optimizer and controller of a fine-tuning run that is under way.
-        state: what a policy run has released so far; ``progress`` is its curve.
+        state: the releases of a policy run so far; ``progress`` is its curve.
         adapter: folder of the weights, PEFT's.
         controller: folder of a learned hyper-policy.
         history: points of the learning curves; ``knobs`` are the mechanism's settings along the way.
-        served: how many answers an ensemble gave.
-        result: what a report needs to know of a finished run.
-        results: the same of runs that make several things at once.
-        cell: what was asked for; of a policy run, ``job``.
-        lock: held by the process that works in the folder.
+        served: number of answers that an ensemble gave.
+        result: figures of a finished run, for the report.
+        results: the same for a run that makes several things at once.
+        cell: settings of the run; of a policy run, ``job``.
+        lock: lock of the process that works in the folder.
         mlflow_run: id of the run in MLflow.
     """
 
@@ -46,12 +46,12 @@ class RunFolder:
 
     @property
     def states(self) -> tuple[Path, ...]:
-        """Files whose headers say how many releases they rely on. They are written before the first charge too."""
+        """Files whose headers state how many releases they rely on. They also exist before the first charge."""
         return self.checkpoint, self.state
 
     @property
     def released(self) -> tuple[Path, ...]:
-        """Files that show that the run released something, where its ledger is gone or says nothing of it."""
+        """Files that prove that the run released something, even if its ledger is missing or empty."""
         outcome = (self.adapter, self.controller, self.history, self.knobs, self.served, self.result, self.results)
         return *self.states, *outcome
 

@@ -28,7 +28,7 @@ _READ = (5, FORMAT)
 
 
 class OtherFormatError(ConfigError):
-    """A ledger of another version of dptune: whole, but not for this one to price."""
+    """A ledger of another version of dptune: undamaged, but this version cannot price it."""
 
     def __init__(self, written: Any) -> None:
         problem = f"{written!r} is none of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
@@ -40,9 +40,9 @@ class RunHeader:
     """The first line of a ledger: everything besides the releases that an epsilon depends on. Public.
 
     Attributes:
-        mechanism: registered name.
+        mechanism: registered name of the mechanism.
         published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
-        accounting: which epsilon the budget limits, one of ``ACCOUNTINGS``.
+        accounting: the epsilon that the budget limits, one of ``ACCOUNTINGS``.
         epsilon: the budget, or None when the run has none (the non-private mechanism).
         delta: of every epsilon of this run.
         unit: what is added or removed: "record", the name of a column (all records that share a value of it), or
@@ -50,8 +50,8 @@ class RunHeader:
         units: how many units the training data holds (public by assumption).
         data: label of the data source, "synthetic" included.
         telemetry: "research" when curves computed from private records are logged beside the adapter. "private" when
-            only what was released and what is public is told; the times at which it was released are not covered:
-            Prefect's database, logs and files keep them.
+            only releases and public figures are published. The times of the releases are not covered: Prefect's
+            database, logs and files keep them.
         leaks: reasons from outside the releases that void the guarantee (a fixed noise seed).
         renyi_filter: the filter fixed before the run, or None.
         inherited: releases of other runs that this one was made from; its epsilon includes them.
@@ -98,7 +98,7 @@ class RunHeader:
             )
 
     def differences(self, other: RunHeader) -> list[str]:
-        """Names of the fields in which another header differs; its run's number may be another."""
+        """Names of the fields in which another header differs, ``run_id`` left out."""
         theirs = replace(other, run_id=self.run_id)
         return [item.name for item in fields(self) if getattr(self, item.name) != getattr(theirs, item.name)]
 
@@ -114,19 +114,19 @@ class RunHeader:
         )
 
     def leaks_of(self, composition: Composition) -> tuple[str, ...]:
-        """Why a run of these releases has no certified epsilon; priced at nothing."""
+        """Reasons why a run of these releases has no certified epsilon; found without pricing them."""
         return leaks_of(composition + composition_of(self.inherited), self.renyi_filter, self.leaks)
 
     def within_budget(self, composition: Composition) -> bool:
-        """Whether the composition keeps the epsilon that ``accounting`` names within the budget."""
+        """Whether the epsilon that ``accounting`` names is within the budget for this composition."""
         if self.epsilon is None:
             return True
-        if self.accounting == "published":  # the others would price a moving noise at every charge
+        if self.accounting == "published":  # pricing the others at every charge is slow if noise moves
             return published_epsilon(self.published_accountant, composition, self.delta) <= self.epsilon
         return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The header in plain JSON types."""
         data = asdict(self)
         data["leaks"] = list(self.leaks)
         data["inherited"] = [[release.to_dict(), count] for release, count in self.inherited]
@@ -137,7 +137,7 @@ class RunHeader:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
-        """Inverse of ``to_dict``; raises ConfigError on missing or unknown keys."""
+        """Make a header of what ``to_dict`` gave. Raises ConfigError on missing or unknown keys."""
         values = {"plugins": [], **data}
         if (written := values.get("format")) not in _READ:
             raise OtherFormatError(written)

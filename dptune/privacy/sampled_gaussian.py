@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 Array = NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
-#: Noise multipliers for which the bounds of rounding below are argued and tested.
+#: Range of noise multipliers for which the rounding bounds below are argued and tested.
 LEAST_NOISE, MOST_NOISE = 0.02, 1e6
 #: Bound on the relative error of a cell's probability. Errors found against mpmath are below 2e-13 (see the tests).
 MASS_ERROR = 1e-12
@@ -27,7 +27,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 class Kind(NamedTuple):
-    """Releases that are alike: sample rate in (0, 1], noise multiplier within the bounds above, and how many."""
+    """Equal releases: their sample rate in (0, 1], noise multiplier within the range above, and number."""
 
     sample_rate: float
     noise_multiplier: float
@@ -39,7 +39,7 @@ class GridLosses:
     """A loss distribution on a grid.
 
     Attributes:
-        first: the lowest loss, in cells.
+        first: the lowest loss, in units of the width of a cell.
         losses: the losses, ``width * (first + i)``. Shape (n,).
         mass: their probabilities. Shape (n,).
         infinite: probability of an infinite loss.
@@ -55,10 +55,10 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
     """The loss distribution of one release, rounded to multiples of ``width``.
 
     Guarantee: it dominates the true one, up to a relative error of ``MASS_ERROR`` in every probability and the rounding
-    of the grid's ends, which ``end_error`` bounds. The mass of a cell goes to its two ends so that its probability
-    under both hypotheses is kept, which is the least that is certainly no better (connect the dots: Doroshenko et al.
-    2022). A share of at most ``cut`` lies above the grid and counts as infinite; what lies below counts as its lowest
-    loss.
+    of the grid's ends, which ``end_error`` bounds. The mass of a cell is split between its two ends so that its
+    probability under both hypotheses is kept; no dominating distribution on the grid is tighter (connect the dots:
+    Doroshenko et al. 2022). A share of at most ``cut`` lies above the grid and counts as infinite; losses below the
+    grid count as its lowest loss.
     """
     q, z, _ = kind
     reach = _reach(cut) * z
@@ -73,7 +73,7 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
 
 
 def end_error(kind: Kind) -> float:
-    """How far the true loss of an outcome may lie outside its cell, since the ends of cells are rounded.
+    """Bound on the distance of an outcome's true loss from its cell, due to the rounding of the cell's ends.
 
     An outcome is off by a few units in the last place of at most 40 standard deviations, and the loss has a slope of
     at most 1 / z per standard deviation.
@@ -82,9 +82,9 @@ def end_error(kind: Kind) -> float:
 
 
 def log_moment(kind: Kind, tilt: float, direction: Direction, cut: float) -> float:
-    """log E exp(tilt loss) over the outcomes that ``grid_losses`` keeps: near the truth, and no bound of it.
+    """Estimate log E exp(tilt loss) over the outcomes that ``grid_losses`` keeps. NOT a bound.
 
-    Further outcomes, which hardly ever happen, would rule it at a high tilt (which is why Renyi DP is loose there).
+    At a high tilt, outcomes outside, which hardly ever happen, would dominate it (that is why Renyi DP is loose there).
     """
     q, z, _ = kind
     reach = _reach(cut) * z
@@ -95,7 +95,7 @@ def log_moment(kind: Kind, tilt: float, direction: Direction, cut: float) -> flo
 
 
 def _reach(cut: float) -> float:
-    """Standard deviations beyond which a normal variable is with probability ``cut``."""
+    """Number of standard deviations that a normal variable exceeds with probability ``cut``."""
     return -float(ndtri(max(cut, _SMALLEST_SHARE)))
 
 
@@ -109,8 +109,8 @@ def loss_range(kind: Kind, cut: float) -> float:
 def _relative_errors(ends: Array, shift: float) -> Array:
     """Bound on the relative error of the probabilities of the inner cells.
 
-    The ends are rounded once for each hypothesis, by up to three units in the last place, so that in a narrow cell the
-    two are not about quite the same outcomes.
+    The ends are rounded once for each hypothesis, by up to three units in the last place, so in a narrow cell the two
+    probabilities are of slightly different outcomes.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         sizes = np.maximum(np.abs(ends[:-1]), np.abs(ends[1:])) + shift
@@ -119,14 +119,16 @@ def _relative_errors(ends: Array, shift: float) -> Array:
 
 
 def _split(first: int, mine: Array, other: Array, errors: Array, width: float) -> GridLosses:
-    """Give each cell's mass to its ends. Args: probabilities of all cells under the two hypotheses, from that below
-    the grid to that above it, and bounds on the relative errors of those between.
+    """Split each cell's mass between its ends.
+
+    ``mine`` and ``other`` are the cells' probabilities under the two hypotheses, from the cell below the grid to the
+    one above; ``errors`` bounds the relative errors of the cells between.
     """
     inner, theirs = mine[1:-1], other[1:-1]
     losses = np.arange(first, first + len(inner) + 1, dtype=np.float64) * width
-    # Losses beyond 700 would overflow. A smaller number moves more mass up.
+    # Losses beyond 700 would overflow; capping them only moves more mass up.
     upper = (inner - np.exp(np.minimum(losses[:-1], 700.0)) * theirs) / -math.expm1(-width)
-    # The rounding of both probabilities moves at most this share of a cell; moved up, it costs ``width`` times as much.
+    # Rounding of the probabilities may put this share of a cell's mass too low; moving it up keeps the bound.
     upper = np.clip(upper + inner * (4 * errors / min(width, 1.0)), 0.0, inner)
     mass = np.zeros(len(losses))
     mass[1:] += upper
@@ -141,9 +143,9 @@ def _loss(q: float, z: float, x: Array | float) -> Array:
 
 
 def _outcomes(q: float, z: float, losses: Array) -> Array:
-    """The outcome at which the loss of ``remove`` is this; -inf where every loss is larger.
+    """The outcomes at which ``remove`` has these losses; -inf if every loss is larger.
 
-    Written so that no digits are lost where a loss is near its least, log(1 - q).
+    The expression loses no digits if a loss is near its least value, log(1 - q).
     """
     above_least = np.maximum(losses - (math.log1p(-q) if q < 1 else -math.inf), 0.0)
     with np.errstate(divide="ignore"):
@@ -151,9 +153,9 @@ def _outcomes(q: float, z: float, losses: Array) -> Array:
 
 
 def _cell_probabilities(ends: Array) -> Array:
-    """Standard normal probabilities of the cells that ascending ``ends`` make, those below and above them included.
+    """Standard normal probabilities of the cells between ascending ``ends``, and of those below and above them.
 
-    Narrow cells by quadrature: the difference of two tails would lose the digits that they share.
+    Narrow cells are integrated by quadrature: a difference of two tails would lose the digits that they share.
     """
     lower, upper = ends[:-1], ends[1:]
     with np.errstate(invalid="ignore"):

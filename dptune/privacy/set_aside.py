@@ -1,9 +1,8 @@
-"""Runs that cannot go on: their folders are kept, ledger and all, and are priced beside the runs that take their place.
+"""Runs that cannot go on: their folders are set aside, and priced together with the runs that replace them.
 
-What a run released stays released, whatever becomes of its folder. A ledger that was charged is all that is left to
-price it by, so it is set aside and never removed: ``<run>`` becomes ``<run>.set-aside-1``, in the same place, and the
-next run of that name starts in a folder of its own. Whoever states what runs on the same records cost together counts
-both, by ``spending_of``.
+A release stays released, whatever becomes of the run's folder. Only its charged ledger can price it, so the ledger is
+set aside and never removed: ``<run>`` becomes ``<run>.set-aside-1``, in the same place, and the next run of that name
+starts in a new folder. The total cost of runs on the same records includes both, by ``spending_of``.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 
 _SUFFIX = ".set-aside-"
-_MOST_HEADER = 100_000_000  # bytes; safetensors' own limit
+_MOST_HEADER = 100_000_000  # largest header in bytes, by safetensors' own limit
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run released, whether it ended or not. Public.
+    """The cost of a run's releases, whether the run ended or not. Public.
 
     Attributes:
-        folder: its name.
-        unit: whose privacy; empty where no ledger says it.
-        data: label of the records; empty where no ledger says it.
-        releases: charged so far.
-        epsilon: certified, at ``delta``, of these releases; infinite where they leak, or where nobody can tell.
-        problem: why nobody can tell what it spent; empty otherwise.
+        folder: name of the run's folder.
+        unit: unit of privacy; empty if no ledger states it.
+        data: label of the records; empty if no ledger states it.
+        releases: number of releases charged so far.
+        epsilon: certified epsilon of these releases at ``delta``; infinite if they leak, or if it is unknown.
+        problem: reason why the cost is unknown; empty if it is known.
     """
 
     folder: str
@@ -49,7 +48,7 @@ class Spending:
     problem: str = ""
 
     def __str__(self) -> str:
-        """A clause: what it has spent."""
+        """The cost as a clause, for messages."""
         if self.problem:
             return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
         one = f" about one {self.unit}" if self.unit else ""
@@ -57,20 +56,20 @@ class Spending:
 
 
 def spending_of(folder: Path) -> Spending | None:
-    """What the run in ``folder`` has spent, from its ledger alone; None if nothing was charged."""
+    """The cost of the run in ``folder``, from its ledger alone; None if nothing was charged."""
     path, released = RunFolder(folder).ledger, _has_released(folder)
     if not path.exists():
-        return _unknown(folder, "its ledger is missing") if released else None
+        return _unknown_cost(folder, "its ledger is missing") if released else None
     if not path.is_file():
-        return _unknown(folder, "its ledger is no file")
+        return _unknown_cost(folder, "its ledger is no file")
     try:
-        contents = _acknowledged(path)
+        contents = _read_acknowledged(path)
     except LedgerError:
-        return _unknown(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
+        return _unknown_cost(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
     if contents.releases == 0:
-        return _unknown(folder, "its ledger holds no release") if released else None
+        return _unknown_cost(folder, "its ledger holds no release") if released else None
     if contents.releases < _witnessed_releases(folder):
-        return _unknown(folder, "its ledger was cut: files beside it rely on more releases")
+        return _unknown_cost(folder, "its ledger was cut: files beside it rely on more releases")
     header, certified = contents.header, contents.epsilons.certified
     return Spending(folder.name, header.unit, header.data, contents.releases, certified, header.delta)
 
@@ -78,7 +77,7 @@ def spending_of(folder: Path) -> Spending | None:
 def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     """Rename a run's folder, so that the next run of its name starts afresh beside it.
 
-    Returns: where it lies now, and what it spent (None if nothing was charged).
+    Returns: the new path, and the run's cost (None if nothing was charged).
 
     Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it, or one
     of its files cannot be used.
@@ -90,9 +89,9 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
     try:
-        with _unused(folder):
+        with _hold_locks(folder):
             spent = spending_of(folder)
-            taken = {path.name for path in folder.parent.iterdir()}  # files and links that lead nowhere too
+            taken = {path.name for path in folder.parent.iterdir()}  # ``exists`` would miss dangling links
             number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
             target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
             folder.rename(target)
@@ -104,7 +103,7 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
 
 
 def fresh_start(folder: Path) -> str:
-    """The fix for a run that cannot go on, with its price: what an error tells the user to do."""
+    """The fix that an error message states for a run that cannot go on, with the run's cost."""
     spent = spending_of(folder)
     command = f"`dptune set-aside {shlex.quote(str(folder))}`"
     if spent is None:
@@ -119,13 +118,13 @@ def earlier_runs(folder: Path) -> list[Path]:
 
 
 def _has_released(folder: Path) -> bool:
-    """Whether a file shows that noise was drawn. The state from before the first charge shows none."""
+    """Whether a file proves that noise was drawn. The state saved before the first charge proves nothing."""
     run = RunFolder(folder)
     return any(file.exists() and (file not in run.states or _checkpointed_releases(file) != 0) for file in run.released)
 
 
 def _witnessed_releases(folder: Path) -> int:
-    """How many releases the files beside the ledger rely on, at least; a damaged one tells nothing."""
+    """A lower bound on the releases that the files beside the ledger rely on; damaged files do not count."""
     run = RunFolder(folder)
     known = [_checkpointed_releases(file) or 0 for file in run.states]
     for file in (run.served, run.result):
@@ -135,7 +134,7 @@ def _witnessed_releases(folder: Path) -> int:
 
 
 def _checkpointed_releases(path: Path) -> int | None:
-    """How many releases a checkpoint or state relies on, from its file's header alone; None if it does not say."""
+    """Number of releases that a checkpoint or state relies on, read from its header alone; None if it has none."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -145,12 +144,12 @@ def _checkpointed_releases(path: Path) -> int | None:
         return None
 
 
-def _unknown(folder: Path, problem: str) -> Spending:
+def _unknown_cost(folder: Path, problem: str) -> Spending:
     return Spending(folder.name, "", "", 0, math.inf, 0.0, problem)
 
 
-def _acknowledged(path: Path) -> LedgerContents:
-    """The ledger without a last line that was cut off in writing: no noisy value came of that, as no newline did."""
+def _read_acknowledged(path: Path) -> LedgerContents:
+    """Read the ledger, without a last line that was cut off in writing: no noisy value was drawn for such a line."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if not whole or whole == content:
@@ -164,8 +163,8 @@ def _acknowledged(path: Path) -> LedgerContents:
 
 
 @contextmanager
-def _unused(folder: Path) -> Iterator[None]:
-    """Hold the locks of the folder and of its ledger. Raises: DptuneError if a process has one of them."""
+def _hold_locks(folder: Path) -> Iterator[None]:
+    """Hold the locks of the folder and of its ledger. Raises DptuneError if another process holds one of them."""
     run = RunFolder(folder)
     with locked(run.lock):
         if not run.ledger.exists():

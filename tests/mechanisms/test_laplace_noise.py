@@ -54,11 +54,11 @@ def test_draws_have_the_mean_absolute_value_that_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_table_inverts_the_tail(name: str) -> None:
     """Between its knots too, over all that the entropy can give."""
-    from dptune.mechanisms.laplace_noise import _interpolated
+    from dptune.mechanisms.laplace_noise import _interpolate
 
     law = LAWS[name]
     s = torch.from_numpy(np.concatenate([np.linspace(1e-9, 1, 5001), np.linspace(1, LARGEST_LOG_TAIL, 5001)]))
-    x = _interpolated(_tail_quantiles(law), s.clone())
+    x = _interpolate(_tail_quantiles(law), s.clone())
     np.testing.assert_allclose(-law.log_tail(x.numpy()), s.numpy(), rtol=1e-10, atol=1e-13)
 
 

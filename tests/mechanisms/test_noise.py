@@ -11,7 +11,7 @@ from mechanism_steps import RepeatedWord
 from scipy import stats
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import Gaussian, NoNoise, drawn, standard_normal
+from dptune.mechanisms.noise import Gaussian, NoNoise, draw_by_quantile, standard_normal
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
 COORDINATES = 400_000
@@ -105,7 +105,7 @@ def test_threads_are_given_back_whatever_happens(count: int) -> None:
         standard_normal(FixedSeed(0), count, torch.device("cpu"))
         assert torch.get_num_threads() == 3
         with pytest.raises(ValueError, match="broken"):
-            drawn(broken, FixedSeed(0), count, torch.device("cpu"))
+            draw_by_quantile(broken, FixedSeed(0), count, torch.device("cpu"))
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
