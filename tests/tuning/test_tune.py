@@ -107,6 +107,14 @@ def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
         result.save(saved)
 
 
+def test_a_data_set_of_the_datasets_library_is_read_as_it_is(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    records = datasets.Dataset.from_list(rows())
+    result = dptune.tune(str(checkpoint()), records, epsilon=8, unit="customer_id", out=tmp_path, **QUICK)
+    assert result.ledger.header.unit == "customer_id"
+    assert result.ledger.header.units == len(prepared(rows()).units)
+
+
 def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     arguments = ["--data", str(write_csv(tmp_path / "r.csv", rows())), *ARGUMENTS, "--out", str(tmp_path / "out")]
     assert command(*arguments).exit_code == 0
