@@ -1,4 +1,4 @@
-"""A corpus as a file of token ids that is mapped into memory: what a run reads of its records. Private.
+"""A corpus as a file of token ids that is mapped into memory, from which a run reads its records. Private.
 
 An Arrow IPC file; each of its batches holds patient, whether the record is absent (its text is empty: an auditor's
 coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory follows a batch
@@ -24,7 +24,7 @@ from dptune.errors import DataError
 from dptune.files import locked, private_directory, replacing
 from dptune.training.data import Tokens, encode
 
-#: Raise it when the same text gets other ids, or the file another shape: it is part of the files' names.
+#: Version of the format, part of the files' names. Raise it if the same text gets other ids, or files another shape.
 FORMAT = 1
 _METADATA_KEY = b"dptune"
 _SCHEMA = pa.schema(
@@ -62,7 +62,7 @@ class Corpus:
     """An open token file.
 
     Attributes:
-        tokens: of every record, mapped.
+        tokens: token ids of every record, mapped into memory.
         absent: (records,) records that the auditor's coin left out, or None if there is none.
     """
 
@@ -72,7 +72,7 @@ class Corpus:
 
     @property
     def patients(self) -> NDArray[np.integer[Any]]:
-        """(records,) the patient of each, in four bytes where all numbers fit: only for units that need it."""
+        """(records,) patient of each record, in four bytes each if all numbers fit. Read only if units need it."""
         columns = [batch.column("patient").to_numpy() for batch in self._batches if len(batch)]
         fits = all(column.min() >= -(2**31) and column.max() < 2**31 for column in columns)
         narrow = np.int32 if fits else np.int64
@@ -80,11 +80,11 @@ class Corpus:
 
 
 def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], tokenizer: Any, max_length: int) -> Corpus:
-    """The corpus in ``path``, tokenised now if nobody has yet; who comes at the same time waits.
+    """Open the corpus in ``path``, after tokenising it if the file is missing. Other processes wait meanwhile.
 
     Args:
         path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
-        batches: of columns patient and text, such as ``read_batches`` gives.
+        batches: makes record batches with columns patient and text, such as ``read_batches`` gives.
 
     Raises:
         ConfigError: ``max_length`` leaves nothing to predict.
@@ -100,7 +100,7 @@ def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], token
 
 
 def _remove_abandoned(path: Path) -> None:
-    """What a killed process left half-written; under the lock, so nobody is writing."""
+    """Remove files that a killed process left half-written. Call under the lock, so that nobody is writing them."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
 
@@ -116,7 +116,7 @@ def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_le
 
 
 def write(path: Path, batches: Iterable[pa.RecordBatch], *, padding: int, width: int) -> None:
-    """Write batches of ``token_batch`` one after the other; whole or not at all, mode 0600."""
+    """Write batches of ``token_batch``, completely or not at all, with mode 0600."""
     about = json.dumps({"padding": padding, "width": width}, sort_keys=True)
     schema = _SCHEMA.with_metadata({_METADATA_KEY: about})
     with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
@@ -137,7 +137,7 @@ def token_batch(
     cut: NDArray[np.bool_] | None = None,
     absent: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Records as a batch of a token file; nobody cut or absent unless said."""
+    """Make a batch of a token file from records; by default none is cut or absent."""
     offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, np.concatenate([np.zeros(0, dtype=np.int32), *rows]))
     nobody = np.zeros(len(rows), dtype=bool)
