@@ -45,15 +45,15 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all fine-tuning runs share. Public.
+    """The settings that all fine-tuning runs share. Public.
 
     Attributes:
         base: the frozen model, on its device.
         public: public records, for controllers that follow the loss on them.
         plan: the schedule; its expected batch is replaced by each tenant's own, sample rate times records.
-        options: of ``rldp`` besides agent and start, an entry as in params.yaml.
+        options: options of ``rldp`` besides agent and start, as in an entry of params.yaml.
         epsilon: certified budget of a run for one encounter, all that it inherits included.
-        delta: of every epsilon, the tenants' too.
+        delta: delta of every epsilon, the tenants' too.
         data: label of the data.
     """
 
@@ -82,7 +82,7 @@ def tenants_of(tokens: Tokens, patients: NDArray[np.int64], count: int) -> list[
 
     found = []
     for number, members in enumerate(PrivacyUnits.clients(count, patients).members):
-        # What the remainder, which chose the tenant, leaves of the hash.
+        # The quotient of the hash: its remainder chose the tenant, and would put all or none of them on one side.
         held_out = hashed(patients[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
         found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
     return found
@@ -97,7 +97,7 @@ class Ready:
     entry: dict[str, Any]
 
     def mechanism(self, **options: Any) -> Mechanism:
-        """A new one for every run: a controller remembers."""
+        """Build a new mechanism. Every run needs its own, for a controller keeps state."""
         return build(self.name, self.entry | options)
 
 
@@ -125,10 +125,10 @@ def fine_tune(
     """One complete fine-tuning run on a tenant's training records: the model, and what it cost one encounter.
 
     Args:
-        epsilon: the budget, or None where nobody gets the adapter.
-        entropy: of coins and noise.
-        seed: of the adapters; public.
-        follow: given the model, what to call after every step.
+        epsilon: the budget, or None if nobody gets the adapter.
+        entropy: source of coins and noise.
+        seed: seed of the adapters; public.
+        follow: makes, from the model, the function to call after every step.
     """
     count = len(tenant.train.rows)
     units = PrivacyUnits.of("encounter", np.arange(count), 1)
@@ -158,7 +158,7 @@ class Outcome:
 
 
 def ablation_entries(options: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """What is compared: ``rldp``'s clipper with a controller that does nothing, acts at random, learns in the run from
+    """The entries to compare: ``rldp``'s clipper with a controller that does nothing, acts at random, learns from
     released gradients (A) or statistics too (A+B), and the linear agent before and after training over tenants.
     """
     start = {key: options[key] for key in ("pair_radius",) if key in options}
