@@ -14,7 +14,9 @@ from hypothesis import settings
 from dptune.privacy.ledger import Ledger
 
 # Helpers that tests of other parts use too.
-sys.path[:0] = [str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms", "prediction")]
+sys.path[:0] = [
+    str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms", "prediction", "tuning")
+]
 
 # Two cores under load: a deadline would only measure the neighbours.
 # The same examples in every run, so that what fails fails again; HYPOTHESIS_PROFILE=explore looks at many new ones.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from dptune.privacy.ledger_file import LedgerContents
 
 #: What a ledger's certified epsilon is about, by its telemetry.
 _COVERED = {
@@ -21,22 +24,40 @@ _COVERED = {
 
 
 def verify(
-    ledger: Annotated[Path, typer.Argument(help="data/runs/<run>/ledger.jsonl")], as_json: AsJson = False
+    ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the folder of a run or of a tuned adapter.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Recompute every epsilon of a run from its ledger alone; refuse a ledger that was torn or edited."""
+    """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited."""
     from dptune.cli.figures import of_ledger
-    from dptune.privacy.ledger_file import read_ledger
 
-    contents = read_ledger(ledger)
+    contents, card = _contents(ledger)
     show(of_ledger(contents), as_json)
     if as_json:
         return
+    if card is not None:
+        typer.echo(f"{card} says what the ledger says, of these very weights.")
     if not contents.complete:
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
     for plugin in contents.header.plugins:
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     if contents.header.telemetry in _COVERED:
         typer.echo(_COVERED[contents.header.telemetry])
+
+
+def _contents(path: Path) -> tuple[LedgerContents, Path | None]:
+    """What a ledger says, and the card that was compared with it, if one was."""
+    from dptune.privacy.ledger_file import read_ledger
+    from dptune.privacy.run_folder import RunFolder
+
+    if not path.is_dir():
+        return read_ledger(path), None
+    inner = RunFolder(path).adapter
+    for folder in (path, inner):
+        if (folder / "adapter_config.json").is_file() and RunFolder(folder).ledger.is_file():
+            from dptune.tuning.deliverable import CARD, check_deliverable
+
+            return check_deliverable(folder), folder / CARD
+    return read_ledger(RunFolder(path).ledger), None
 
 
 def set_aside(

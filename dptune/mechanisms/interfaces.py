@@ -2,11 +2,11 @@
 
 Units. Gradients come in pairs (one LoRA A and B are one pair). A clipper turns the gradients of a batch into
 blocks (usually one a pair) and bounds what one unit of privacy adds to them; ``scales`` gives, per block, the
-noise for a noise multiplier of 1, and ``sensitivity`` the joint l2 sensitivity of the blocks divided by those
-scales. So the standard deviation of Gaussian noise on block j is ``noise_multiplier * scales[j]`` and the sound
-multiplier is ``noise_multiplier / sensitivity``. (A Laplace mixture's multiplier is that of the Gaussian with the same
-zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the noise on
-the gradients rises so that the release as a whole costs the same.
+noise for a noise multiplier of 1, and ``sensitivity`` the joint sensitivity, in the clipper's ``norm``, of the blocks
+divided by those scales. So the standard deviation of Gaussian noise on block j is ``noise_multiplier * scales[j]`` and
+the sound multiplier is ``noise_multiplier / sensitivity``. (A Laplace mixture's multiplier is that of the Gaussian with
+the same zCDP.) A controller may ask for statistics of the batch: they are one more block of the same release, and the
+noise on the gradients rises so that the release as a whole costs the same.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Clipper(Protocol):
 
     @abstractmethod
     def sensitivity(self, knobs: Knobs, pairs: int) -> float:
-        """Joint l2 sensitivity (add/remove one unit) of the blocks, in units of ``scales``."""
+        """Joint sensitivity (add/remove one unit) of the blocks in ``norm``, in units of ``scales``."""
         ...
 
     @abstractmethod

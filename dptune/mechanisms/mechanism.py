@@ -57,6 +57,9 @@ class Mechanism:
         if noise.family not in STEP_NOISES:
             fix = f"use one of {', '.join(STEP_NOISES)}; of an unproven one nothing is certified"
             raise ConfigError(field, f"names an unknown family {noise.family!r}", fix=fix)
+        if not self._names_what_it_adds:
+            problem = f"{type(noise).__name__} draws its own noise and inherits the family {noise.family!r}"
+            raise ConfigError(field, problem, fix="name the family in the class that has 'add', if it is still true")
         multiplier = noise.noise_multiplier
         if noise.family == "gaussian" and not math.isclose(noise.deviation(multiplier), multiplier):
             problem = f"is called Gaussian, with deviation {noise.deviation(multiplier)} at multiplier {multiplier}"
@@ -64,6 +67,16 @@ class Mechanism:
         if noise.family.endswith("laplace_mixture") != (noise.law(multiplier) is not None):
             problem = f"names the family {noise.family!r}, which does not go with its law {noise.law(multiplier)}"
             raise ConfigError(field, problem, fix="give a law with a Laplace mixture, and with nothing else")
+
+    @property
+    def _names_what_it_adds(self) -> bool:
+        """Whether the family is named by the class that draws, or by one derived from it.
+
+        Who overrides ``add`` of a known noise would else get its finite epsilon without having claimed anything.
+        """
+        bases = type(self.noise).__mro__
+        named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
+        return not any("add" in vars(base) or "_draw" in vars(base) for base in bases[:named])
 
     @property
     def _initial(self) -> Knobs:
@@ -119,7 +132,11 @@ class Mechanism:
         return self.controller.statistics(knobs, self.effective_noise_multiplier(knobs))
 
     def release(self, knobs: Knobs, sample_rate: float) -> Release:
-        """The release that the ledger is charged for a step with these knobs. Reads no data."""
+        """The release that the ledger is charged for a step with these knobs. Reads no data.
+
+        Noise that has left its start counts as adaptive even if the controller does not declare it: without a filter
+        nothing is then certified.
+        """
         statistics = self.statistics(knobs)
         return Release(
             sample_rate=sample_rate,
@@ -130,11 +147,15 @@ class Mechanism:
             noise=self.noise.family,
             statistics=("gradient sum", *(statistics.names if statistics else ())),
             raw_inputs=self.controller.raw_inputs,
-            adaptive=self.controller.adaptive,
+            adaptive=self.controller.adaptive or self._has_moved(knobs),
             norm=self.clipper.norm,
             law=self.noise.law(knobs.noise_multiplier),
             claims=self.noise.claims,
         )
+
+    def _has_moved(self, knobs: Knobs) -> bool:
+        start, now = (self.effective_noise_multiplier(one) for one in (self._initial, knobs))
+        return self.private and not math.isclose(now, start)
 
     def scales(self, knobs: Knobs) -> tuple[float, ...]:
         """Noise of each block at noise multiplier 1; the statistics' block is last.

@@ -184,7 +184,7 @@ class PrivacyUnits:
     """The assignment of records to units of privacy.
 
     Attributes:
-        kind: "encounter" (each record its own unit), "patient", or "client" (many patients).
+        kind: "encounter" (each record its own unit), "patient", "client" (many patients), or a name of one's own.
         members: indices of each unit's records. Computed on access, so that memory does not grow with the units.
         most: m, the most records that one unit puts into a batch.
         planted: True for each auditor's slot (these come last) into which its coin put a gradient.
@@ -219,6 +219,19 @@ class PrivacyUnits:
     def encounters(cls, count: int, absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
         """Each of ``count`` records its own unit; ``absent`` as in ``of``."""
         return cls("encounter", _Singles(count, absent), 1)
+
+    @classmethod
+    def named(cls, kind: str, keys: NDArray[np.integer[Any]], most: int) -> PrivacyUnits:
+        """Units of records of one's own: all records with one of ``keys`` (records,) are a unit.
+
+        Args:
+            kind: what the ledger calls one of them.
+
+        Raises: ConfigError if ``most`` is below 1.
+        """
+        if most < 1:
+            raise ConfigError("records_per_unit", f"{most} is below 1", fix="use 1 or more")
+        return cls(kind, _Grouped(keys, None, None), most)
 
     @classmethod
     def clients(

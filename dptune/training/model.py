@@ -94,9 +94,8 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
     check_device(device)
     if not sys.stderr.isatty():
         disable_progress_bar()
+    load_config(base)
     try:
-        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
-        check_configuration(base.source, config)
         model, report = AutoModelForCausalLM.from_pretrained(
             base.source,
             revision=base.revision,
@@ -105,16 +104,44 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except ConfigError:
-        raise
     except Exception as error:  # transformers raises any type for a broken checkpoint
-        problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
-        raise ConfigError("model.source", problem, fix="check the name, revision, files and network") from error
+        raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
     model = fuse_activations(model.to(device).requires_grad_(False))
     check_causal(base.source, model)
     return model
+
+
+def load_config(base: BaseModel) -> Any:
+    """The configuration of a causal language model; no weights are read.
+
+    Raises: ConfigError if it cannot be had, or is that of another kind of model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+    except Exception as error:
+        raise _not_loaded(base, error) from error
+    check_configuration(base.source, config)
+    return config
+
+
+def without_weights(base: BaseModel, config: Any) -> Any:
+    """The model of a configuration with all its layers and no memory behind them (device "meta").
+
+    Raises: ConfigError if the configuration describes no model.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
+    except Exception as error:
+        raise _not_loaded(base, error) from error
+    return model.requires_grad_(False)
+
+
+def _not_loaded(base: BaseModel, error: Exception) -> ConfigError:
+    problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
+    return ConfigError("model.source", problem, fix="check the name, revision, files and network")
 
 
 def fuse_activations(model: Any) -> Any:

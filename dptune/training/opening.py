@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dptune.errors import ConfigError
@@ -20,12 +22,13 @@ from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
+from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import Plan, RunSpec, refuse_used
 
 
 def open_run(
@@ -86,12 +89,25 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
                 tokens.padding,
                 tokens.truncated,
             ),
+            "records": _digest(tokens, units) if ranks.world > 1 else "",
             "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins),
             "plan": spec.plan,
             "entropy": entropy.leaks,
         }
     )
     return RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy, ranks, fingerprint)
+
+
+def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
+    """SHA-256 of all records and of whose they are. Private.
+
+    Ranks deal units out by number: in another order, one unit would be drawn by two ranks and move a sum twice.
+    """
+    digest = hashlib.sha256()
+    for arrays in (tokens.rows, units.members):
+        for array in arrays:
+            digest.update(len(array).to_bytes(8, "little") + np.asarray(array, dtype=np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
@@ -175,10 +191,13 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     """Start the run, or resume it from its ledger and checkpoint."""
     folder, mechanism = RunFolder(directory), spec.mechanism
     releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
+    if not folder.ledger.exists():
+        refuse_used(spec)
     ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases), folder.checkpoint
-    if not checkpoint.exists():
-        return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
     try:
+        refuse_used(spec, ledger.header.run_id)
+        if not checkpoint.exists():
+            return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
         progress = load_checkpoint(checkpoint, spec.model, optimizer, ledger)
         _restore(mechanism, progress, checkpoint)
     except BaseException:

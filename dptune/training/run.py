@@ -41,7 +41,7 @@ from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import Plan, RunSpec, mark_used
 
 _PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
 
@@ -135,6 +135,7 @@ class Run(RankRun):
             return None
         knobs = knobs or mechanism.knobs()
         self.ledger.charge(mechanism.release(knobs, plan.sample_rate))
+        mark_used(self.spec, self.ledger.header.run_id)
         self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs)))
         self.ranks.copy(self.weights)
         return Step(knobs, *parted(self.own_units.draw(plan.sample_rate, self.entropy)))

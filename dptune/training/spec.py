@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
@@ -58,7 +59,8 @@ class RunSpec:
     Private: ``tokens`` and the members of ``units``. Public: everything else, ``public`` included.
 
     Attributes:
-        model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it.
+        model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it, so that a
+            model serves one run. What adapters have learned before from private records is in no ledger but their own.
         tokens: the records.
         units: the assignment of records to units, which the guarantee is about.
         mechanism: built for this model (``registry.of_model``). Its controller learns during the run, so that a
@@ -77,6 +79,28 @@ class RunSpec:
     header: RunHeader
     public: Tokens | None = None
     auditor: Auditor | None = None
+
+
+_OWNER = "_dptune_run"
+
+
+def refuse_used(spec: RunSpec, run_id: str = "") -> None:
+    """Refuse a model or a mechanism that another run than ``run_id`` has trained in this process.
+
+    What they learned there comes from releases that the ledger of this run does not hold.
+
+    Raises: ConfigError.
+    """
+    for field_name, part in (("model", spec.model), ("mechanism", spec.mechanism.controller)):
+        if getattr(part, _OWNER, run_id) != run_id:
+            problem = "was trained by another run, whose releases this ledger does not hold"
+            raise ConfigError(field_name, problem, fix="make a new model and mechanism for every run")
+
+
+def mark_used(spec: RunSpec, run_id: str) -> None:
+    """Note, for ``refuse_used``, whose releases the model and the controller follow from now on; copies keep it."""
+    for part in (spec.model, spec.mechanism.controller):
+        object.__setattr__(part, _OWNER, run_id)  # a controller may be frozen
 
 
 def header_of(

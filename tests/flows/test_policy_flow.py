@@ -14,7 +14,6 @@ from flows import policy as module
 from flows.policy import policy
 from tasks import tracking
 from tasks.paths import POLICY, PUBLIC_VALIDATION, SPLITS
-from tasks.policy.gradient import JOB, RESULT
 from tasks.policy.rlhf import cells, settings_of
 from tasks.policy.tenants import TENANTS, settings_from
 from tasks.settings.params import load_settings
@@ -62,18 +61,22 @@ def test_runs_are_made_once_and_told_to_mlflow(
     assert ended.value.code == 1
     assert "1 of 3 runs failed: swim.spans.seed0" in capsys.readouterr().err
     folders = {path.name.rsplit("-", 1)[0]: path for path in (POLICY / "runs").iterdir()}
-    assert {name for name, path in folders.items() if (path / RESULT).exists()} == {
+    assert {name for name, path in folders.items() if (path / "result.json").exists()} == {
         "swim.l2.seed0",
         "swim.ucb_vi.seed0",
     }
-    made = {path: path.stat().st_mtime_ns for path in (POLICY / "runs").rglob("*") if path.name in (JOB, RESULT)}
+    made = {
+        path: path.stat().st_mtime_ns
+        for path in (POLICY / "runs").rglob("*")
+        if path.name in ("job.json", "result.json")
+    }
 
     _write(runs)
     page = Path(policy())
     assert made == {path: path.stat().st_mtime_ns for path in made}
     assert "SIMULATED users" in page.read_text()
     mine = folders["swim.l2.seed0"]
-    assert read_json(mine / RESULT)["epsilon_certified"] == pytest.approx(3, rel=1e-3)
+    assert read_json(mine / "result.json")["epsilon_certified"] == pytest.approx(3, rel=1e-3)
     run_id = (mine / "mlflow_run").read_text()
     client = tracking.client()
     assert [point.step for point in client.get_metric_history(run_id, "mean_return")][:2] == [2, 4]

@@ -299,6 +299,32 @@ def test_noise_cannot_name_what_the_accountants_do_not_know(
         started("own")
 
 
+def test_noise_that_overrides_what_is_added_must_name_its_family_again(write: Write) -> None:
+    derived = """
+@noise("uniform")
+@dataclass(frozen=True)
+class Uniform(Normal):
+    def add(self, sums, scales, noise_multiplier, entropy):
+        return [total.float() for total in sums]
+"""
+    plugins.load([write("their_parts", PARTS + derived)])
+    with pytest.raises(ConfigError, match="Uniform draws its own noise and inherits the family 'gaussian'"):
+        started("static", noise="uniform")
+
+
+def test_noise_that_a_controller_moves_without_saying_so_is_adaptive(write: Write) -> None:
+    still, moves = "factor**self._releases,), initial.noise_multiplier)", "factor,), 1.0 + self._releases)"
+    assert still in PARTS
+    plugins.load([write("their_parts", PARTS.replace(still, moves))])
+    mechanism = started("own", noise_multiplier=1.0)
+    first = mechanism.release(mechanism.knobs(), RATE)
+    assert not first.adaptive
+    mechanism.controller.observe(observed(privatised(mechanism, [batch_of(torch.ones(2, 8))], 1), 1))
+    second = mechanism.release(mechanism.knobs(), RATE)
+    assert second.adaptive
+    assert math.isinf(epsilons(Counter([first, second]), 1e-5).certified)
+
+
 @pytest.mark.parametrize("units", [1, 4])
 def test_the_controller_and_clipper_keep_their_bound_together(parts: str, units: int) -> None:
     mechanism = started("own")

@@ -18,7 +18,7 @@ from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
 from tasks.policy import audit as policy_audit
-from tasks.policy.gradient import RESULT, Job, check_environments, jobs, run_job
+from tasks.policy.gradient import Job, check_environments, jobs, run_job
 from tasks.report.policy import rows_of, write_page
 from tasks.report.policy_plots import _but_for_noise, _line_name
 from tasks.settings.policy import Policy, Study, expanded, swept
@@ -113,7 +113,7 @@ def test_published_accounting_allows_what_has_no_epsilon() -> None:
 def test_a_run_has_a_curve_and_the_price_of_its_ledger(empty: Path, entry: dict[str, Any]) -> None:
     (job, _) = jobs(settings({"a": entry}))
     result = run_job(job)
-    assert result == json.loads((job.directory / RESULT).read_text())
+    assert result == json.loads((job.directory / "result.json").read_text())
     assert [point["users"] for point in result["points"]] == [4, 8]
     assert result["final_return"] == result["points"][-1]["mean_return"]
     certified = read_ledger(job.directory / "ledger.jsonl").epsilons.certified
@@ -131,7 +131,7 @@ def test_a_run_whose_episodes_span_updates_ends_with_an_error(empty: Path) -> No
     (job, _) = jobs(settings({"a": {"noise_multiplier": 1, "continuing": True}}, environment="CartPole-v1", steps=3))
     with pytest.raises(UserReuseError):
         run_job(job)
-    assert not (job.directory / RESULT).exists()
+    assert not (job.directory / "result.json").exists()
 
 
 def test_an_interrupted_ucb_vi_is_charged_twice(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tiny_models import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dptune.errors import DptuneError
+from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
@@ -36,7 +37,7 @@ from dptune.training.loop import train
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import Plan, RunSpec, header_of
 
 
 def static(model: Any, noise: float = 1.0, radius: float = 1.0) -> Any:
@@ -271,6 +272,21 @@ def test_a_header_that_does_not_describe_the_run_is_refused(tmp_path: Path, chan
     with pytest.raises(DptuneError):
         close(train(RunSpec(model, tokens, encounters(tokens), static(model), make_plan(), header), tmp_path, entropy))
     assert release_lines(tmp_path) == 0
+
+
+@pytest.mark.parametrize("shared", ["model", "mechanism"])
+def test_what_another_run_has_trained_is_refused_before_anything_is_charged(tmp_path: Path, shared: str) -> None:
+    """Its releases steer the second run, whose ledger does not hold them."""
+    first, tokens = adapted(), records()
+    mechanism = build("quantile", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(first))})
+    units, entropy = encounters(tokens), OsEntropy()
+    spec = RunSpec(first, tokens, units, mechanism, make_plan(), header_of(mechanism, units, entropy, delta=1e-5))
+    close(train(spec, tmp_path / "first", entropy))
+    fresh = build("quantile", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(first))})
+    second = replace(spec, mechanism=fresh) if shared == "model" else replace(spec, model=adapted())
+    with pytest.raises(ConfigError, match=f"{shared}: was trained by another run"):
+        train(second, tmp_path / "second", entropy)
+    assert not (tmp_path / "second" / "ledger.jsonl").exists()
 
 
 def test_a_divisor_that_does_not_belong_to_the_sample_rate_is_refused(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Case:
     absent: tuple[int, ...] = ()
     epsilon: float | None = None
     dies: tuple[int, int] | None = None
+    record_seed: int = 0
 
     @property
     def entropy(self) -> Entropy:
@@ -114,7 +115,7 @@ def spied(case: Case, ranks: Ranks) -> dict[str, Any]:
 
 
 def run(case: Case, ranks: Ranks, reports: list[Any]) -> dict[str, Any]:
-    model, tokens, units = adapted(), records(), case.units()
+    model, tokens, units = adapted(), records(seed=case.record_seed), case.units()
     mechanism, canaries = case.mechanism(model), None
     entropy = Noting(case, case.dies[1] if case.dies and case.dies[0] == ranks.rank else None)
     header = make_header(
@@ -279,13 +280,24 @@ def test_what_rank_0_refuses_ends_the_others(tmp_path: Path) -> None:
     assert release_lines(tmp_path / "run") == 0
 
 
-def disagree(ranks: Ranks, case: Case) -> dict[str, Any]:
-    return spied(replace(case, plan=make_plan(steps=5 + ranks.rank)), ranks)
+DIFFERENCES: dict[str, tuple[Any, Any]] = {
+    "plan": (make_plan(), make_plan(steps=5)),
+    "record_seed": (0, 1),
+    "seed": (None, 3),
+    "options": ({}, {"max_grad_norm": 2.0}),
+}
+SAID = {"plan": "plan", "record_seed": "records", "seed": "entropy", "options": "mechanism"}
 
 
-def test_ranks_that_were_given_different_runs_are_refused_before_a_charge(tmp_path: Path) -> None:
-    for ended in together(tmp_path / "ranks", disagree, Case(tmp_path / "run")):
-        assert ended.error.startswith("ConfigError: ranks: differ in plan"), ended
+def disagree(ranks: Ranks, case: Case, what: str) -> dict[str, Any]:
+    return spied(replace(case, **{what: DIFFERENCES[what][ranks.rank]}), ranks)
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_ranks_that_were_given_different_runs_are_refused_before_a_charge(tmp_path: Path, what: str) -> None:
+    for ended in together(tmp_path / "ranks", disagree, Case(tmp_path / "run"), what):
+        assert ended.error.startswith(f"ConfigError: ranks: differ in {SAID[what]}"), ended
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
     assert not (tmp_path / "run").exists()
 
 

@@ -17,6 +17,38 @@ COMPOSED_TESTS = "tests/privacy/test_composed_losses.py"
 
 MUTANTS = (
     Mutant(
+        "envelopes_of_the_least_sensitivity",
+        "a group of parts would cost less than the part with the most",
+        PARTS,
+        "max(one.sensitivity, other.sensitivity)",
+        "min(one.sensitivity, other.sensitivity)",
+        ("tests/privacy/test_parts.py::test_an_envelope_costs_at_least_what_every_part_does",),
+    ),
+    Mutant(
+        "envelopes_of_the_highest_order",
+        "a divergence bounds those of lower order, and none above",
+        PARTS,
+        "order, epsilon = min(one.renyi[0], other.renyi[0])",
+        "order, epsilon = max(one.renyi[0], other.renyi[0])",
+        ("tests/privacy/test_parts.py::test_an_envelope_costs_at_least_what_every_part_does",),
+    ),
+    Mutant(
+        "envelopes_across_norms",
+        "noise on a gradient clipped in l2 would be priced as pure",
+        PARTS,
+        "(one.noise, one.norm, one.statistics,",
+        "(one.noise, one.statistics,",
+        ("tests/privacy/test_parts.py::test_an_envelope_keeps_norms_apart_and_lowers_no_score_bound",),
+    ),
+    Mutant(
+        "envelopes_of_a_lower_score",
+        "the joined law may have a lower score bound than one of its parts",
+        PARTS,
+        "return law.scaled(max(1.0, max(one.score_bound, other.score_bound) / law.score_bound))",
+        "return law",
+        ("tests/privacy/test_parts.py::test_an_envelope_keeps_norms_apart_and_lowers_no_score_bound",),
+    ),
+    Mutant(
         "sensitivity_unpriced",
         "24 pairs that are noised as if each were alone would cost as much as one",
         RELEASE,

@@ -29,6 +29,22 @@ MUTANTS = (
         (f"{LOOP}::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
     ),
     Mutant(
+        "a_second_run_goes_on_from_the_first",
+        "weights and radii that another run's releases moved would be certified by a ledger without them",
+        RUN,
+        "mark_used(self.spec, self.ledger.header.run_id)",
+        "pass",
+        (f"{LOOP}::test_what_another_run_has_trained_is_refused_before_anything_is_charged",),
+    ),
+    Mutant(
+        "ranks_with_other_records",
+        "in another order a unit is drawn by two ranks, and moves a sum by twice the sensitivity",
+        OPENING,
+        '"records": _digest(tokens, units) if ranks.world > 1 else "",',
+        "",
+        ("tests/training/test_ranks.py::test_ranks_that_were_given_different_runs_are_refused_before_a_charge",),
+    ),
+    Mutant(
         "empty_batches_for_free",
         "whether a batch was empty is itself released",
         RUN,

@@ -1,0 +1,254 @@
+"""``dptune tune``: records of one's own, a model and a budget in; an adapter with its proof out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dptune.cli.catalogue import completions
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson, Options, read_options
+from dptune.errors import DptuneError
+
+if TYPE_CHECKING:
+    from dptune.tuning.prepare import Prepared
+    from dptune.tuning.run import Tuned
+
+_INTERRUPTED = 130
+#: How messages of the library name what an option of this command sets.
+_OPTIONS = {
+    "data.text": "--text",
+    "data.prompt": "--prompt",
+    "data.messages": "--messages",
+    "data.template": "--template",
+    "data.format": "--format",
+    "data.unit": "--unit",
+    "data.split": "--eval-share",
+    "data.revision": "datasets saved to a folder",
+    "model.source": "--model",
+    "model.revision": "--revision",
+    "lora.target_modules": "--target-modules",
+    "training.max_length": "--max-length",
+    "training.learning_rate": "--learning-rate",
+    "training.loss_on": "--loss-on",
+    "records_per_unit": "--records-per-unit",
+    "max_length": "--max-length",
+    "cut_records": "--cut-records",
+    "eval_share": "--eval-share",
+    "learning_rate": "--learning-rate",
+    "target_modules": "--target-modules",
+    "options.noise_multiplier": "--set noise_multiplier",
+}
+#: Names that are words too, and so are meant only where a message begins with them.
+_WORDS = ("epsilon", "delta", "batch", "epochs", "rows", "rank", "alpha", "mechanism", "device", "public", "out")
+_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
+
+
+def tune(
+    model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")],
+    data: Annotated[Path, typer.Option(help="Records: .csv, .tsv, .parquet, .jsonl, .txt, or a saved data set.")],
+    epsilon: Annotated[float, typer.Option(help="The budget, certified.")],
+    delta: Annotated[float | None, typer.Option(help="Of the guarantee, below 1 over the units.")] = None,
+    unit: Annotated[str | None, typer.Option(help="Column whose values are protected as a whole.")] = None,
+    text: Annotated[str | None, typer.Option(help="Column of texts.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")] = None,
+    completion: Annotated[str | None, typer.Option(help="Column of completions.")] = None,
+    messages: Annotated[str | None, typer.Option(help="Column of chats.")] = None,
+    template: Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")] = None,
+    file_format: Annotated[
+        Literal["text", "table", "jsonl", "datasets"] | None,
+        typer.Option("--format", help="Else by the file's ending."),
+    ] = None,
+    public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
+    mechanism: Annotated[str, typer.Option(help="See `dptune mechanisms`.", autocompletion=completions)] = "static",
+    options: Options = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run; run again to go on.")] = Path("tuned"),
+    revision: Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")] = None,
+    batch: Annotated[float | None, typer.Option(help="Expected units of a batch.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the units.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a record.")] = None,
+    cut_records: Annotated[bool, typer.Option("--cut-records", help="Allow most records to be cut.")] = False,
+    records_per_unit: Annotated[int, typer.Option(help="Most records of a unit in a batch.")] = 4,
+    rows: Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")] = 16,
+    rank: Annotated[int, typer.Option(help="Of LoRA.")] = 8,
+    alpha: Annotated[int, typer.Option(help="Of LoRA.")] = 16,
+    target_modules: Annotated[str | None, typer.Option(help="Linear layers, by commas, or all-linear.")] = None,
+    loss_on: Annotated[Literal["completion", "assistant", "all"] | None, typer.Option(help="What is learned.")] = None,
+    eval_share: Annotated[float, typer.Option(help="Of the units, held out for perplexity; 0: none.")] = 0.1,
+    telemetry: Annotated[
+        Literal["research", "private"], typer.Option(help="private: no statistic of private records is told.")
+    ] = "research",
+    seed: Annotated[int, typer.Option(help="Of the adapters' start; public.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda:0; else a GPU where there is one.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the frozen weights.")] = None,
+    label: Annotated[str, typer.Option(help="What ledger and card call the records; public.")] = "own records",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what it would take.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""
+    given = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "mechanism": mechanism,
+        "options": read_options(options),
+        "batch": batch,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+        "cut_records": cut_records,
+        "records_per_unit": records_per_unit,
+        "rows": rows,
+        "rank": rank,
+        "alpha": alpha,
+        "target_modules": _modules(target_modules),
+        "loss_on": loss_on,
+        "eval_share": eval_share,
+        "telemetry": telemetry,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+        "label": label,
+    }
+    source = {
+        "data": str(data),
+        "format": file_format,
+        "text": text,
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages,
+        "template": template,
+        "unit": unit,
+        "public": None if public is None else str(public),
+    }
+    try:
+        _tune(model, revision, source, given, out, dry_run, as_json)
+    except DptuneError as error:
+        raise DptuneError(_by_option(str(error))) from None
+    except KeyboardInterrupt:
+        notice("stopped", _where(out))
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _tune(
+    model: str, revision: str | None, source: dict[str, Any], given: dict[str, Any], out: Path, dry: bool, as_json: bool
+) -> None:
+    from dptune.corpus.reading.source import RecordSource
+    from dptune.tuning.settings import Settings
+
+    settings, described = Settings.of(**given), RecordSource(**source)
+    _logged()
+    from dptune.tuning.base import open_base
+    from dptune.tuning.prepare import check_mechanism, prepare
+    from dptune.tuning.run import check_folder, run
+
+    base = open_base(model, settings, revision)
+    check_mechanism(settings, base)
+    check_folder(out)
+    prepared = prepare(described, base, settings)
+    for note in prepared.notes:
+        notice("warning", _by_option(note))
+    if dry:
+        show(_plan(prepared) | _needed(prepared), as_json)
+        return
+    if not as_json:
+        show(_plan(prepared), as_json)
+    tuned = run(prepared, out)
+    _ended(tuned, prepared, as_json)
+
+
+def _by_option(message: str) -> str:
+    """A message of the library with this command's names for what it names."""
+    field, colon, rest = message.partition(": ")
+    named = f"--{message}" if colon and rest and field in _WORDS else message
+    return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
+
+
+def _modules(given: str | None) -> Any:
+    if given is None or given == "all-linear":
+        return given
+    return tuple(name.strip() for name in given.split(","))
+
+
+def _logged() -> None:
+    """Let progress be seen where no terminal draws a bar."""
+    import logging
+    import sys
+    import warnings
+
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
+    if not sys.stderr.isatty():
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("dptune.progress").setLevel(logging.INFO)
+
+
+def _plan(prepared: Prepared) -> dict[str, Any]:
+    """What will be done, with the reasons of what nobody asked for."""
+    from dptune.tuning.run import public_settings
+
+    settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
+    mechanism = prepared.mechanism.mechanism
+    knobs = mechanism.knobs()
+    records = prepared.counts if settings.telemetry == "research" else {"public": prepared.counts["public"]}
+    return {
+        "model": prepared.base.name,
+        **{f"records_{side}": count for side, count in records.items() if count},
+        "units": len(units),
+        "unit": units.kind,
+        "epsilon": settings.epsilon,
+        "delta": chosen.delta,
+        "noise_multiplier": mechanism.effective_noise_multiplier(knobs),
+        "sample_rate": chosen.sample_rate,
+        **{name.replace(" ", "_").lower(): value for name, value in public_settings(prepared).items()},
+        "adapter_parameters": prepared.base.dimension,
+        "telemetry": settings.telemetry,
+        "chosen_because": [f"{name}: {reason}" for name, reason in chosen.reasons.items()],
+    }
+
+
+def _needed(prepared: Prepared) -> dict[str, Any]:
+    from dptune.tuning.estimate import estimate
+
+    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows)
+    return {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
+
+
+def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
+    from dptune.cli.figures import of_ledger
+    from dptune.privacy.run_folder import RunFolder
+
+    adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
+    said: dict[str, float] = {}
+    for name, (before, after) in tuned.perplexity.items():
+        whose = name.split()[0].replace("-", "_")
+        said |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}
+    show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
+    if as_json:
+        return
+    if any("held" in name for name in tuned.perplexity):
+        typer.echo(
+            "Perplexity of held-out records is a statistic of private records, which the guarantee does not cover; "
+            "--telemetry private leaves it out."
+        )
+    typer.echo(f'Load it: PeftModel.from_pretrained(base, "{adapter}"), with {model} as its base.')
+    typer.echo(f"Check it: dptune verify {adapter}")
+    noise = f"{prepared.mechanism.mechanism.knobs().noise_multiplier:.6g}"
+    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} --set noise_multiplier={noise}")
+
+
+def _where(out: Path) -> str:
+    """Where an interrupted run stands."""
+    import json
+
+    from dptune.privacy.ledger_file import LedgerError, read_ledger
+    from dptune.privacy.run_folder import RunFolder
+
+    folder = RunFolder(out)
+    try:
+        steps = json.loads(folder.cell.read_text(encoding="utf-8"))["steps"]
+        return f"at release {read_ledger(folder.ledger).releases} of {steps}; run again to go on"
+    except (OSError, ValueError, KeyError, LedgerError):
+        return "before the first release; nothing was charged"

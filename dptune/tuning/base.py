@@ -1,0 +1,197 @@
+"""The base model as far as it is known without its weights: configuration, tokenizer, context and adapters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dptune.errors import ConfigError
+from dptune.training.causal import check_causal, check_configuration, first_line, most_positions
+from dptune.training.model import (
+    BaseModel,
+    Lora,
+    attach_lora,
+    check_device,
+    frozen_fingerprint,
+    load_base,
+    load_config,
+    load_tokenizer,
+    without_weights,
+)
+from dptune.training.per_sample import lora_pairs
+from dptune.training.together import shared_copy
+from dptune.tuning.settings import Settings
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model that was checked, and no weight of it read.
+
+    Attributes:
+        name: a hub id, or the last part of a folder's path: no path of this machine is handed on.
+        revision: the commit of a hub id.
+        identity: digest of what tells this model from others.
+        device: on which it runs.
+        parameters: of the frozen model; ``bytes_each`` is the size of one.
+        positions: the most tokens of a text; None without a bound.
+        layers, width, vocabulary: of the transformer, for estimates.
+        pairs: number of LoRA pairs; ``dimension`` their parameters.
+        notes: what its owner should know.
+    """
+
+    name: str
+    revision: str | None
+    identity: str
+    lora: Lora
+    tokenizer: Any = field(repr=False)
+    device: torch.device
+    parameters: int
+    bytes_each: int
+    positions: int | None
+    layers: int
+    width: int
+    vocabulary: int
+    pairs: int
+    dimension: int
+    notes: tuple[str, ...]
+    checkpoint: BaseModel | None
+    given: Any = field(repr=False)
+
+    def load(self) -> Any:
+        """The frozen model on its device. A model that was given stays as it is: adapters go on a copy of its layers.
+
+        Raises: ConfigError if the checkpoint's weights cannot be had, or are those of another kind of model.
+        """
+        if self.checkpoint is not None:
+            return load_base(self.checkpoint, self.device)
+        model = shared_copy(self.given)
+        check_causal(self.name, model)
+        return model
+
+
+def open_base(model: Any, settings: Settings, revision: str | None = None, tokenizer: Any = None) -> Base:
+    """Check a model and its tokenizer within seconds.
+
+    Args:
+        model: a hub id (with ``revision``), a folder, or a transformers model, which then must be frozen and needs
+            ``tokenizer``.
+
+    Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
+    """
+    lora = Lora(settings.rank, settings.alpha, 0.0, settings.target_modules)
+    if isinstance(model, str | Path):
+        device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+        checkpoint = BaseModel(_existing(str(model)), revision, dtype)
+        config = load_config(checkpoint)
+        tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
+        empty = without_weights(checkpoint, config)
+        name = Path(model).resolve().name if Path(model).is_dir() else str(model)
+        identity = revision or _digest_of_folder(Path(model), config)
+        return _described(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint)
+    if tokenizer is None:
+        raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
+    if getattr(model, "config", None) is None or getattr(model, "peft_config", None):
+        problem = f"is a {type(model).__name__}"
+        raise ConfigError("model", problem, fix="give a transformers model without adapters, a folder or a hub id")
+    device = next(model.parameters()).device
+    source = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+    check_configuration(source, model.config)
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        problem = "has weights that would train without privacy"
+        raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
+    identity = frozen_fingerprint(model)
+    return _described(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
+
+
+def _described(
+    model: Any,
+    copy: Any,
+    name: str,
+    revision: str | None,
+    identity: str,
+    lora: Lora,
+    tokenizer: Any,
+    device: torch.device,
+    checkpoint: BaseModel | None,
+) -> Base:
+    """What a model tells; adapters are attached to ``copy`` to count them."""
+    config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
+    weights = list(model.parameters())
+    parameters, bytes_each = sum(one.numel() for one in weights), weights[0].element_size()
+    pairs = lora_pairs(attach_lora(copy, lora, 0))
+    return Base(
+        name=name,
+        revision=revision,
+        identity=identity,
+        lora=lora,
+        tokenizer=tokenizer,
+        device=device,
+        parameters=parameters,
+        bytes_each=bytes_each,
+        positions=most_positions(model),
+        layers=int(config.num_hidden_layers),
+        width=int(config.hidden_size),
+        vocabulary=rows,
+        pairs=len(pairs),
+        dimension=sum(pair.size for pair in pairs),
+        notes=_checked_tokenizer(tokenizer, rows),
+        checkpoint=checkpoint,
+        given=None if checkpoint else model,
+    )
+
+
+def _existing(source: str) -> str:
+    """The source; raises ConfigError for what can only be a path and is none."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            problem = f"{source!r} holds no config.json, so it is no checkpoint"
+            raise ConfigError("model.source", problem, fix="give the folder that save_pretrained wrote")
+        return str(path)
+    if path.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ConfigError("model.source", f"{source!r} is no folder", fix="check the path of the checkpoint's folder")
+    return source
+
+
+def _tokenizer_of(checkpoint: BaseModel) -> Any:
+    folder = Path(checkpoint.source)
+    fix = "save the model's tokenizer in its folder, or give tokenizer"
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise ConfigError("tokenizer", f"{checkpoint.source!r} holds none", fix=fix)
+    try:
+        return load_tokenizer(checkpoint)
+    except Exception as error:  # a torn file makes the tokenizers library raise anything
+        problem = f"of {checkpoint.source!r} cannot be loaded ({first_line(error)})"
+        raise ConfigError("tokenizer", problem, fix=fix) from error
+
+
+def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
+    """Notes about a tokenizer; without padding it gets the end-of-text token for it."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        fix = "set tokenizer.pad_token or eos_token to one of its tokens, and save it again"
+        raise ConfigError("tokenizer", "has neither a padding nor an end-of-text token", fix=fix)
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
+        problem = f"has token {largest}, and the model knows {rows} tokens"
+        raise ConfigError("tokenizer", problem, fix="give the tokenizer that belongs to this model")
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        return ("the tokenizer has no padding token of its own: the end-of-text token pads, without loss",)
+    return ()
+
+
+def _digest_of_folder(folder: Path, config: Any) -> str:
+    """Of the configuration and the sizes of the weights' files: reading billions of weights would take minutes."""
+    sizes = sorted((path.name, path.stat().st_size) for path in folder.glob("*.safetensors"))
+    return _digest([config.to_dict(), sizes])
+
+
+def _digest(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""The model card of a deliverable.
+
+Its section "Privacy" follows from the ledger and the weights alone, so that ``verify`` writes it again and compares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context
+from importlib.metadata import version
+from typing import Any
+
+from dptune.privacy.ledger_file import LedgerContents
+
+START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
+_DIGITS = 4
+
+
+def card_text(section: str, result: Mapping[str, Any]) -> str:
+    """The card below its metadata.
+
+    Args:
+        section: of ``privacy_section``.
+        result: what result.json says.
+    """
+    figures = result["perplexity"]
+    lines = [
+        f"# LoRA adapter for {result['base']}",
+        "",
+        "Fine-tuned with differential privacy by dptune.",
+        "",
+        section,
+        "",
+        "## Perplexity",
+        "",
+        *_perplexities(figures),
+        "",
+        "## Training",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+        *(f"| {name} | {_plain(value)} |" for name, value in result["settings"].items()),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
+        'model = PeftModel.from_pretrained(base, "this folder")',
+        "```",
+        "",
+        "`dptune verify` with this folder computes each epsilon again from the ledger, and compares this card with it.",
+        "",
+        "### Framework versions",
+        "",
+        *(f"- {name} {version(name)}" for name in ("dptune", "peft", "torch", "transformers")),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def privacy_section(contents: LedgerContents, ledger_sha256: str, weights_sha256: str) -> str:
+    """The guarantee in words and numbers, between two marks. Epsilons are rounded up."""
+    header, prices = contents.header, contents.epsilons
+    rates = sorted({release.sample_rate for release in contents.composition})
+    noises = sorted({release.effective_noise_multiplier for release in contents.composition})
+    whose = (
+        "one record"
+        if header.unit == "record"
+        else f"one unit `{header.unit}`: all records that share a value of that column"
+    )
+    rows = {
+        "epsilon_certified": f"{_up(prices.certified)} (what is proved)",
+        "epsilon_noise_only": f"{_up(prices.noise_only)} (leaks of the controller ignored)",
+        "epsilon_published": f"{_up(prices.published)} (as the mechanism's paper counts)",
+        "epsilon_audited": "not measured",
+        "delta": f"{header.delta:g}",
+        "unit": whose,
+        "neighbours": "data sets of which one lacks a unit of the other (add or remove)",
+        "units": f"{header.units} in training: public, and covered by no epsilon",
+        "mechanism": header.mechanism,
+        "noise": f"{_range(noises)} times the sensitivity",
+        "sampling": f"Poisson: at each of {contents.releases} steps each unit by a secret coin of {_range(rates)}",
+        "data": header.data,
+        "telemetry": header.telemetry,
+        "run": "finished" if contents.complete else "not finished",
+        "ledger.jsonl": f"SHA-256 {ledger_sha256}",
+        "adapter_model.safetensors": f"SHA-256 {weights_sha256}",
+    }
+    told = "Perplexity on held-out private records, which" if header.telemetry == "research" else "What"
+    not_covered = [
+        "The weights of the base model, and what it was trained on.",
+        f"{told} is told beside the weights: the guarantee is about the weights alone."
+        if header.telemetry == "research"
+        else "The number of training units, and how long the run took.",
+        "Other adapters from the same records: their epsilons add up.",
+        "Choosing settings by looking at the private records.",
+    ]
+    if header.leaks:
+        not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
+    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
+    table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
+    return "\n".join(
+        [START, "## Privacy", "", *table, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END]
+    )
+
+
+def _perplexities(figures: Mapping[str, Any]) -> list[str]:
+    if not figures:
+        return ["Not told: telemetry is private, and no public records were given."]
+    said = [f"- {name}: {pair[0]:.4g} before, {pair[1]:.4g} after" for name, pair in figures.items()]
+    if "held-out private records" in figures:
+        said.append("\nThe first is a statistic of private held-out records, which the guarantee does not cover.")
+    return said
+
+
+def _revision(result: Mapping[str, Any]) -> str:
+    return f', revision="{result["revision"]}"' if result["revision"] else ""
+
+
+def _up(epsilon: float) -> str:
+    """Four digits, rounded up: a card never promises more than the ledger."""
+    if not math.isfinite(epsilon):
+        return "infinity"
+    return f"{float(Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(epsilon))):g}"
+
+
+def _range(values: list[float]) -> str:
+    shown = [f"{value:.6g}" for value in values]
+    return (shown[0] if len(values) == 1 else f"{shown[0]} to {shown[-1]}") if shown else "none"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else _cell(str(value))
+
+
+def _cell(text: str) -> str:
+    """Text that cannot leave its table cell: labels and names of columns are anybody's."""
+    return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())

@@ -1,0 +1,202 @@
+"""A run made ready before any weight is read: records as tokens, their units, a schedule and a calibrated mechanism."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from dptune.corpus.reading.read import Records, Sides, read_sides
+from dptune.corpus.reading.source import Fractions, RecordSource
+from dptune.errors import ConfigError
+from dptune.mechanisms.planning import Calibrated, calibrated, planned
+from dptune.mechanisms.planning import Schedule as Priced
+from dptune.mechanisms.registry import MECHANISMS, build, of_model, takes_noise
+from dptune.mechanisms.rldp import Rldp
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.run_header import RunHeader
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.encoding import tokens_of
+from dptune.training.spec import Plan, header_of
+from dptune.tuning.base import Base
+from dptune.tuning.defaults import Schedule, max_length_of, schedule_of
+from dptune.tuning.settings import Settings
+
+#: Names that ledgers use for units of other kinds.
+_TAKEN = ("record", "encounter", "client", "shard", "user")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that needs nothing but the weights. ``tokens``, ``evaluation`` and ``counts`` are private.
+
+    Attributes:
+        tokens: of the train side; ``evaluation`` and ``public`` are None without such records.
+        counts: records of each side.
+        notes: warnings for the owner of the records, whom alone they are for.
+    """
+
+    settings: Settings
+    base: Base
+    schedule: Schedule
+    tokens: Tokens = field(repr=False)
+    evaluation: Tokens | None = field(repr=False)
+    public: Tokens | None = field(repr=False)
+    units: PrivacyUnits = field(repr=False)
+    mechanism: Calibrated
+    counts: dict[str, int] = field(repr=False)
+    notes: tuple[str, ...] = field(repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The schedule as the training loop takes it."""
+        chosen = self.schedule
+        return Plan(
+            sample_rate=chosen.sample_rate,
+            expected_batch_size=chosen.batch,
+            steps=chosen.steps,
+            learning_rate=chosen.learning_rate,
+            warmup_steps=chosen.warmup_steps,
+            physical_batch_size=self.settings.rows,
+            checkpoint_every=chosen.checkpoint_every,
+        )
+
+    @property
+    def header(self) -> RunHeader:
+        """The first line of the run's ledger."""
+        return header_of(
+            self.mechanism.mechanism,
+            self.units,
+            OsEntropy(),
+            delta=self.schedule.delta,
+            epsilon=self.settings.epsilon,
+            data=self.settings.label,
+            telemetry=self.settings.telemetry,
+            renyi_filter=self.mechanism.renyi_filter,
+        )
+
+    def digest(self, salt: str) -> str:
+        """A keyed digest of all records and their units. Private: with the salt it tests a guess of all of them."""
+        found = blake2b(digest_size=16, key=bytes.fromhex(salt))
+        for side in (self.tokens, self.evaluation, self.public):
+            for row in side.rows if side else ():
+                found.update(row.tobytes() + b"|")
+            found.update(b"||")
+        for members in self.units.members:
+            found.update(members.tobytes() + b"|")
+        return found.hexdigest()
+
+
+def check_mechanism(settings: Settings, base: Base) -> None:
+    """Build the mechanism with some noise, before any record is read.
+
+    Raises: ConfigError for an unknown mechanism or option, and for one that no noise certifies or that trains clients.
+    """
+    name = settings.mechanism
+    if name not in MECHANISMS:
+        sound = [known for known, listed in MECHANISMS.items() if listed.verdict.startswith("Sound")]
+        raise ConfigError("mechanism", f"{name!r} is unknown", fix=f"use one of {', '.join(sound)}")
+    options = of_model(name, settings.options, base.pairs, base.dimension)
+    if not takes_noise(name, options):
+        raise ConfigError(
+            "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
+        )
+    probe = build(name, options | {"noise_multiplier": 1.0})
+    leaks = probe.release(probe.knobs(), 0.1).leaks
+    if leaks:
+        problem = f"{name} has no certified epsilon ({'; '.join(leaks)})"
+        raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
+    if probe.clipper.federation is not None:
+        raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
+
+
+def prepare(source: RecordSource, base: Base, settings: Settings) -> Prepared:
+    """Read the records and complete the schedule.
+
+    ``source.split`` is set here, by ``settings.eval_share``.
+
+    Raises: DataError naming file, row, column and fix; ConfigError for settings that do not go with these records.
+    """
+    check_mechanism(settings, base)
+    held_out = settings.eval_share if settings.telemetry == "research" else 0.0
+    length = max_length_of(settings, base.positions)
+    sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
+    units = _units_of(sides.train, source.unit, settings.records_per_unit)
+    schedule = schedule_of(settings, len(units), base.parameters, base.positions)
+    tokens, evaluation, public = (
+        _tokens(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
+    )
+    assert tokens is not None  # there is a train side, or read_sides raised
+    mechanism = _calibrated(settings, base, schedule)
+    if isinstance(mechanism.mechanism.controller, Rldp) and public is None:
+        problem = f"{settings.mechanism} follows the loss on public records"
+        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+    return Prepared(
+        settings=settings,
+        base=base,
+        schedule=schedule,
+        tokens=tokens,
+        evaluation=evaluation,
+        public=public,
+        units=units,
+        mechanism=mechanism,
+        counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
+        notes=(*base.notes, *_notes(sides, source, tokens, settings)),
+    )
+
+
+def _units_of(records: Records, column: str | None, most: int) -> PrivacyUnits:
+    if column is None:
+        return replace(PrivacyUnits.encounters(len(records)), kind="record")
+    kind = f"column {column}" if column in _TAKEN else column
+    return PrivacyUnits.named(kind, np.array([record.unit for record in records], dtype=np.int64), most)
+
+
+def _tokens(records: Records, tokenizer: Any, length: int, settings: Settings) -> Tokens | None:
+    """Token ids; None without records. Raises: ConfigError if more than half are cut, or none counts in the loss."""
+    if not records:
+        return None
+    tokens = tokens_of(records, tokenizer, length, settings.loss_on)
+    if 2 * tokens.truncated > len(records) and not settings.cut_records:
+        problem = f"{tokens.truncated} of {len(records)} records have more than {length - 1} tokens"
+        raise ConfigError("max_length", problem, fix="raise it, give shorter records, or allow it with cut_records")
+    if tokens.without_loss == len(records):
+        problem = "leaves no token of any record that counts in the loss"
+        raise ConfigError("max_length", problem, fix="raise it, or give records with shorter prompts")
+    return tokens
+
+
+def _calibrated(settings: Settings, base: Base, schedule: Schedule) -> Calibrated:
+    options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
+    priced = Priced(schedule.sample_rate, schedule.steps, schedule.delta)
+    found = calibrated(
+        lambda noise: build(settings.mechanism, options | {"noise_multiplier": noise}),
+        settings.epsilon,
+        priced,
+        "certified",
+    )
+    assert planned(found.mechanism, priced)
+    return found
+
+
+def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: Settings) -> list[str]:
+    """Warnings about the train records."""
+    found, count = [], len(sides.train)
+    if tokens.truncated:
+        found.append(
+            f"{tokens.truncated} of {count} records have more than {tokens.width - 1} tokens and lose what is beyond; "
+            "max_length raises the limit"
+        )
+    if tokens.without_loss:
+        found.append(f"{tokens.without_loss} of {count} records have no token that counts in the loss")
+    if source.unit is not None:
+        sizes = Counter(record.unit for record in sides.train)
+        if large := sum(size > 10 * settings.records_per_unit for size in sizes.values()):
+            found.append(
+                f"{large} of {len(sizes)} units have more than 10 times the {settings.records_per_unit} records that "
+                "one brings to a batch; records_per_unit raises that"
+            )
+    return found

@@ -1,0 +1,260 @@
+"""``dptune.tune``: from records and a model to an adapter with its proof, resumed by calling it again."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+from peft import PeftModel
+
+from dptune.corpus.reading.source import Data, RecordSource
+from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, write_json
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import fresh_start
+from dptune.progress import Meter
+from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
+from dptune.training.loop import train
+from dptune.training.model import DIVERGED, attach_lora
+from dptune.training.run import StepReport
+from dptune.training.spec import RunSpec
+from dptune.tuning.base import open_base
+from dptune.tuning.deliverable import check_deliverable, deliver, partial_of, write_weights
+from dptune.tuning.prepare import Prepared, prepare
+from dptune.tuning.settings import Settings
+
+HELD_OUT, PUBLIC = "held-out private records", "public records"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished run.
+
+    Attributes:
+        model: the PEFT model with the tuned adapter, in evaluation mode.
+        ledger: what was charged, from the ledger file.
+        perplexity: by records, before and after. Of held-out private records it is private: no epsilon covers it.
+        folder: of the run; ``folder / "adapter"`` is what ``save`` copies.
+    """
+
+    model: Any = field(repr=False)
+    ledger: LedgerContents
+    perplexity: Mapping[str, tuple[float, float]]
+    folder: Path
+
+    @property
+    def epsilons(self) -> Epsilons:
+        """Published, noise only and certified, computed from the ledger."""
+        return self.ledger.epsilons
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
+
+        Raises: DptuneError if the folder exists and holds something.
+        """
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise DptuneError(f"{target}: holds something already. Fix: give a new folder.")
+        copytree(RunFolder(self.folder).adapter, target, dirs_exist_ok=True)
+        return target
+
+
+def tune(
+    model: Any,
+    records: Data,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    unit: str | None = None,
+    tokenizer: Any = None,
+    revision: str | None = None,
+    text: str | None = None,
+    prompt: str | None = None,
+    completion: str | None = None,
+    messages: str | None = None,
+    template: str | None = None,
+    public: Data | None = None,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Fine-tune LoRA adapters with differential privacy.
+
+    Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
+    ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
+    training units included. Under ``telemetry="research"``, the default, the perplexity of held-out private records is
+    told too, which no epsilon covers; ``telemetry="private"`` leaves it out and holds nobody out.
+
+    Args:
+        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
+            gets no adapters itself.
+        records: a path, a list of dicts, or a ``datasets.Dataset``.
+        delta: None takes a power of ten at or below 1 / (10 x units).
+        unit: column whose values are protected as a whole; None protects single records.
+        text, prompt, completion, messages, template: what a row says, as ``RecordSource`` has it; None finds it.
+        public: records of nobody, for perplexity and for mechanisms that follow it.
+        out: folder of the run, to resume it from; None takes a temporary one.
+        settings: further fields of ``Settings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
+
+    Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
+    """
+    chosen = Settings.of(epsilon=epsilon, delta=delta, **settings)
+    source = RecordSource(
+        records,
+        text=text,
+        prompt=prompt,
+        completion=completion,
+        messages=messages,
+        template=template,
+        unit=unit,
+        public=public,
+    )
+    base = open_base(model, chosen, revision, tokenizer)
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
+    check_folder(folder)
+    return run(prepare(source, base, chosen), folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises: ConfigError for a folder that holds something other than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
+    files = RunFolder(folder)
+    if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
+        fix = "give a new folder, or that of a run to go on with"
+        raise ConfigError("out", f"{folder} holds files and no run of dptune tune", fix=fix)
+
+
+def run(prepared: Prepared, out: Path, on_step: Callable[[StepReport], None] = lambda report: None) -> Tuned:
+    """Train, or take up what ``out`` holds; a finished run is only loaded.
+
+    Args:
+        on_step: called after each step; ``report.private`` must not be told under private telemetry.
+
+    Raises: as ``tune``; ConfigError if ``out`` was started with other settings or records.
+    """
+    folder = RunFolder(out)
+    check_folder(out)
+    with locked(private_directory(out) / folder.lock.name):
+        _check_same(prepared, folder)
+        model = None if is_complete(folder.ledger) else _trained(prepared, folder, on_step)
+        if partial_of(folder).exists() and folder.result.exists():
+            deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
+        folder.checkpoint.unlink(missing_ok=True)
+        contents = check_deliverable(folder.adapter)
+        if model is None:
+            model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+    figures = json.loads(folder.result.read_text(encoding="utf-8"))["perplexity"]
+    return Tuned(model.eval(), contents, {name: (pair[0], pair[1]) for name, pair in figures.items()}, out)
+
+
+def _trained(prepared: Prepared, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
+    """The model at the end of its run. Its weights and its result are on disk before the ledger's last line."""
+    base, settings = prepared.base, prepared.settings
+    model = attach_lora(base.load(), base.lora, settings.seed)
+    spec = RunSpec(
+        model,
+        prepared.tokens,
+        prepared.units,
+        prepared.mechanism.mechanism,
+        prepared.plan,
+        prepared.header,
+        public=prepared.public,
+    )
+    before = _perplexities(prepared, model)
+    done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
+    with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
+
+        def observe(report: StepReport) -> None:
+            meter.update(report.releases)
+            on_step(report)
+
+        with train(spec, folder.path, OsEntropy(), observe) as ledger:
+            after = _perplexities(prepared, model)
+            for name, value in after.items():
+                if not math.isfinite(value):
+                    raise DivergedError(f"the run diverged: perplexity on {name} is {value}. Fix: {DIVERGED}.")
+            write_weights(model, base.tokenizer, folder, base.name, base.revision)
+            figures = {name: [before[name], after[name]] for name in after}
+            write_json(folder.result, _result(prepared, figures) | {"releases": ledger.releases})
+            ledger.finish()
+    return model
+
+
+def _perplexities(prepared: Prepared, model: Any) -> dict[str, float]:
+    """By records; held-out private ones under research telemetry alone."""
+    sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
+    if prepared.settings.telemetry == "private":
+        del sides[HELD_OUT]
+    rows = prepared.settings.rows
+    return {name: perplexity(model, tokens, rows) for name, tokens in sides.items() if tokens is not None}
+
+
+def _result(prepared: Prepared, figures: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "base": prepared.base.name,
+        "revision": prepared.base.revision,
+        "perplexity": figures,
+        "settings": public_settings(prepared),
+    }
+
+
+def public_settings(prepared: Prepared) -> dict[str, Any]:
+    """What was chosen, by name; nothing of it depends on a record but the number of units."""
+    settings, schedule = prepared.settings, prepared.schedule
+    targets = settings.target_modules or "q and v of the family"
+    return {
+        "mechanism": settings.mechanism,
+        **schedule.options,
+        "expected batch": schedule.batch,
+        "epochs": schedule.epochs,
+        "steps": schedule.steps,
+        "learning rate": schedule.learning_rate,
+        "tokens of a record": schedule.max_length,
+        "records per unit": settings.records_per_unit if prepared.units.kind != "record" else 1,
+        "LoRA rank": settings.rank,
+        "LoRA alpha": settings.alpha,
+        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        "canaries": "none",
+    }
+
+
+def _check_same(prepared: Prepared, folder: RunFolder) -> None:
+    """Write down what is asked for, or compare it with what was: a run goes on with its own settings and records.
+
+    The digest of the records is keyed by a number that lies beside it, in a file that only its owner reads.
+    """
+    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    salt = known.get("salt") or secrets.token_hex(16)
+    asked = {
+        "model": prepared.base.identity,
+        "records": prepared.digest(salt),
+        "unit": prepared.units.kind,
+        **asdict(prepared.settings),
+        **{name: value for name, value in asdict(prepared.schedule).items() if name != "reasons"},
+        "salt": salt,
+    }
+    for name in ("device", "rows"):  # they change no result
+        del asked[name]
+    written = json.loads(json.dumps(asked))
+    if not known or not folder.ledger.exists():
+        write_json(folder.cell, written)
+        return
+    changed = [name for name in written if written[name] != known.get(name)]
+    if changed:
+        told = [
+            name if name in ("model", "records") else f"{name}: {known.get(name)} then, {written[name]} now"
+            for name in changed
+        ]
+        problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
+        raise ConfigError("out", problem, fix=f"take them back, give another folder, or {fresh_start(folder.path)}")

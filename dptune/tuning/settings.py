@@ -1,0 +1,124 @@
+"""What a tuning run may be told besides its model and records."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from dptune.errors import ConfigError
+from dptune.training.encoding import LossOn
+
+Telemetry = Literal["research", "private"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that is asked of a run; None lets ``defaults`` choose from public facts. Public.
+
+    Attributes:
+        epsilon: the budget that ``epsilon_certified`` keeps.
+        delta: below 1 over the units.
+        mechanism: registered name; ``options`` are its own.
+        batch: units that a batch expects.
+        epochs: passes over the units.
+        learning_rate: AdamW's.
+        max_length: tokens of a record, one of which stays padding.
+        cut_records: train also where more than half of the records are longer.
+        records_per_unit: most records that one unit brings to a batch.
+        rows: of a micro-batch; changes memory and speed only.
+        rank, alpha, target_modules: of LoRA; modules of None are q and v of the family.
+        loss_on: tokens that count; None follows the kind of record.
+        eval_share: of the units, held out to measure perplexity. Under private telemetry nobody is held out.
+        telemetry: "private" leaves out every statistic of private records.
+        seed: of the adapters' initialisation. Public.
+        device: such as "cuda:0"; None takes a GPU where there is one.
+        dtype: of the frozen weights; None is bfloat16 on a GPU, else float32.
+        label: what the ledger and the card call the records. Public.
+    """
+
+    epsilon: float
+    delta: float | None = None
+    mechanism: str = "static"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    batch: float | None = None
+    epochs: float | None = None
+    learning_rate: float | None = None
+    max_length: int | None = None
+    cut_records: bool = False
+    records_per_unit: int = 4
+    rows: int = 16
+    rank: int = 8
+    alpha: int = 16
+    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    loss_on: LossOn | None = None
+    eval_share: float = 0.1
+    telemetry: Telemetry = "research"
+    seed: int = 0
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    label: str = "own records"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "epsilon",
+            "delta",
+            "batch",
+            "epochs",
+            "learning_rate",
+            "rank",
+            "alpha",
+            "rows",
+            "records_per_unit",
+        ):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ConfigError(
+                    name, f"{value!r} is not a positive number", fix=f"give one, such as {_SUCH_AS[name]}"
+                )
+        if self.delta is not None and self.delta >= 1:
+            raise ConfigError(
+                "delta", f"{self.delta:g} is no probability below 1", fix="use less than 1 over the units"
+            )
+        if not (_is_number(self.eval_share) and 0 <= self.eval_share < 1):
+            raise ConfigError("eval_share", f"{self.eval_share!r} is not in [0, 1)", fix="give a share, such as 0.1")
+        for name, known in (("telemetry", ("research", "private")), ("dtype", (None, "float32", "bfloat16"))):
+            if getattr(self, name) not in known:
+                listed = " or ".join(one for one in known if one)
+                raise ConfigError(name, f"{getattr(self, name)!r} is unknown", fix=f"use {listed}")
+        if self.rows < self.records_per_unit:
+            problem = f"{self.rows} is less than the {self.records_per_unit} records that one unit may bring"
+            raise ConfigError("rows", problem, fix="raise it, or lower records_per_unit")
+        if "noise_multiplier" in self.options:
+            problem = "is what the budget decides"
+            raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    @classmethod
+    def of(cls, **given: Any) -> Settings:
+        """Settings by name. Raises: ConfigError for a name that there is not, with the one that may be meant."""
+        known = [item.name for item in fields(cls)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                fix = f"use {close[0]}" if close else f"use one of {', '.join(known)}"
+                raise ConfigError(name, "is no setting", fix=fix)
+        return cls(**given)
+
+
+_SUCH_AS = {
+    "epsilon": 4,
+    "delta": 1e-6,
+    "batch": 256,
+    "epochs": 3,
+    "learning_rate": 0.005,
+    "rank": 8,
+    "alpha": 16,
+    "rows": 16,
+    "records_per_unit": 4,
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

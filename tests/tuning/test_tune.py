@@ -1,0 +1,283 @@
+"""``dptune.tune`` and ``dptune tune``: from files of every kind to an adapter that loads and verifies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from tiny_tuning import QUICK, checkpoint, rows, write_csv, write_jsonl
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner, Result
+
+import dptune
+from dptune.cli import app
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DptuneError
+from dptune.privacy.ledger_file import read_ledger
+from dptune.training.model import trainable_state
+from dptune.tuning.base import open_base
+from dptune.tuning.deliverable import CardError, check_deliverable
+from dptune.tuning.prepare import Prepared, prepare
+from dptune.tuning.run import HELD_OUT, PUBLIC
+from dptune.tuning.settings import Settings
+
+ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tune", "--model", str(checkpoint()), *arguments])
+
+
+def loaded(folder: Path) -> Any:
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(checkpoint()), str(folder))
+
+
+def prepared(records: list[dict[str, Any]], **settings: Any) -> Prepared:
+    chosen = Settings(**{"epsilon": 8.0, **QUICK, **settings})
+    return prepare(RecordSource(records, unit="customer_id"), open_base(str(checkpoint()), chosen), chosen)
+
+
+FILES = {
+    "records.csv": lambda path: write_csv(path, rows()),
+    "pairs.jsonl": lambda path: write_jsonl(
+        path, [{"prompt": f"{n} red cat", "completion": " blue dog."} for n in range(40)]
+    ),
+    "chats.jsonl": lambda path: write_jsonl(
+        path,
+        [
+            {"messages": [{"role": "user", "content": f"{n} cat "}, {"role": "assistant", "content": "old dog."}]}
+            for n in range(40)
+        ],
+    ),
+    "lines.txt": lambda path: path.write_text("".join(f"{n} red cat.\n" for n in range(40))),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str, tmp_path: Path) -> None:
+    FILES[name](tmp_path / name)
+    unit = ["--unit", "customer_id"] if name == "records.csv" else []
+    out = tmp_path / "out"
+    done = command("--data", str(tmp_path / name), *unit, *ARGUMENTS, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "perplexity_after_held_out" in done.stdout
+    assert "statistic of private records" in done.stdout
+    contents = check_deliverable(out / "adapter")
+    assert contents.complete
+    assert contents.epsilons.certified <= 8
+    assert contents.header.unit == ("customer_id" if unit else "record")
+    model = loaded(out / "adapter")
+    assert any(bool(one.any()) for key, one in model.state_dict().items() if "lora_B" in key)
+    assert AutoTokenizer.from_pretrained(out / "adapter").pad_token_id is not None
+    said = CliRunner().invoke(app, ["verify", str(out / "adapter")])
+    assert said.exit_code == 0, said.output
+    assert "says what the ledger says" in said.stdout
+    for file in (out / "adapter").rglob("*"):
+        assert str(tmp_path).encode() not in file.read_bytes(), file
+        assert str(checkpoint().parent).encode() not in file.read_bytes(), file
+
+
+def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint()).requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint())
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    result = dptune.tune(
+        model, rows(), epsilon=8, delta=1e-3, unit="customer_id", tokenizer=tokenizer, public=rows(10), **QUICK
+    )
+    assert result.epsilons.certified <= 8
+    assert result.ledger.header.delta == 1e-3
+    assert set(result.perplexity) == {HELD_OUT, PUBLIC}
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in before.items())
+    saved = result.save(tmp_path / "handed on")
+    assert check_deliverable(saved).chain == result.ledger.chain
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(loaded(saved)(ids).logits, result.model(ids).logits, atol=1e-5)
+    with pytest.raises(DptuneError, match="holds something already"):
+        result.save(saved)
+
+
+def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
+    arguments = ["--data", str(write_csv(tmp_path / "r.csv", rows())), *ARGUMENTS, "--out", str(tmp_path / "out")]
+    assert command(*arguments).exit_code == 0
+    ledger = (tmp_path / "out" / "ledger.jsonl").read_bytes()
+    again = command(*arguments, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout.splitlines()[-1])["complete"]
+    assert (tmp_path / "out" / "ledger.jsonl").read_bytes() == ledger
+    other = command(*arguments, "--learning-rate", "0.5")
+    assert other.exit_code == 2
+    assert "--out: " in other.stderr
+    assert "--learning-rate: 0.02 then, 0.5 now" in other.stderr
+    write_csv(tmp_path / "r.csv", rows()[1:])
+    assert "other settings (records" in command(*arguments).stderr
+
+
+def test_private_telemetry_tells_no_statistic_of_private_records(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "r.csv", rows())
+    out = tmp_path / "out"
+    done = command("--data", str(data), *ARGUMENTS, "--telemetry", "private", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "perplexity_" not in done.stdout
+    assert "records_" not in done.stdout.replace("records_per_unit", "")
+    assert json.loads((out / "result.json").read_text())["perplexity"] == {}
+    assert "Not told: telemetry is private" in (out / "adapter" / "README.md").read_text()
+    assert read_ledger(out / "ledger.jsonl").header.units == 40  # nobody is held out
+
+
+def test_removing_one_customer_changes_exactly_that_unit() -> None:
+    whole = prepared(rows())
+    trained = _texts_of_units(whole)
+    for customer in ("c0", "c7", "c13"):
+        less = [row for row in rows() if row["customer_id"] != customer]
+        left, gone = _texts_of_units(prepared(less)), trained - _texts_of_units(prepared(less))
+        assert left <= trained
+        assert len(gone) <= 1
+        assert all(_is_of(unit, customer) for unit in gone)
+    assert sum(len(unit) for unit in trained) == len(whole.tokens.rows)
+
+
+def _texts_of_units(ready: Prepared) -> set[frozenset[tuple[int, ...]]]:
+    return {frozenset(tuple(ready.tokens.rows[record].tolist()) for record in unit) for unit in ready.units.members}
+
+
+def _is_of(unit: frozenset[tuple[int, ...]], customer: str) -> bool:
+    decode = AutoTokenizer.from_pretrained(checkpoint()).decode
+    texts = {row["text"] for row in rows() if row["customer_id"] == customer}
+    return all(any(text.startswith(decode(list(ids[:4]))) for text in texts) for ids in unit)
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    data, out = write_csv(tmp_path / "r.csv", rows()), tmp_path / "out"
+    arguments = ["--data", str(data), "--epsilon", "8", "--epochs", "60", "--batch", "8", "--out", str(out)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dptune.cli", "tune", "--model", str(checkpoint()), *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    _wait_for_releases(child, out, 30)
+    child.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert time.monotonic() - asked < 10
+    releases = read_ledger(out / "ledger.jsonl").releases
+    assert stderr.strip().splitlines()[-1] == f"stopped: at release {releases} of 300; run again to go on"
+    again = command(*arguments)
+    assert again.exit_code == 0, again.output
+    contents = check_deliverable(out / "adapter")
+    assert contents.releases == 300
+    assert contents.epsilons.certified <= 8
+
+
+def _wait_for_releases(child: subprocess.Popen[str], out: Path, count: int) -> None:
+    for _ in range(2000):
+        lines = (out / "ledger.jsonl").read_bytes().count(b"\n") if (out / "ledger.jsonl").exists() else 0
+        if lines > count:
+            return
+        assert child.poll() is None, child.stderr.read() if child.stderr else ""
+        time.sleep(0.05)
+    raise AssertionError("no release was made")
+
+
+def test_a_run_that_ended_before_its_card_was_written_delivers_it(tmp_path: Path, monkeypatch: Any) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dptune.tuning.run.deliver", broken)
+    arguments = ["--data", str(write_csv(tmp_path / "r.csv", rows())), *ARGUMENTS, "--out", str(tmp_path / "out")]
+    assert command(*arguments).exit_code == 130
+    assert not (tmp_path / "out" / "adapter").exists()
+    monkeypatch.undo()
+    assert command(*arguments).exit_code == 0
+    assert check_deliverable(tmp_path / "out" / "adapter").complete
+
+
+@pytest.fixture(scope="module")
+def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("delivered") / "out"
+    dptune.tune(str(checkpoint()), rows(), epsilon=8, unit="customer_id", out=out, **QUICK)
+    return out / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("README.md", "| epsilon_certified | 8 ", "| epsilon_certified | 1 "),
+        ("README.md", "| delta | 0.001 ", "| delta | 1e-9 "),
+        ("README.md", "unit `customer_id`", "unit `record`"),
+        ("README.md", "- Other adapters from the same records: their epsilons add up.\n", ""),
+        ("README.md", "<!-- dptune: end -->", ""),
+        ("README.md", "## Perplexity", "<!-- dptune: checked by `dptune verify` -->\n## Privacy\n"),
+        ("ledger.jsonl", '"unit":"customer_id"', '"unit":"record"'),
+        ("adapter_model.safetensors", None, None),
+    ],
+)
+def test_a_card_a_ledger_or_weights_that_were_changed_are_refused(
+    delivered: Path, tmp_path: Path, file: str, old: str | None, new: str | None
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in delivered.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    content = (copy / file).read_bytes()
+    changed = (
+        content[:-1] + bytes([content[-1] ^ 1]) if old is None else content.replace(old.encode(), str(new).encode())
+    )
+    assert changed != content
+    (copy / file).write_bytes(changed)
+    with pytest.raises(DptuneError) as caught:
+        check_deliverable(copy)
+    assert isinstance(caught.value, CardError) == (file != "ledger.jsonl")
+    said = CliRunner().invoke(app, ["verify", str(copy)])
+    assert said.exit_code == 2
+    assert "Fix:" in said.stderr.strip().splitlines()[-1]
+
+
+def test_words_of_ones_own_may_be_added_to_a_card(delivered: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in delivered.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    card = copy / "README.md"
+    card.write_text(card.read_text() + "\n## Contact\n\nUs.\n")
+    check_deliverable(copy)
+
+
+def test_the_digest_of_records_sees_each_record_and_each_unit() -> None:
+    salt, other = "00" * 16, rows()
+    digest = prepared(rows()).digest(salt)
+    assert prepared(rows()).digest(salt) == digest
+    other[3]["customer_id"] = other[4]["customer_id"]
+    assert prepared(other).digest(salt) != digest
+    assert prepared(rows()[:-1]).digest(salt) != digest
+    assert prepared(rows()).digest("01" * 16) != digest
+
+
+def test_mechanisms_that_follow_public_records_ask_for_them() -> None:
+    with pytest.raises(ConfigError, match="public: rldp follows the loss on public records"):
+        prepared(rows(), mechanism="rldp", options={"interval": 2, "warmup": 2})
+
+
+def test_adapters_start_alike_whatever_the_records_are(tmp_path: Path) -> None:
+    base = open_base(str(checkpoint()), Settings(8.0, rank=2))
+    one, other = (trainable_state(_attached(base)) for _ in range(2))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _attached(base: Any) -> Any:
+    from dptune.training.model import attach_lora
+
+    return attach_lora(base.load(), base.lora, 0)

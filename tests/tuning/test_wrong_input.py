@@ -1,0 +1,196 @@
+"""Wrong input ends with status 2 and a last line that says the fix, before anything is charged or left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_tuning import checkpoint, rows, write_csv, write_jsonl
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import ConfigError
+from dptune.files import locked
+from dptune.tuning.settings import Settings
+
+
+def refused(folder: Path, *arguments: str, model: Path | str | None = None, data: Path | None = None) -> str:
+    """The last line of a run that ends with status 2 and leaves no ledger."""
+    data = data or write_csv(folder / "records.csv", rows())
+    given = ["tune", "--model", str(model or checkpoint()), "--data", str(data), "--out", str(folder / "out")]
+    done = CliRunner().invoke(app, [*given, *(() if "--epsilon" in arguments else ("--epsilon", "8")), *arguments])
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    assert not (folder / "out" / "ledger.jsonl").exists()
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+OPTIONS: dict[str, tuple[list[str], str, str]] = {
+    "negative epsilon": (["--epsilon", "-1"], "--epsilon: -1.0 is not a positive number", "such as 4"),
+    "large delta": (["--delta", "0.1"], "--delta: 0.1 is 1 over the", "use 0.001"),
+    "delta of one": (["--delta", "1"], "--delta: 1 is no probability below 1", "use less than"),
+    "missing column": (["--text", "note"], "column 'note': there is no such column", "name one of 'customer_id'"),
+    "missing unit": (["--unit", "patient"], "column 'patient': there is no such column", "name one of"),
+    "two ways": (["--text", "text", "--messages", "m"], "text and messages cannot be given like this", "give text, or"),
+    "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
+    "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
+    "no noise": (["--mechanism", "nonprivate"], "--mechanism: nonprivate has no noise", "use static"),
+    "mechanism's option": (["--set", "radius=1"], "mechanism 'static' has no such option", "use one of"),
+    "option without =": (["--set", "radius"], "--set radius: has no '='", "KEY=VALUE"),
+    "set twice": (["--set", "max_grad_norm=1", "--set", "max_grad_norm=2"], "is given twice", "give it once"),
+    "own noise": (["--set", "noise_multiplier=1"], "is what the budget decides", "leave it out"),
+    "target modules": (["--target-modules", "q_proj"], "--target-modules: no layer is called 'q_proj'", "c_attn"),
+    "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
+    "too long records": (["--max-length", "4"], "records have more than 3 tokens", "raise it"),
+    "large batch": (["--batch", "1000"], "--batch: 1000 is more than the", "lower it"),
+    "device": (["--device", "cuda:9"], "'cuda:9' cannot be used", "use cpu"),
+    "few rows": (["--rows", "2"], "--rows: 2 is less than the 4 records", "--records-per-unit"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_option_is_named_with_its_fix(name: str, tmp_path: Path) -> None:
+    arguments, problem, fix = OPTIONS[name]
+    line = refused(tmp_path, *arguments)
+    assert problem in line, line
+    assert fix in line.partition("Fix: ")[2], line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
+    assert "--epsilom" in refused(tmp_path, "--epsilom", "2")
+    with pytest.raises(ConfigError, match=r"epoch: is no setting\. Fix: use epochs"):
+        Settings.of(epsilon=4.0, epoch=2)
+
+
+def _write(content: bytes, name: str = "records.csv") -> Callable[[Path], Path]:
+    def written(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return written
+
+
+DATA: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
+    "missing file": (lambda folder: folder / "none.csv", [], "there is no such file"),
+    "empty file": (_write(b""), [], "records.csv"),
+    "no row": (_write(b"text\n"), [], "give one record at least"),
+    "junk bytes": (_write(bytes(range(256))), [], "save it as UTF-8"),
+    "not UTF-8": (_write(b"text\nna\xefve\n"), [], "row 2: byte 0xef is not UTF-8"),
+    "duplicate columns": (_write(b"text,text\na,b\n"), [], "name every column once"),
+    "duplicate keys": (_write(b'{"text": "a", "text": "b"}\n', "r.jsonl"), [], "r.jsonl, row 1"),
+    "unknown format": (_write(b"text\na\n", "records.xyz"), [], "--format: the ending of records.xyz tells no format"),
+    "no unit": (
+        _write(b"customer_id,text\nc1,a\n,b\n"),
+        ["--unit", "customer_id"],
+        "row 3, column 'customer_id': names",
+    ),
+    "a folder": (lambda folder: folder, [], "Fix: "),
+    "few": (_write(b"text\na\n"), [], "Fix: "),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_wrong_records_are_located(name: str, tmp_path: Path) -> None:
+    make, arguments, problem = DATA[name]
+    line = refused(tmp_path, *arguments, data=make(tmp_path))
+    assert problem in line, line
+    assert "Fix: " in line
+
+
+def _copied(folder: Path) -> Path:
+    return Path(shutil.copytree(checkpoint(), folder / "model"))
+
+
+def _without(*names: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        copy = _copied(folder)
+        for name in names:
+            (copy / name).unlink()
+        return copy
+
+    return made
+
+
+def _changed(name: str, **values: Any) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        copy = _copied(folder)
+        content = json.loads((copy / name).read_text()) | values
+        (copy / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+        return copy
+
+    return made
+
+
+def _other_family(folder: Path) -> Path:
+    copy = _copied(folder)
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2, "vocab_size": 400}
+    config = AutoConfig.for_model("opt", **sizes, word_embed_proj_dim=16, architectures=["OPTForCausalLM"])
+    config.save_pretrained(copy)
+    return copy
+
+
+MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
+    "missing": (lambda folder: folder / "none", "--model: ", "check the path"),
+    "hub id without a commit": (lambda _: "gpt2", "--revision: 'gpt2' is no local directory", "40-digit commit"),
+    "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
+    "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
+    "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),
+    "no tokenizer": (_without("tokenizer.json", "tokenizer_config.json"), "tokenizer: ", "save the model's tokenizer"),
+    "torn tokenizer": (lambda folder: _torn(folder, "tokenizer.json"), "tokenizer: ", "save the model's tokenizer"),
+    "no padding": (_changed("tokenizer_config.json", eos_token=None, pad_token=None), "neither a padding", "pad_token"),
+    "other tokenizer": (_changed("config.json", vocab_size=50), "has token", "belongs to this model"),
+    "no q and v": (_other_family, "--target-modules: not known for model type 'opt'", "q_proj"),
+}
+
+
+def _torn(folder: Path, name: str) -> Path:
+    copy = _copied(folder)
+    (copy / name).write_bytes((copy / name).read_bytes()[:20])
+    return copy
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wrong_model_is_refused_before_its_weights_and_the_records_are_read(name: str, tmp_path: Path) -> None:
+    make, problem, fix = MODELS[name]
+    model = make(tmp_path)
+    for weights in Path(model).glob("*.safetensors"):
+        weights.write_bytes(b"unreadable")
+    line = refused(tmp_path, model=model, data=tmp_path / "never read.csv")
+    assert problem in line, line
+    assert fix in line.partition("Fix: ")[2], line
+
+
+def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("a file")
+    assert "--out: " in refused(tmp_path)
+    out.unlink()
+    out.mkdir()
+    (out / "thesis.txt").write_text("mine")
+    assert "holds files and no run" in refused(tmp_path)
+    assert (out / "thesis.txt").read_text() == "mine"
+    (out / "thesis.txt").unlink()
+    with locked(out / "lock"):
+        line = refused(tmp_path)
+    assert "another process works on it. Fix: wait for it, or stop it" in line
+
+
+def test_a_dry_run_reads_no_weight_and_leaves_nothing(tmp_path: Path) -> None:
+    model = _copied(tmp_path)
+    (model / "model.safetensors").write_bytes(b"unreadable")
+    data = write_jsonl(tmp_path / "r.jsonl", rows())
+    given = ["tune", "--model", str(model), "--data", str(data), "--epsilon", "8", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*given, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["units"] == said["records_train"]
+    assert said["noise_multiplier"] > 0
+    assert said["estimated_memory_gib"] > 0
+    assert said["estimated_minutes"] > 0
+    assert not (tmp_path / "out").exists()
