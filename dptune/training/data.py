@@ -225,7 +225,7 @@ class PrivacyUnits:
         """Units of records of one's own: all records with one of ``keys`` (records,) are a unit.
 
         Args:
-            kind: what the ledger calls one of them.
+            kind: name of one unit in the ledger.
 
         Raises: ConfigError if ``most`` is below 1.
         """
