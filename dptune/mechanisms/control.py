@@ -50,7 +50,7 @@ class Constant:
         return type(self).statistics is not Constant.statistics
 
     def check(self, initial: Knobs, pairs: int) -> None:
-        """Accept any knobs."""
+        """Accept any knobs: this controller moves none."""
 
     def start(self, facts: RunFacts) -> None:
         """Do nothing: this controller needs no preparation."""

@@ -134,7 +134,7 @@ class Mechanism:
     def release(self, knobs: Knobs, sample_rate: float) -> Release:
         """What the ledger is charged for a step with these knobs. Reads no data.
 
-        Noise that has left its start counts as adaptive even if the controller does not say so: without a filter
+        Noise that has left its start counts as adaptive even if the controller does not declare it: without a filter
         nothing is then certified.
         """
         statistics = self.statistics(knobs)

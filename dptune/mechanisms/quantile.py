@@ -109,7 +109,7 @@ class Quantile(Constant):
         return {f"unclipped_estimate_{index}": fraction for index, fraction in enumerate(self._fractions)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The current radii."""
+        """The current radii, for checkpoints."""
         return {"radii": list(self._radii)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ class Rldp(LearnedControl):
 
     @property
     def agent_kind(self) -> str:
-        """The option ``agent``."""
+        """The kind of agent, as the option ``agent`` names it."""
         return self.agent
 
     @property

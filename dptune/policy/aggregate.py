@@ -1,4 +1,4 @@
-"""The one place where users' updates become public: clip each, sum, add noise, divide by a constant."""
+"""The release of users' updates: clip each, sum, add noise, divide by a constant. No other code makes them public."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def noisy_means(
     Private: ``updates``. Public: everything else, the number of users included.
 
     Args:
-        updates: of every block (users, its parameters); row k of each is the same user's. A null user is a zero row.
+        updates: one (users, parameters) matrix for each block; row k of each is the same user's. A null user is a zero
+            row.
         radii: clip radius of every block.
-        multipliers: of every block, the noise's deviation on the *sum* over the radius; all positive, or all 0.
+        multipliers: noise's standard deviation on the *sum* over the radius, for every block; all positive, or all 0.
 
     Raises: ConfigError if blocks differ in users, or only some have noise.
     """

@@ -29,13 +29,13 @@ def train_baseline(
     discount: float = 0.99,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> list[Point]:
-    """The library's defaults, its two layers of 64 no running normalisation; PPO's 2,048 steps over all copies.
+    """Train with the library's defaults: two layers of 64, no running normalisation, PPO's 2,048 steps over all copies.
 
     Args:
-        timesteps: environment steps in all.
-        copies: environments side by side.
+        timesteps: number of environment steps in all.
+        copies: number of environments side by side.
         every: steps between points of the curve; ``update`` and ``users`` of a point count steps.
-        episodes: simulated ones behind each point.
+        episodes: number of simulated episodes for each point.
 
     Raises: ConfigError if the library is not installed.
     """
@@ -59,6 +59,6 @@ def train_baseline(
 
 
 def check_installed() -> None:
-    """Raises: ConfigError naming the extra."""
+    """Raise ConfigError naming the extra, unless the library is installed."""
     if find_spec("stable_baselines3") is None:
         raise ConfigError("baseline", "needs stable-baselines3, which is missing", fix="pip install 'dptune[policy]'")

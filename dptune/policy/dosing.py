@@ -44,7 +44,7 @@ def slopes(state: NDArray[np.float64], dose: float, intake: float) -> NDArray[np
 
 
 def reward(glucose: float) -> float:
-    """1 at the target, falling smoothly, and -1 outside the limits."""
+    """Reward of a glucose level: 1 at the target, falling smoothly, and -1 outside the limits."""
     if not LOWEST <= glucose <= HIGHEST:
         return -1.0
     return 1 - math.tanh(0.1 * abs(glucose - TARGET) / 0.7) ** 2
@@ -73,7 +73,7 @@ class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Midnight, near the steady state, and the first interval at the first dose."""
+        """Start at midnight, near the steady state, and run the first interval at the first dose."""
         super().reset(seed=seed)
         draw = self.np_random
         others = draw.normal([33.33, 33.33, 25.0, 25.0, 250.0], 5.0)
@@ -82,7 +82,7 @@ class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return self._advance(float(draw.integers(7)) if self._random_meals else _USUAL_DOSE), {}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Ends by truncation at midnight."""
+        """Run one interval at this dose; the episode is truncated at midnight."""
         observation = self._advance(float(np.clip(action[0], 0.0, LARGEST_DOSE)))
         return observation, reward(float(self._state[0])), False, self._now >= len(self._intake) - 1, {}
 

@@ -1,4 +1,4 @@
-"""Environments by name: what a policy sees of them, in fixed public scales, and what it may do."""
+"""Environments by name, with a policy's observations, in fixed public scales, and its actions."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _SCALES["dptune/Dosing-v1"] = _SCALES["dptune/Dosing-v0"]
 
 @dataclass(frozen=True)
 class Environment:
-    """A kind of user.
+    """An environment, by name and options; each user is one copy of it.
 
     Attributes:
-        id: gymnasium's, or one of ``OWN``.
-        options: of its constructor, ``stay`` of Riverswim, say.
+        id: gymnasium's id, or one of ``OWN``.
+        options: options of its constructor, such as ``stay`` of Riverswim.
     """
 
     id: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.vector(1).close()  # refuses what cannot be
+        self.vector(1).close()  # raises for a bad id or option
 
     def register(self) -> None:
         """Make ``OWN`` known to gymnasium."""
@@ -73,13 +73,13 @@ _KNOWN = "use CartPole-v1, Acrobot-v1, HalfCheetah-v5, Hopper-v5, " + ", ".join(
 
 @dataclass(frozen=True)
 class Interface:
-    """What a policy sees and does in an environment.
+    """The observations and actions of a policy in an environment.
 
     Attributes:
-        features: numbers it sees.
-        actions: choices, or dimensions of a continuous action.
-        tabular: whether a feature is a state.
-        centre, scale: of observations; public constants.
+        features: number of features that the policy sees.
+        actions: number of choices, or dimensions of a continuous action.
+        tabular: whether each feature stands for one state.
+        centre, scale: constants that observations are scaled by; public.
         low, high: bounds of continuous actions.
     """
 
@@ -118,13 +118,13 @@ class Interface:
         )
 
     def seen(self, observations: NDArray[Any]) -> torch.Tensor:
-        """(users, features) of what the environments gave."""
+        """(users, features) scaled observations."""
         if self.tabular:
             return torch.eye(self.features)[torch.from_numpy(np.asarray(observations)).long()]
         return torch.from_numpy((observations.astype(np.float32) - self.centre) / self.scale)
 
     def done(self, actions: torch.Tensor) -> NDArray[Any]:
-        """What the environments take: a continuous action of 0 is the middle of its bounds, 1 the upper one."""
+        """Actions as the environments take them: a continuous 0 is the middle of the bounds, 1 the upper bound."""
         if not self.continuous:
             return np.asarray(actions.numpy())
         middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2

@@ -20,7 +20,7 @@ _LONGEST = 100_000
 def returns_under(
     environment: Environment, policy: Policy, parameters: torch.Tensor, episodes: int, seed: int
 ) -> torch.Tensor:
-    """(episodes,) undiscounted returns of whole episodes, actions drawn; of Riverswim the exact value."""
+    """(episodes,) undiscounted returns of whole episodes with drawn actions; for Riverswim the exact value."""
     if environment.id == RIVERSWIM:
         chances = policy.function(parameters, torch.eye(STATES)).softmax(dim=-1)
         return torch.tensor([value(chances.double().numpy(), **environment.options)])

@@ -25,10 +25,10 @@ class Steps:
     """A user's local training.
 
     Attributes:
-        learning_rate: Adam's.
+        learning_rate: Adam's learning rate.
         epochs: passes over the trajectory.
-        minibatches: in each pass.
-        radius: of the ball around the start to which every step is projected; what the release clips to.
+        minibatches: number of minibatches in each pass.
+        radius: radius of the ball around the start to which every step is projected; the release clips to it too.
     """
 
     learning_rate: float

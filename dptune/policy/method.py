@@ -27,14 +27,14 @@ Critic = Literal["private", "none", "public", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class Dppg:
-    """What the privacy of a run depends on.
+    """The settings that the privacy of a run depends on.
 
     Attributes:
         noise_multiplier: z, standard deviation of the noise on the sum of the users' updates over the clip radius; 0
             adds none, and then nothing is private.
         critic: private (its update is released in one mechanism with the policy's), none, public (trained on simulated
             users, who are nobody), or raw (as published: not private).
-        critic_share: of the inverse variance, what the private critic's update gets.
+        critic_share: share of the inverse variance that the private critic's update gets.
     """
 
     noise_multiplier: float

@@ -29,11 +29,12 @@ def open_ledger(
     schedule: Mapping[str, Any],
     entropy: Entropy,
 ) -> Ledger:
-    """The ledger of the run in ``directory``.
+    """Start or resume the ledger of the run in ``directory``.
 
     Args:
-        schedule: whatever decides who is met in which update, plain JSON types. Public; the ledger keeps its digest.
-        entropy: of the run's noise, whose leaks the header must declare.
+        schedule: everything that decides the order in which users arrive, in plain JSON types. Public; the ledger keeps
+            its digest.
+        entropy: source of the run's noise; the header must declare its leaks.
 
     Raises: ConfigError, BudgetError; LedgerError for a ledger of another run or schedule, whose users are numbered
         otherwise, so that some would be met twice, and for released state whose ledger is gone.
@@ -44,9 +45,9 @@ def open_ledger(
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -> None:
-    """Write what was released so far, and how many releases that took.
+    """Write the released state and the number of releases so far.
 
-    A run saves it before its first charge too: on a disk that takes no state, every new try would cost an update.
+    A run also saves it before its first charge: if the disk takes no state, every new try would cost an update.
     """
     with replacing(path) as temporary:
         save_file(dict(tensors), temporary, metadata={"progress": json.dumps({"releases": releases})})

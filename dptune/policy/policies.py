@@ -10,13 +10,14 @@ import torch
 
 
 class Function(Protocol):
-    """(rows, inputs) -> (rows, outputs), given its parameters; with a leading dimension of users in both, each user's
-    own.
+    """A function (rows, inputs) -> (rows, outputs) of its parameters.
+
+    With a leading dimension of users in both, each user has their own parameters.
     """
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of the function's parameters."""
         ...
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
@@ -24,7 +25,7 @@ class Function(Protocol):
         ...
 
     def __call__(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs for parameters of shape (size,) or (users, size); further parameters are not looked at."""
+        """Outputs for parameters of shape (size,) or (users, size); further parameters are ignored."""
         ...
 
 
@@ -36,7 +37,7 @@ class Perceptron:
 
     @property
     def size(self) -> int:
-        """Weights and biases."""
+        """Number of weights and biases."""
         return sum((before + 1) * after for before, after in zip(self.sizes, self.sizes[1:], strict=False))
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
@@ -50,7 +51,7 @@ class Perceptron:
         return torch.cat(parts)
 
     def __call__(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """See ``Function``."""
+        """Outputs of the network; see ``Function.__call__``."""
         used, users = 0, parameters.shape[:-1]
         for layer, (before, after) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
             weight = parameters[..., used : used + before * after].view(*users, after, before)
@@ -76,15 +77,15 @@ class Linear:
 
     @property
     def size(self) -> int:
-        """Weights."""
+        """Number of weights; there are no biases."""
         return self.inputs * self.outputs if self.form == "outer" else self.inputs + self.outputs
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
-        """Zeros: the uniform policy."""
+        """Zeros, which make a uniform policy."""
         return torch.zeros(self.size)
 
     def __call__(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """See ``Function``."""
+        """Outputs of the linear map; see ``Function.__call__``."""
         if self.form == "outer":
             weight = parameters[..., : self.size]
             return inputs @ weight.view(*weight.shape[:-1], self.inputs, self.outputs)
@@ -136,7 +137,7 @@ class Policy:
         return -(squares / 2 + logs + math.log(2 * math.pi) / 2).sum(dim=-1)
 
     def entropy(self, parameters: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """(rows,) in nats."""
+        """(rows,) entropies of the policy in nats."""
         if self.continuous:
             total = (parameters[..., None, -self.actions :] + math.log(2 * math.pi * math.e) / 2).sum(dim=-1)
             return total.expand(features.shape[:-1])

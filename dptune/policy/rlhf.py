@@ -53,18 +53,18 @@ class Bandit:
     Attributes:
         users: K, prompts an update.
         updates: releases to make.
-        prompt_tokens: of every prompt, cut or padded to it: what one user writes must not move another's shapes.
-        new_tokens: of every continuation, at most.
-        kl_weight: beta, of the mean log-ratio to the base in the reward.
-        learning_rate: of the local Adam steps.
+        prompt_tokens: length to which every prompt is cut or padded: one user's text must not change others' shapes.
+        new_tokens: largest number of tokens of a continuation.
+        kl_weight: beta, weight of the mean log-ratio to the base in the reward.
+        learning_rate: learning rate of the local Adam steps.
         epochs: local steps a user, each on the whole continuation.
         radius: S, clip radius of a user's update; None takes that of the trust region.
         trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with probability ``miss`` at most.
-        server_step: what the released mean is multiplied by.
-        prompt_weight: of the likelihood of the user's own prompt in the local loss (PPO-ptx, Ouyang et al. 2022, with
-            private text). Makes the model learn prompts by heart as fast as ``radius`` allows: for audits.
+        server_step: factor that multiplies the released mean.
+        prompt_weight: weight of the likelihood of the user's own prompt in the local loss (PPO-ptx, Ouyang et al. 2022,
+            with private text). Makes the model memorise prompts as fast as ``radius`` allows: for audits.
         evaluate_every: updates between points of the curve.
-        seed: of initial adapters and of everybody's samples; public.
+        seed: seed of initial adapters and of all samples; public.
     """
 
     users: int = 128
@@ -136,12 +136,12 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Stream:
-    """Users in the order in which they come, K an update. Private, but for how many slots there are.
+    """Users in the order in which they arrive, K an update. Private, except the number of slots.
 
     Attributes:
-        ids: who they are; nobody may come twice.
-        prompts: theirs.
-        present: (N,) whether there is a user in the slot at all; an empty slot adds nothing.
+        ids: numbers of the users; no number may occur twice.
+        prompts: prompts of the users.
+        present: (N,) whether there is a user in the slot; an empty slot adds nothing.
     """
 
     ids: tuple[int, ...] = field(repr=False)
@@ -195,7 +195,7 @@ def flat_adapters(peft: Any) -> torch.Tensor:
 
 
 def write_adapters(peft: Any, vector: torch.Tensor) -> None:
-    """Inverse of ``flat_adapters``."""
+    """Write a vector from ``flat_adapters`` into a model's adapters."""
     parts = [part for pair in lora_pairs(peft) for part in pair.parameters]
     with torch.no_grad():
         for part, values in zip(parts, vector.split([part.numel() for part in parts]), strict=True):
@@ -237,7 +237,7 @@ class LanguagePolicy:
 
     @property
     def device(self) -> torch.device:
-        """Of the base."""
+        """The device of the base model."""
         return next(self.model.parameters()).device
 
     def peft(self, vector: torch.Tensor) -> Any:
@@ -312,13 +312,13 @@ def _drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an adapter earns on public simulated prompts; public.
+    """Rewards of an adapter on public simulated prompts. Public.
 
     Attributes:
-        updates: releases behind it.
-        reward: mean, with the penalty.
-        score: mean of the lexicon's.
-        kl: to the base, nats a token, exact at every sampled prefix.
+        updates: number of releases that the adapter was made from.
+        reward: mean reward, with the penalty.
+        score: mean score by the lexicon.
+        kl: KL divergence to the base in nats a token, exact at every sampled prefix.
     """
 
     updates: int
@@ -362,7 +362,7 @@ class Learner:
         """(K, size) each user's own update from the released adapter, of length ``radius`` at most. Private.
 
         Args:
-            baseline: what a reward is compared with; public.
+            baseline: the reward that others are compared with; public.
             present: (K,) whether there is a user at all; the update of nobody is zero. None is everybody.
         """
         bandit = self.bandit
@@ -498,7 +498,7 @@ def train(
 def step(
     learner: Learner, state: State, number: int, users: Stream, public: Prompts, ledger: Ledger, entropy: Entropy
 ) -> None:
-    """One update: what the users of this number change."""
+    """Make one update from the users of this number."""
     slots = list(range(number * learner.bandit.users, (number + 1) * learner.bandit.users))
     baseline = float(learner.simulated(state.adapter, public, number).rewards.mean())
     rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))

@@ -1,4 +1,4 @@
-"""Trajectories: what one update's users do under the released policy."""
+"""Trajectories of an update's users under the released policy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dptune.policy.policies import Policy
 
 
 class UserReuseError(DptuneError):
-    """A user came a second time; the guarantee is about users who are in one update."""
+    """A user arrived a second time; the guarantee is about users who are in one update."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Private. K users by T steps; an episode that ends early is followed by the same user's next one.
+    """Trajectories of K users by T steps; after an episode's early end the same user begins another. Private.
 
     Attributes:
-        users: who they are.
+        users: numbers of the users.
         features: (K, T + 1, features) seen before each step, and after the last.
         actions: (K, T) or (K, T, dimensions), as sampled, before they were cut to bounds.
         rewards: (K, T).
@@ -46,9 +46,9 @@ class Users:
     Args:
         count: K, users an update.
         steps: T, steps a user; whatever episode is under way then is cut off and never resumed.
-        seed: of the environments. Simulated users' randomness, unlike the noise's, needs no secrecy.
-        continuing: as much public code does, go on with episodes that an earlier update began. Then a user is in
-            several updates, and the assertion of ``Met`` ends the run.
+        seed: seed of the environments. Simulated users' randomness, unlike the noise's, needs no secrecy.
+        continuing: whether to continue episodes that an earlier update began, as much public code does. A user is then
+            in several updates, and ``Met`` ends the run with an error.
     """
 
     def __init__(self, environment: Environment, count: int, steps: int, seed: int, continuing: bool = False) -> None:
@@ -68,7 +68,7 @@ class Users:
             self._observations, _ = self._environments.reset(seed=environment_seed)
             self._resting = torch.zeros(self._count, dtype=torch.bool)
             users = tuple(newcomers)
-        else:  # whose episode ended at the last step makes room for another
+        else:  # a user whose episode has ended is replaced by a new one
             users = tuple(
                 new if over else old for old, new, over in zip(self._ids, newcomers, self._resting, strict=True)
             )
@@ -90,7 +90,7 @@ class Users:
         return Trajectories(users, **stacked)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments of this stream."""
         self._environments.close()
 
 
@@ -98,13 +98,13 @@ _COLUMNS = ("features", "actions", "rewards", "terminated", "ended", "taken")
 
 
 class Met:
-    """Who was in an update: nobody may be in two."""
+    """The users who were in an update: no user may be in two."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
 
     def admit(self, users: tuple[int, ...]) -> None:
-        """Raises: UserReuseError naming the first user who was here before."""
+        """Add users. Raises UserReuseError naming the first who was in an earlier update."""
         for user in users:
             if user in self._users:
                 raise UserReuseError(
@@ -120,7 +120,7 @@ def advantages(
     """Generalised advantage estimates (Schulman et al. 2016) and returns, both (K, T); each row is one user's own.
 
     Args:
-        values: (K, T + 1) of the features; zeros give discounted rewards to go where ``decay`` is 1.
+        values: (K, T + 1) values of the features; zeros give discounted rewards to go if ``decay`` is 1.
         discount, decay: gamma and lambda.
     """
     rewards, alive = trajectories.rewards, (~trajectories.terminated).float()

@@ -19,26 +19,26 @@ class Training:
         steps: T, steps a user.
         updates: releases to make.
         hidden: units in each of the policy's two layers; 0 is a linear policy.
-        form: of a linear policy, see ``dptune.policy.policies.Linear``.
+        form: form of a linear policy, see ``dptune.policy.policies.Linear``.
         discount, decay: gamma, and lambda of the advantages.
-        learning_rate, epochs, minibatches: of the local steps, and of the critic's.
+        learning_rate, epochs, minibatches: settings of the local steps; the critic shares the last two.
         radius: S, clip radius of the policy's update (ppo).
-        entropy_weight: of the local loss.
+        entropy_weight: weight of the policy's entropy in the local loss.
         warm_moments: start every user's Adam from the last released update (appendix C.2.3), else from zero.
-        normalise: each user's own advantages; it hides from the mean that one user did better than another.
-        server_step: what the released mean is multiplied by (ppo).
+        normalise: normalise each user's own advantages; the mean then ignores that one user did better than another.
+        server_step: factor that multiplies the released mean (ppo).
         critic_hidden: units in each of the critic's two layers; 0 is a linear critic.
         critic_radius: clip radius of the critic's update.
-        critic_learning_rate: of its local steps.
-        value_scale: what the critic's output is multiplied by; about the size of returns.
+        critic_learning_rate: learning rate of the critic's local steps.
+        value_scale: factor that multiplies the critic's output; about the size of returns.
         step_size, step_every, step_divisor, least_step: eta of l2 and kl: divided by ``step_divisor`` every
             ``step_every`` users, at least ``least_step`` (its table 2).
         trust, miss: alpha and beta of the trust region (l2, kl).
         as_printed: take proposition 4.7 as it is printed, a factor 1/2 short: smaller steps by sqrt(2) (kl).
-        fisher_episodes, fisher_regulariser: of the public Fisher matrix (kl).
+        fisher_episodes, fisher_regulariser: number of episodes and regulariser of the public Fisher matrix (kl).
         continuing: let episodes span updates, as public code does; the run then ends with an error.
         evaluate_every, evaluate_episodes: updates between points of the curve, and simulated episodes behind each.
-        seed: of initial parameters and of simulated users; public.
+        seed: seed of initial parameters and of simulated users; public.
     """
 
     algorithm: Literal["ppo", "l2", "kl"] = "ppo"

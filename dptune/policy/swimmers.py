@@ -38,7 +38,7 @@ class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        """All at the left bank."""
+        """Start all swimmers at the left bank."""
         super().reset(seed=seed)
         self._states, self._step = np.zeros(self.num_envs, dtype=np.int64), 0
         return self._states, {}
@@ -46,7 +46,7 @@ class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """All episodes end together, by truncation at the horizon."""
+        """Move all swimmers by one step; all episodes are truncated together at the horizon."""
         never = np.zeros(self.num_envs, dtype=bool)
         if self._step == self._horizon:
             self._states, self._step = np.zeros(self.num_envs, dtype=np.int64), 0
@@ -73,7 +73,7 @@ class Riverswim(gymnasium.Env[np.int64, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.int64, dict[str, Any]]:
-        """At the left bank."""
+        """Start at the left bank."""
         super().reset(seed=seed)
         if seed is not None:
             self._many.reset(seed=seed)
@@ -81,6 +81,6 @@ class Riverswim(gymnasium.Env[np.int64, np.int64]):
         return np.int64(states[0]), {}
 
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
-        """Ends by truncation at the horizon."""
+        """Move by one step; the episode is truncated at the horizon."""
         states, earned, _, over, _ = self._many.step(np.asarray([action]))
         return np.int64(states[0]), float(earned[0]), False, bool(over[0]), {}

@@ -45,7 +45,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all fine-tuning runs share. Public.
+    """The settings that all fine-tuning runs share. Public.
 
     Attributes:
         base: the frozen model, on its device.
@@ -97,7 +97,7 @@ class Ready:
     entry: dict[str, Any]
 
     def mechanism(self, **options: Any) -> Mechanism:
-        """A new one for every run: a controller remembers."""
+        """Build a new mechanism. Every run needs its own, for a controller keeps state."""
         return build(self.name, self.entry | options)
 
 
@@ -125,10 +125,10 @@ def fine_tune(
     """One complete fine-tuning run on a tenant's training records: the model, and what it cost one record.
 
     Args:
-        epsilon: the budget, or None where nobody gets the adapter.
-        entropy: of coins and noise.
-        seed: of the adapters; public.
-        follow: given the model, what to call after every step.
+        epsilon: the budget, or None if nobody gets the adapter.
+        entropy: source of coins and noise.
+        seed: seed of the adapters; public.
+        follow: makes, from the model, the function to call after every step.
     """
     count = len(tenant.train.rows)
     units = PrivacyUnits.of("record", np.arange(count), 1)
@@ -158,7 +158,7 @@ class Outcome:
 
 
 def ablation_entries(options: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """What is compared: ``rldp``'s clipper with a controller that does nothing, acts at random, learns in the run from
+    """The entries to compare: ``rldp``'s clipper with a controller that does nothing, acts at random, learns from
     released gradients (A) or statistics too (A+B), and the linear agent before and after training over tenants.
     """
     start = {key: options[key] for key in ("pair_radius",) if key in options}

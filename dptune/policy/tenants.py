@@ -58,9 +58,9 @@ class MetaTraining:
     Attributes:
         tenants: K, tenants an update.
         updates: releases to make; needs tenants times updates tenants.
-        runs: of each tenant, which differ in exploration only; a run's baseline is the mean of the tenant's others.
+        runs: number of runs of each tenant, which differ only in exploration; a run's baseline is the others' mean.
         trust, miss: the noisy update leaves ||step||^2 / 2 <= trust with a probability of miss at most.
-        seed: of exploration, adapters and the runs' own noise; public.
+        seed: seed of exploration, adapters and the runs' own noise; public.
     """
 
     tenants: int = 32
@@ -85,7 +85,7 @@ class MetaTraining:
 
 @dataclass(frozen=True)
 class Experience:
-    """What a tenant learns from. Private. A row is one pair at one decision of one run.
+    """The experience that a tenant learns from; a row is one pair at one decision of one run. Private.
 
     Attributes:
         features: (rows, 8).
@@ -118,7 +118,7 @@ def meta_train(
         tenants: the first K are met by the first update, and so on; whoever is left over is not met.
         method: noise, with critic none.
         directory: receives ledger.jsonl, state.safetensors and at last controller/, for ``init_from``.
-        entropy: of the noise on the updates.
+        entropy: source of the noise on the updates.
         on_tenant: called with the number of tenants met so far.
 
     Raises: ConfigError, also for what would fail in every tenant's run: public records rehearse one first.
@@ -162,7 +162,7 @@ def _checked_radius(tenants: Sequence[Tenant], method: Dppg, training: MetaTrain
 def _open(
     setting: Setting, tenants: Sequence[Tenant], method: Dppg, training: MetaTraining, directory: Path, entropy: Entropy
 ) -> Ledger:
-    """Start the ledger, or take it up with the very same schedule: with another K, tenants would be met again."""
+    """Start the ledger, or resume it with the very same schedule: with another K, tenants would be met again."""
     header = RunHeader(
         mechanism=NAME,
         published_accountant=PUBLISHED_ACCOUNTANT,
@@ -211,7 +211,7 @@ def _updated(
     entropy: Entropy,
     on_tenant: Callable[[int], None],
 ) -> torch.Tensor:
-    """One update: nothing of the group leaves but the noisy mean."""
+    """Make one update, which publishes nothing of the group but the noisy mean."""
     number, found = ledger.releases, []
     with TemporaryDirectory(prefix="dptune-") as folder:
         ready = _start_from(setting, parameters, method, training, Path(folder))
@@ -247,13 +247,13 @@ def meta_updates(parameters: torch.Tensor, found: Sequence[Experience | None], r
 def _start_from(
     setting: Setting, parameters: torch.Tensor, method: Dppg, training: MetaTraining, folder: Path
 ) -> Ready:
-    """A run as a new tenant would make it: at the noise that is left when the hyper-policy is paid for."""
+    """The setting of a new tenant's run: its noise is calibrated to the budget that the hyper-policy leaves."""
     _as_policy(parameters, "unfinished", "unfinished", method.planned(training.updates)).write(folder)
     return ready_for(setting, "rldp", {**setting.options, "agent": "linear", "init_from": str(folder)})
 
 
 def _rehearse(setting: Setting, parameters: torch.Tensor, method: Dppg, training: MetaTraining) -> None:
-    """A public tenant's runs, so that what is wrong for all is an error, and not a zero from each."""
+    """Make a public tenant's runs, so that a fault that all runs share raises, instead of giving zero updates."""
     rows = setting.public.rows
     tenant = Tenant(_REHEARSAL, setting.public, replace(setting.public, rows=rows[:1]))
     with TemporaryDirectory(prefix="dptune-") as folder:
@@ -263,7 +263,7 @@ def _rehearse(setting: Setting, parameters: torch.Tensor, method: Dppg, training
 
 
 def _experience_or_none(ready: Ready, tenant: Tenant, training: MetaTraining) -> Experience | None:
-    """None if a run fails: whether it does may depend on the records, so that nobody must be told."""
+    """The experience of a tenant, or None if a run fails: the failure may depend on records, so it stays private."""
     try:
         return experience_of(ready, tenant, training)
     except DptuneError:
@@ -306,7 +306,7 @@ def _watched(ready: Ready, tenant: Tenant, training: MetaTraining, run: int) -> 
 
 @dataclass
 class _Watch:
-    """What a tenant notes of its own run. Private."""
+    """The decisions and utilities of one run of a tenant. Private."""
 
     controller: Any
     held_out: Tokens
@@ -315,7 +315,7 @@ class _Watch:
     utilities: list[float] = field(default_factory=list)
 
     def utility(self, model: Any) -> float:
-        """Minus the raw held-out loss."""
+        """The utility of a model: minus the raw held-out loss."""
         return -mean_loss(model, self.held_out, 2 * self.plan.physical_batch_size)
 
     def follow(self, model: Any) -> Callable[[StepReport], None]:

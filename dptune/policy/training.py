@@ -70,12 +70,12 @@ class Learner:
         self.critic = Perceptron((interface.features, *inner, 1))
 
     def start(self) -> State:
-        """Public."""
+        """The initial state. Public."""
         generator = torch.Generator().manual_seed(self.training.seed + 1)
         return State(self.policy.initial(self.training.seed), self.critic.initial(generator, last_gain=1.0))
 
     def values(self, state: State, features: torch.Tensor) -> torch.Tensor:
-        """(K, T + 1) by the critic, zero without one."""
+        """(K, T + 1) values by the critic; zeros without one."""
         if self.method.critic == "none":
             return torch.zeros(features.shape[:2])
         return self.critic(state.critic, features).squeeze(-1) * self.training.value_scale
@@ -100,7 +100,7 @@ class Learner:
         return blocks, returns
 
     def released(self, state: State, blocks: list[torch.Tensor], radius: float, size: float, entropy: Entropy) -> State:
-        """What goes to the next update: the state moved by the noisy means of ``updates``. Charge the ledger first."""
+        """The state of the next update, moved by the noisy means of ``updates``. Charge the ledger first."""
         radii = (radius, self.training.critic_radius)[: len(blocks)]
         means = noisy_means(blocks, radii, self.method.multipliers, entropy)
         after = State(state.policy + size * means[0], state.critic, {"policy": means[0]})
@@ -204,7 +204,7 @@ def train(
 
 
 def streams_of(environment: Environment, training: Training) -> dict[str, Users]:
-    """The users, and simulated ones, who are nobody."""
+    """The streams of users, and of simulated users, who stand for nobody."""
     seed, count = 10 * training.seed, training.fisher_episodes if training.algorithm == "kl" else training.users
     return {
         "users": Users(environment, training.users, training.steps, seed + _USERS, training.continuing),
@@ -215,7 +215,7 @@ def streams_of(environment: Environment, training: Training) -> dict[str, Users]
 def step(
     learner: Learner, state: State, number: int, streams: dict[str, Users], met: Met, ledger: Ledger, entropy: Entropy
 ) -> State:
-    """One update: what the users of this number change."""
+    """Make one update from the users of this number."""
     method, training = learner.method, learner.training
     trajectories = streams["users"].meet(number, learner.policy, state.policy)
     met.admit(trajectories.users)
@@ -241,7 +241,7 @@ def evaluate(environment: Environment, learner: Learner, state: State, updates: 
 
 
 def _save(directory: Path, state: State, points: list[Point], releases: int) -> None:
-    """State first: a process that dies between the two leaves older points, never a newer claim."""
+    """Save the state, then the points: a process that dies in between leaves points that are too old, never too new."""
     tensors = {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
     save_state(RunFolder(directory).state, tensors, releases)
     write_json(RunFolder(directory).progress, [vars(point) for point in points])

@@ -1,4 +1,4 @@
-"""Clip radii that keep a noisy update inside a trust region, and what is known of such updates.
+"""Clip radii that keep a noisy update inside a trust region, and the moments of such updates.
 
 An update moves the policy by ``step_size * (g + noise)``, where ||g|| <= ``radius`` and the noise is normal with a
 standard deviation of ``noise_multiplier * radius / users`` in every coordinate. Radii depend on public figures alone
@@ -25,7 +25,7 @@ class Update:
     """The public figures of an update.
 
     Attributes:
-        step_size: eta, what the noisy mean is multiplied by.
+        step_size: eta, the factor that multiplies the noisy mean.
         noise_multiplier: z, standard deviation of the noise on the *sum* over the clip radius.
         dimension: d, parameters of the policy.
         users: K, users an update.

@@ -32,8 +32,8 @@ class UcbVi:
         horizon: H.
         noise_multiplier: z of the whole run: deviation of the noise over what one user moves all released nodes by,
             together; 0 is plain UCB-VI.
-        bonus: what the theory's bonus is multiplied by; 1 is the theory's, which explores for very long.
-        confidence: of the bonus.
+        bonus: factor on the theory's bonus; 1 is the theory's own, which explores for very long.
+        confidence: confidence level of the bonus.
     """
 
     episodes: int
@@ -53,12 +53,12 @@ class UcbVi:
 
     @property
     def levels(self) -> int:
-        """Nodes of the tree that one episode is part of."""
+        """Number of the tree's nodes that one episode is part of."""
         return self.episodes.bit_length()
 
     @property
     def deviation(self) -> float:
-        """Of the noise in every counter of every node.
+        """Standard deviation of the noise in every counter of every node.
 
         An episode adds 1 to H visits and H transitions and at most 1 to H rewards, in each of its nodes: an l2 norm of
         sqrt(3 H levels) at most.
@@ -66,7 +66,7 @@ class UcbVi:
         return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)
 
     def release(self) -> Release:
-        """All counters of the whole run: one Gaussian mechanism."""
+        """The release of all counters of the whole run, as one Gaussian mechanism."""
         noise = "gaussian" if self.noise_multiplier else "none"
         return Release(1.0, self.noise_multiplier, noise=noise, statistics=("visits", "transitions", "rewards"))
 
@@ -90,7 +90,7 @@ def run_ucb_vi(plan: UcbVi, entropy: Entropy) -> Array:
 
 
 def regret(values: Array, plan: UcbVi) -> Array:
-    """(episodes,) cumulative, against the best policy."""
+    """(episodes,) cumulative regret against the best policy."""
     best = value(horizon=plan.horizon, stay=plan.stay, pays=plan.pays)
     return np.asarray(np.cumsum(best - values))
 

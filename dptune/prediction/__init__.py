@@ -1,1 +1,1 @@
-"""Private prediction: answers are protected in place of weights (PMixED, arXiv 2403.15638)."""
+"""Private prediction: the guarantee covers answers instead of weights (PMixED, arXiv 2403.15638)."""

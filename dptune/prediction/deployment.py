@@ -1,4 +1,4 @@
-"""An ensemble that answers: its base, protocol and one ledger, opened together."""
+"""The deployment of an ensemble: its base, protocol and one ledger, opened together to answer prompts."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from dptune.training.model import BaseModel, load_base, load_tokenizer
 from dptune.units import RECORD
 
 _LOCK = "opening.lock"
-#: Characters of a prompt: many times what a model sees, and tokenised in milliseconds.
+#: Largest number of characters of a prompt: many times what a model sees, and tokenised in milliseconds.
 MOST_CHARACTERS = 16_384
-#: All of them are in the manifest of an ensemble that answers: no default may stand in for what somebody consented to.
+#: Options that a manifest must state to be served: no default may replace what the owner of the data consented to.
 SERVED_OPTIONS = ("epsilon", "delta", "alpha", "tokens", "models", "public_weight", "unit")
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What answers prompts.
+    """An open ensemble that answers prompts.
 
     Attributes:
         predictor: the protocol with its budget.
-        tokenizer: of the base.
-        manifest: of the ensemble.
-        earlier: what runs of it that were set aside have spent, on the same records.
+        tokenizer: the base model's tokenizer.
+        manifest: the ensemble's manifest.
+        earlier: cost of its runs that were set aside, on the same records.
     """
 
     predictor: PrivatePredictor
@@ -56,7 +56,7 @@ class Deployment:
     earlier: tuple[Spending, ...] = ()
 
     def generate(self, prompt: str, most: int) -> Iterator[Answer]:
-        """Up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
+        """Answer up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
 
         The model sees as many of the prompt's last tokens as it can.
 
@@ -73,8 +73,9 @@ class Deployment:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What is spent and what is left, by name; ``earlier_epsilon`` was spent before on the same records, by runs
-        that were set aside, and adds to the rest. Public.
+        """The budget that is spent and left, by name. Public.
+
+        ``earlier_epsilon`` was spent on the same records by runs that were set aside, and adds to the rest.
         """
         protocol, spent = self.predictor.protocol, self.predictor.spent
         return {
@@ -92,7 +93,7 @@ class Deployment:
 
 
 def check_prompt(prompt: str) -> None:
-    """Refuse what is too long to be a prompt, or no text.
+    """Refuse a prompt that is too long, or is not valid text.
 
     Raises: ConfigError, which does not repeat the prompt.
     """
@@ -153,7 +154,7 @@ def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
 
 
 def answered(ensemble: Path) -> bool:
-    """Whether the ensemble was ever opened for answers, so that its protocol is fixed for good."""
+    """Whether the ensemble was ever opened for answers, which fixes its protocol for good."""
     folder = RunFolder(ensemble)
     return folder.served.exists() or folder.ledger.exists()
 
@@ -163,9 +164,9 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
 
     A note beside the ledger holds the run's number, how many tokens were charged and the chain up to them. It is
     written before the ledger is made and after every charge, before the token is drawn. So there is never a ledger
-    without a note, nor one with fewer tokens than its note says: a ledger that was lost, cut or put back to an older
-    copy, and a note that was removed, are found out. Whoever puts both back, removes both or copies
-    the whole folder is not.
+    without a note, nor one with fewer tokens than its note states. This detects a ledger that was lost, cut or replaced
+    by an older copy, and a note that was removed. It does not detect that both were replaced or removed, or that the
+    whole folder was copied.
 
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
         ledger or its note was lost or damaged, or was started with other settings.
@@ -200,7 +201,7 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
 
 
 def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixture) -> Ledger | None:
-    """As ``open_ledger``; the note must be written before a new ledger, so this is not ``Ledger.open``."""
+    """Start or resume the ledger. ``Ledger.open`` would not do: the note must be written before a new ledger."""
     path, note, planned = RunFolder(ensemble).ledger, RunFolder(ensemble).served, planned_answers(protocol)
     ledger: Ledger | None
     known = _read_note(note)
@@ -231,7 +232,7 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
 def _check_known(
     path: Path, contents: Ledger | LedgerContents, protocol: FixedMixture, wanted: RunHeader, known: _Note
 ) -> None:
-    """The ledger is this ensemble's own, of this protocol, and no older than its note."""
+    """Raise LedgerError unless the ledger is this ensemble's, of this protocol, and no older than its note."""
     check_same_run(path, wanted, contents.header)
     if set(contents.composition) - {protocol.release}:
         problem = "was started with other settings (protocol)"
@@ -248,7 +249,7 @@ def _check_known(
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known of the ledger beside it; ``chain`` is None before the ledger's first line was written."""
+    """The note beside a ledger; ``chain`` is None until the ledger's first line is written."""
 
     run_id: str
     releases: int
@@ -256,7 +257,7 @@ class _Note:
 
 
 def _read_note(note: Path) -> _Note | None:
-    """None if there is none."""
+    """Read the note beside a ledger; None if there is none."""
     if not note.exists():
         return None
     try:

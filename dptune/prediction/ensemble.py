@@ -1,4 +1,4 @@
-"""An ensemble on disk: one LoRA adapter for each shard, and what they were tuned on. Private, all of it.
+"""An ensemble on disk: one LoRA adapter for each shard, and notes on its tuning. All of it is private.
 
     ensemble/
       ensemble.json         number of models, key of the partition, fingerprint of the base, LoRA scaling
@@ -45,9 +45,9 @@ class Tuning:
 
     Attributes:
         epochs: passes over the shard.
-        batch_size: records of a step.
-        learning_rate: the highest.
-        seed: of initialisation and order; shard i adds i.
+        batch_size: number of records of a step.
+        learning_rate: the highest learning rate of the schedule.
+        seed: seed of initialisation and order; shard i adds i.
     """
 
     epochs: int = 15
@@ -58,7 +58,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an ensemble is. Public: it tells nothing about any record.
+    """The description of an ensemble. Public: it tells nothing about any record.
 
     Attributes:
         models: number of slots.
@@ -66,7 +66,7 @@ class Manifest:
         base: fingerprint of the base model's weights.
         source: hub id or folder of the base model.
         revision: its commit, for a hub id.
-        dtype: of its weights.
+        dtype: dtype of the base model's weights.
         data: label of the records' source, "synthetic" included.
         protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
         telemetry: "research" if figures computed from its models were ever published, else "private", which is
@@ -85,7 +85,7 @@ class Manifest:
 
 
 def shard_directory(ensemble: Path, shard: int) -> Path:
-    """Where a shard's adapter lies."""
+    """The folder of a shard's adapter."""
     return ensemble / f"shard-{shard:03d}"
 
 
@@ -105,7 +105,7 @@ def tune_shard(
     seed of their own.
 
     Args:
-        key: what shares a shard; see ``dptune.prediction.partition``.
+        key: unit that is never split between shards; see ``dptune.prediction.partition``.
     """
     model = load_base(base, device)
     fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
@@ -140,7 +140,7 @@ def _fit(peft: Any, tokens: Tokens, tuning: Tuning, shard: int) -> None:
 
 
 def _check_tuned(peft: Any, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
-    """The frozen weights are what they were; an adapter that is not finite goes back to where it began.
+    """Check that the frozen weights did not change, and reset an adapter that is not finite to its start.
 
     Nothing else is refused: whether an ensemble can be built must not depend on any record.
     """
@@ -154,19 +154,19 @@ def _check_tuned(peft: Any, initial: dict[str, torch.Tensor], fingerprint: str) 
 
 
 def is_tuned(ensemble: Path, shard: int) -> bool:
-    """Whether the shard is whole: its note is written last."""
+    """Whether the shard is complete: whether its note is there, which is written last."""
     return (shard_directory(ensemble, shard) / _SHARD).exists()
 
 
 def write_manifest(ensemble: Path, manifest: Manifest) -> None:
-    """Say that the ensemble is whole: written after the last shard."""
+    """Write the manifest, after the last shard: it marks the ensemble as complete."""
     write_json(ensemble / _MANIFEST, asdict(manifest))
 
 
 def read_manifest(ensemble: Path) -> Manifest:
-    """What ``write_manifest`` wrote.
+    """Read the manifest of a complete ensemble.
 
-    Raises: ConfigError if there is none, or it is not one.
+    Raises: ConfigError if there is none, or it is damaged.
     """
     try:
         return Manifest(**json.loads((ensemble / _MANIFEST).read_text(encoding="utf-8")))
@@ -176,9 +176,9 @@ def read_manifest(ensemble: Path) -> Manifest:
 
 
 def known_manifest(ensemble: Path) -> Manifest | None:
-    """What ``write_manifest`` wrote; None if the ensemble was never whole.
+    """Read the manifest of an ensemble; None if the ensemble was never complete.
 
-    Raises: ConfigError if it is no manifest.
+    Raises: ConfigError if the manifest is damaged.
     """
     return read_manifest(ensemble) if (ensemble / _MANIFEST).exists() else None
 

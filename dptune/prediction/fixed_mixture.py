@@ -44,9 +44,9 @@ class Slots:
         return (1 - self.public_weight) / self.models / self.floor
 
     def excess(self, rdp_per_token: float, order: float) -> float:
-        """What E_order of that part may exceed 1 by: (e^((a-1) e) - 1) / s."""
+        """The amount by which E_order of that part may exceed 1: (e^((a-1) e) - 1) / s."""
         return math.expm1((order - 1) * rdp_per_token) / self.floor
 
     def radius(self, rdp_per_token: float, order: float) -> float:
-        """r*: the same as a Renyi divergence."""
+        """The radius r*: the same bound as a Renyi divergence."""
         return math.log1p(self.excess(rdp_per_token, order)) / (order - 1)

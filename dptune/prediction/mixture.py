@@ -1,4 +1,4 @@
-"""The law of one token, whole, and draws from it that show neither the branch nor the slot."""
+"""The output law of one token, and draws from it that reveal neither the branch nor the slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from dptune.prediction.fixed_mixture import Slots
 
-#: A draw has 52 bits: each of these tokens gets its probability to a few parts in 10,000 or better.
+#: Least log-probability of a token that is kept. Draws have 52 bits, so its probability is right to a few in 10,000.
 _RAREST = -40 * math.log(2)
 #: Keeps denormal numbers out, which take longer; a law below the other on what is kept has nothing there.
 _LEAST, _EMPTY = -600.0, -500.0

@@ -1,4 +1,4 @@
-"""How far a private distribution may pull away from the public one: the weights lambda, for all models at once.
+"""The weights lambda, which bound how far private distributions pull away from the public one, for all models at once.
 
 A weight is the largest found for which the bound holds when it is evaluated again in float64, so that it always lies on
 the private side. Whatever cannot be evaluated (NaN, infinities, a token that only the private model can say) gets
@@ -20,9 +20,9 @@ _NOTHING = 1e-300
 _CLOSE = 1e-6
 _NARROW = 1e-12
 _MOST_ROUNDS = 100
-#: Enough for a relative error of 1e-6 in nearly all cases, where a stranger must not learn from the time it takes.
+#: Number of rounds if time must not depend on the data: enough for a relative error of 1e-6 in nearly all cases.
 _STEADY_ROUNDS = 24
-_MOST_VALUES = 1 << 24  # float64 values that one pass keeps
+_MOST_VALUES = 1 << 24  # largest number of float64 values that one pass keeps
 
 Rows = slice | torch.Tensor
 
@@ -46,7 +46,7 @@ def renyi_weights(
         order: above 1.
         excess: a number, or one for each of (models, ...).
         share: the part of the law that the model may move at all, in (0, 1].
-        steady: always do the same number of rounds, so that time does not tell of the distributions.
+        steady: always do the same number of rounds, so that time reveals nothing about the distributions.
 
     Returns: (models, ...) weights in float64.
     """

@@ -29,7 +29,7 @@ from dptune.training.stacked import PUBLIC, StackedAdapters
 
 @dataclass(frozen=True)
 class Answer:
-    """One token, and what is left. Public once given.
+    """One answered token, and the budget after it. Public once given.
 
     Attributes:
         token: its id.
@@ -58,9 +58,9 @@ class PrivatePredictor:
         entropy: Entropy,
         remember: Callable[[Ledger], None] = lambda ledger: None,
     ) -> None:
-        """``ledger`` None means that all tokens are spent; see ``dptune.prediction.deployment.open_ledger``.
+        """Answer from an open ledger; None means that all tokens are spent, see ``deployment.open_ledger``.
 
-        ``remember`` is told of every charge, so that an older copy of the ledger is found out.
+        ``remember`` is called after every charge, so that an older copy of the ledger is detected.
         """
         if len(adapters) != protocol.models:
             problem = f"the ensemble has {len(adapters)} slots, the protocol {protocol.models}"
@@ -71,13 +71,13 @@ class PrivatePredictor:
 
     @property
     def spent(self) -> int:
-        """Tokens charged so far."""
+        """Number of tokens charged so far."""
         ledger = self._ledger
         return self.protocol.tokens if ledger is None else ledger.releases
 
     @property
     def epsilon_spent(self) -> float:
-        """What all of them together cost at ``protocol.delta``."""
+        """Epsilon of all tokens charged so far, at ``protocol.delta``."""
         count = self.spent
         return smallest_epsilon(planned_answers(self.protocol, count), self.protocol.delta) if count else 0.0
 
@@ -122,7 +122,7 @@ class PrivatePredictor:
             ids.append(given.token)
 
     def close(self) -> None:
-        """Release the ledger."""
+        """Close the ledger and release its lock."""
         with self._lock:
             if self._ledger is not None:
                 self._ledger.close()

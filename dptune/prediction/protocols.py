@@ -1,4 +1,4 @@
-"""The two protocols as plans: what is public, what one token costs, and how much it may lean on private models.
+"""The two protocols as plans: their public options, and the cost of one token.
 
 Both answer ``tokens`` tokens within (epsilon, delta) and then stop. A plan holds no data.
 """
@@ -59,7 +59,7 @@ class _Protocol:
 
     @property
     def rdp_per_token(self) -> float:
-        """An equal share of it for every token."""
+        """The Renyi epsilon of one token: an equal share of the budget."""
         return self.rdp_budget / self.tokens * (1 - _ROUNDING)
 
 
@@ -95,22 +95,22 @@ class FixedMixture(_Protocol):
 
     @property
     def slots(self) -> Slots:
-        """The public constants."""
+        """The public constants of the mixture."""
         return Slots(self.models, self.public_weight)
 
     @property
     def excess(self) -> float:
-        """See ``Slots.excess``."""
+        """The excess that one token may have; see ``Slots.excess``."""
         return self.slots.excess(self.rdp_per_token, self.alpha)
 
     @property
     def release(self) -> Release:
-        """One token."""
+        """The release of one token."""
         return Release.of_token(self.alpha, self.rdp_per_token, _claims(self))
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What follows from the options, by name."""
+        """Figures that follow from the options, by name."""
         radius = self.slots.radius(self.rdp_per_token, self.alpha) if self.unit == "shard" else None
         return {"radius": radius, "slot_floor": self.slots.floor, "slot_share": self.slots.share, "excess": self.excess}
 
@@ -120,10 +120,10 @@ class Published(_Protocol):
     """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model: see the spec's section 5.
 
     Attributes:
-        epsilon: what the paper would claim for all tokens together.
-        delta: of that claim.
+        epsilon: epsilon that the paper would claim for all tokens together.
+        delta: delta of that claim.
         alpha: the Renyi order; a whole number from 2 with sampling.
-        tokens: T, how many may ever be answered.
+        tokens: T, the number of tokens that may ever be answered.
         models: N, one for each shard.
         subsample: probability that a model is asked; 1 asks all, as theorem 5.1 itself.
         with_replacement: draw the sample's members with replacement, as the authors' code does.
@@ -144,7 +144,7 @@ class Published(_Protocol):
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
-        """beta*(n) for samples of n = 1, ..., N models; all the same where all models are asked."""
+        """The factors beta*(n) for samples of n = 1, ..., N models; all equal if all models are asked."""
         sizes = range(1, self.models + 1) if self.subsample < 1 else [self.models] * self.models
         order = int(self.alpha) if self.subsample < 1 else self.alpha
         return tuple(published_beta(self.rdp_per_token, size, order, self.subsample) for size in sizes)
@@ -156,7 +156,7 @@ class Published(_Protocol):
 
     @property
     def release(self) -> Release:
-        """One token; with a bound for one model only."""
+        """The release of one token, which has a proven bound for one model only."""
         proven = math.inf
         if self.models == 1:
             proven = one_model_epsilon(self.radii[0], self.alpha, self.subsample)
@@ -164,7 +164,7 @@ class Published(_Protocol):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What follows from the options, by name; one figure, or one for each size of the sample."""
+        """Figures that follow from the options, by name: one figure, or one for each size of the sample."""
         betas = list(self.betas) if self.subsample < 1 else self.betas[0]
         radii = list(self.radii) if self.subsample < 1 else self.radii[0]
         return {"radius": radii, "beta": betas}
@@ -182,7 +182,7 @@ PUBLISHED_ACCOUNTANT = "pmixed"
 
 
 def protocol_of(name: str, options: Mapping[str, Any]) -> Protocol:
-    """The protocol of that name with these options, as params.yaml or ``--set`` give them.
+    """Make the protocol of that name with these options, as params.yaml or ``--set`` give them.
 
     Raises: ConfigError naming the option that is unknown or out of range.
     """
@@ -195,7 +195,7 @@ def protocol_of(name: str, options: Mapping[str, Any]) -> Protocol:
 
 
 def planned_answers(protocol: Protocol, tokens: int | None = None) -> Composition:
-    """The first ``tokens`` answers, or all that the protocol may ever give."""
+    """The releases of the first ``tokens`` answers, or of all that the protocol may ever give."""
     return Counter({protocol.release: protocol.tokens if tokens is None else tokens})
 
 

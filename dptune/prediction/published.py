@@ -1,4 +1,4 @@
-"""PMixED's radius as published: theorem 5.1, its amplification by sampling, and what of it can be proven.
+"""PMixED's radius as published: theorem 5.1, its amplification by sampling, and the part that can be proven.
 
 Claims, not guarantees. Theorem 5.1 takes a bound at one Renyi order for a bound at all of them, and a radius that
 depends on the size of the sample for one that does not (spec pmixed.md, section 5.1).
@@ -32,9 +32,10 @@ def theorem_epsilon(beta: float, models: int, order: float) -> float:
 
 
 def amplified_epsilon(beta: float, models: int, order: int, subsample: float) -> float:
-    """The same for a Poisson sample that came out with ``models`` models, by the paper's amplification.
+    """Renyi epsilon of one token for a Poisson sample of ``models`` models, by the paper's amplification.
 
-    log of (1-q)^(a-1) (1 + (a-1) q) + sum over k = 2..a of C(a, k) (1-q)^(a-k) q^k exp((k-1) epsilon(k)), over a - 1.
+    It is the log of
+    (1-q)^(a-1) (1 + (a-1) q) + sum over k = 2..a of C(a, k) (1-q)^(a-k) q^k exp((k-1) epsilon(k)), over a - 1.
     """
     if subsample == 1.0:
         return theorem_epsilon(beta, models, order)

@@ -1,4 +1,4 @@
-"""Perplexity of a protocol by teacher forcing: the law of every next token, at what really came.
+"""Perplexity of a protocol by teacher forcing: the probability of every true next token under the output law.
 
 Two averages, never mixed up: ``perplexity_per_block`` is the mean over records of exp(mean loss of the record), as
 PMixED's paper reports (its blocks are 512 tokens, ours are records); ``perplexity_pooled`` is exp of the mean loss over
@@ -25,7 +25,7 @@ from dptune.progress import progress
 from dptune.training.data import Tokens
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
-_NEVER = 1e-6  # what such samples could change of a perplexity is nothing
+_NEVER = 1e-6  # sizes of the sample that are rarer than this are left out: they hardly change a perplexity
 
 
 @dataclass
@@ -44,19 +44,19 @@ class Losses:
     def figures(self) -> dict[str, float]:
         """Both perplexities, by name."""
         means = [total / count for total, count in zip(self.total, self.count, strict=True)]
-        with np.errstate(over="ignore"):  # a token that the law never says makes it infinite
+        with np.errstate(over="ignore"):  # a token of probability 0 makes it infinite
             per_block, pooled = np.exp(means).mean(), np.exp(sum(self.total) / sum(self.count))
         return {"perplexity_per_block": float(per_block), "perplexity_pooled": float(pooled)}
 
 
 @dataclass(frozen=True)
 class _Record:
-    """Log-probabilities of one record's positions, and which tokens came.
+    """Log-probabilities at one record's positions, and the true next tokens.
 
     Attributes:
-        public: (positions, vocabulary).
-        private: (models, positions, vocabulary).
-        targets: (positions,).
+        public: (positions, vocabulary) of the public model.
+        private: (models, positions, vocabulary) of the private models.
+        targets: (positions,) ids of the true next tokens.
     """
 
     public: torch.Tensor
@@ -64,12 +64,12 @@ class _Record:
     targets: torch.Tensor
 
     def at_targets(self, log_law: torch.Tensor) -> torch.Tensor:
-        """(..., positions) probabilities of what came."""
+        """(..., positions) probabilities of the true next tokens."""
         index = self.targets.expand(log_law.shape[:-1])[..., None]
         return log_law.gather(-1, index)[..., 0].exp()
 
     def mixed(self, parts: torch.Tensor) -> torch.Tensor:
-        """(positions,) probability of what came, with ``parts`` (models, positions) of the law on private models."""
+        """(positions,) probabilities of the true tokens, if private models have ``parts`` (models, positions) each."""
         return (parts * self.at_targets(self.private)).sum(0) + (1 - parts.sum(0)) * self.at_targets(self.public)
 
 
@@ -96,7 +96,7 @@ def score_ensemble(
 
     Args:
         tokens: held-out records, with two tokens or more each.
-        seed: of those samples; public.
+        seed: seed of those samples; public.
     """
     losses = {name: Losses() for name in protocols}
     sampled = {name: Losses() for name, protocol in protocols.items() if isinstance(protocol, Published)}
@@ -123,7 +123,7 @@ def score_ensemble(
 
 @torch.no_grad()
 def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[_Record]:
-    """One forward pass a record, over the public model and all private ones."""
+    """Yield each record's probabilities, by one forward pass over the public model and all private ones."""
     model.eval()
     device = next(model.parameters()).device
     rows = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
@@ -153,7 +153,7 @@ def _average_parts(protocol: Published, by_size: Mapping[int, torch.Tensor]) -> 
 def _sampled_parts(
     protocol: Published, by_size: Mapping[int, torch.Tensor], draws: np.random.Generator
 ) -> torch.Tensor:
-    """One sample for every position."""
+    """The weights of private models under one drawn sample for every position."""
     models, positions = next(iter(by_size.values())).shape
     parts = torch.zeros(models, positions, dtype=torch.float64)
     for place in range(positions):

@@ -29,7 +29,7 @@ from dptune.prediction.deployment import MOST_CHARACTERS, Deployment
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.ledger_file import LedgerError
 
-#: Names under which a service on this machine is reached from it.
+#: Host names by which this machine reaches its own service.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _MOST = 1024
 _BODY = 16 * MOST_CHARACTERS  # bytes; a character is at most 12 of them in JSON
@@ -46,7 +46,7 @@ class Question(BaseModel):
 
 
 class Budget(BaseModel):
-    """What is spent and what is left."""
+    """The budget that is spent and left."""
 
     tokens: int
     tokens_left: int
@@ -77,7 +77,7 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
 
     Args:
         hosts: names that a request's Host header may have; "*.example.com" stands for all below it.
-        token: that ``/generate`` and ``/budget`` ask for as a bearer token; None asks for none.
+        token: bearer token that ``/generate`` and ``/budget`` require; None requires none.
     """
     app = FastAPI(
         title="dptune private prediction",
@@ -97,7 +97,7 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
 
     @app.get("/budget", dependencies=needed)
     def budget() -> Budget:
-        """What is spent and what is left."""
+        """The budget that is spent and left."""
         return Budget(**deployment.budget)
 
     @app.post("/generate", dependencies=[*needed, Depends(_each_key_once)], responses=_REFUSALS)
@@ -113,7 +113,7 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
         except (BudgetError, LedgerError) as error:
             if not answers:
                 raise HTTPException(403 if isinstance(error, BudgetError) else 503, str(error)) from None
-            stopped = str(error)  # what was answered before is paid for
+            stopped = str(error)  # the tokens before are charged, so they are still returned
         last = answers[-1]
         return Reply(
             text=deployment.text(answers),
@@ -155,7 +155,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    """What is wrong, without what was sent: JSON has no number for NaN, UTF-8 no bytes for half a surrogate pair."""
+    """Answer with the fault, without the input: JSON has no NaN, and UTF-8 no half of a surrogate pair."""
     assert isinstance(error, RequestValidationError)
     detail = [
         {"type": str(item["type"]), "loc": [_printable(part) for part in item["loc"]], "msg": _printable(item["msg"])}

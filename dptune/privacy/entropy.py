@@ -48,7 +48,7 @@ class OsEntropy:
     leaks: tuple[str, ...] = ()
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` fresh words."""
+        """Draw ``count`` fresh words."""
         size = 8 * count
         keystream = _aes_keystream(size) if size > _FEW_BYTES else None
         return np.frombuffer(keystream or os.urandom(size), dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is a causal language model: what its configuration says, what it lacks, and what it does.
+"""Checks that a checkpoint is a causal language model: by its configuration, its weights and its logits.
 
 Transformers loads an encoder, the decoder half of a translation model or a classifier as a causal model without an
 error. Position t of an encoder sees token t + 1, so that its perplexity means nothing; a classifier loses its head.
@@ -20,10 +20,10 @@ from dptune.errors import ConfigError
 _FIELD = "model.source"
 _FIX = "give a causal language model, such as GPT-2, Llama or Mistral"
 _OTHER_TASK = re.compile(r"Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|RewardModel")
-#: Tokens of the probe, and how much of the largest logit may be rounding, in units of the dtype's own.
+#: Number of tokens of the probe, and the share of the largest logit that may be rounding, in units of the dtype's eps.
 _PROBE, _ROUNDING = 8, 4
 _SOME = 3
-#: What families call the most tokens of a text; the second is MPT's.
+#: Names that families give to the most tokens of a text; the second is MPT's.
 _WIDTHS = ("max_position_embeddings", "max_seq_len")
 
 
@@ -60,7 +60,7 @@ def check_weights(source: str, model: Any, report: Mapping[str, Collection[Any]]
     A checkpoint of the model's own class may hold more than it needs: buffers that older releases saved.
 
     Args:
-        report: from ``from_pretrained(output_loading_info=True)``.
+        report: the loading info of ``from_pretrained(output_loading_info=True)``.
 
     Raises: ConfigError naming some of the weights.
     """
@@ -106,7 +106,7 @@ def check_causal(source: str, model: Any) -> None:
 
 @contextmanager
 def evaluated(model: torch.nn.Module) -> Iterator[None]:
-    """Within, every module is in evaluation mode; afterwards each is in its own again."""
+    """Put every module into evaluation mode inside the context; restore each module's own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -123,7 +123,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plain_tokens(model: Any) -> torch.Tensor:
-    """Ids of tokens that mean nothing in particular: padding, say, changes how some models count positions."""
+    """Ids of ordinary tokens: special ones, such as padding, change how some models count positions."""
     config = model.config.get_text_config()
     special = {value for name, value in config.to_dict().items() if name.endswith("_token_id") and type(value) is int}
     count = min(model.get_input_embeddings().weight.shape[0], config.vocab_size)
@@ -142,7 +142,7 @@ def _probe(model: Any, width: int) -> torch.Tensor:
 
 
 def most_positions(model: Any) -> int | None:
-    """How many tokens the model reads at most, by its configuration; None where it sets no bound."""
+    """The most tokens that the model can read, by its configuration; None if it sets no bound."""
     config = model.config.get_text_config()
     found = [getattr(config, name, None) for name in _WIDTHS]
     return min((width for width in found if isinstance(width, int) and width > 0), default=None)  # XLNet says -1

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file, replaced whole, that says which ledger it relies on.
+"""Checkpoints: one safetensors file, always replaced as a whole, that names the ledger that it relies on.
 
 The ledger is ahead of the weights: a killed run resumes from its last checkpoint, keeps every charge, and so
 can only over-count.
@@ -32,11 +32,11 @@ class CheckpointError(DptuneError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
-        run_id: of the ledger.
-        step: optimiser steps that are in the weights.
+        run_id: id in the run's ledger.
+        step: number of optimiser steps that are in the weights.
         releases: length of the ledger when the checkpoint was written.
         chain: the ledger's checksum at that length.
         controller: the controller's state; as public as what it reads.
@@ -50,7 +50,7 @@ class Progress:
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write adapter weights, optimiser moments and progress; whole or not at all, mode 0600.
+    """Write adapter weights, optimiser moments and progress, completely or not at all, with mode 0600.
 
     Raises: DivergedError if a weight is not finite; OSError naming ``path`` if the disk does not take it.
     """

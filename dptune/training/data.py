@@ -21,13 +21,13 @@ class Tokens:
     """Token ids of every record: one record is one example, truncated and never chunked. Private.
 
     Attributes:
-        rows: one int32 array a record, with the end-of-text token where it fits; a list, or what a file holds
-            (``token_file.MappedRows``). Whoever changes them makes a new list. A token that is read and has no loss, as
-            those of a prompt, is stored as ``~id``, which is negative (``with_context``): ids and loss mask cannot
-            come apart, and code that takes rows for plain ids fails instead of training on prompts.
+        rows: one int32 array for each record, with the end-of-text token if it fits; a list, or rows of a file
+            (``token_file.MappedRows``). Never changed in place. A token that is read but has no loss, such as a
+            prompt's, is stored as ``~id``, which is negative (``with_context``): ids and loss mask cannot get
+            separated, and code that takes rows for plain ids fails instead of training on prompts.
         padding: token id that fills the right-hand side of a batch.
-        width: tokens of every batch, longer than any record, whatever records it holds.
-        truncated: how many records were longer than the limit.
+        width: width of every batch in tokens, longer than any record, whatever records it holds.
+        truncated: number of records that were longer than the limit.
     """
 
     rows: Sequence[NDArray[np.int32]] = field(repr=False)
@@ -68,9 +68,9 @@ class Tokens:
 
     @property
     def without_loss(self) -> int:
-        """Records none of whose tokens counts, such as a prompt that fills the whole width. Private.
+        """Number of records without a token in the loss, such as a prompt that fills the whole width. Private.
 
-        They stay records, which are drawn as all others, and their gradient is zero. Reads every row.
+        Such records are drawn like all others; their gradient is zero. Reads every row.
         """
         return sum(not (row[1:] >= 0).any() for row in self.rows)
 
@@ -98,7 +98,7 @@ def tokenize(texts: list[str], tokenizer: Any, max_length: int) -> Tokens:
 
 
 def encode(texts: list[str], tokenizer: Any, max_length: int) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
-    """The rows of ``tokenize``, and (texts,) which were cut. Raises as it does."""
+    """The rows of ``tokenize``, and (texts,) whether each was cut. Raises ConfigError as ``tokenize`` does."""
     if max_length < 3:
         raise ConfigError("training.max_length", f"{max_length} is below 3", fix="allow at least three tokens")
     end = tokenizer.eos_token_id
@@ -117,7 +117,7 @@ def hashed(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
 
 
 class _Singles(Sequence[NDArray[np.int64]]):
-    """Each record is a unit of its own: nothing to store but who is absent."""
+    """Units of one record each: only the absent ones need to be stored."""
 
     def __init__(self, count: int, absent: NDArray[np.bool_] | None) -> None:
         self._units = range(count)
@@ -137,7 +137,7 @@ class _Grouped(Sequence[NDArray[np.int64]]):
     """Records in the order of their units, and where each unit starts: two flat arrays, however many units."""
 
     def __init__(self, units: NDArray[np.integer[Any]], count: int | None, absent: NDArray[np.bool_] | None) -> None:
-        """``units``: (records,) whose each is. They are the numbers below ``count``, or all that occur."""
+        """Sort records by ``units``, (records,) unit of each: a number below ``count``, or any without ``count``."""
         small = np.int32 if len(units) < 2**31 else np.int64
         order = np.argsort(units, kind="stable").astype(small)
         ordered = units[order]
@@ -160,7 +160,7 @@ class _Grouped(Sequence[NDArray[np.int64]]):
 
     @property
     def most(self) -> int:
-        """Records of the largest unit."""
+        """Number of records of the largest unit."""
         return int(np.diff(self._starts).max())
 
 
@@ -180,7 +180,7 @@ class _Span(Sequence[NDArray[np.int64]]):
 
 @dataclass(frozen=True)
 class PrivacyUnits:
-    """Which records belong to which unit of privacy.
+    """The assignment of records to units of privacy.
 
     Attributes:
         kind: "record" (each record its own unit), the name of the column whose values name the units, or "client"
@@ -240,7 +240,7 @@ class PrivacyUnits:
         return cls("client", members, members.most)
 
     def with_slots(self, planted: NDArray[np.bool_]) -> PrivacyUnits:
-        """The same units and, for each entry, a slot of an auditor's: one more unit, empty where its coin says so.
+        """The units plus one auditor's slot for each entry: one more unit, which is empty if the entry is False.
 
         Raises: ConfigError for clients, whose updates no planted gradient resembles.
         """
@@ -263,7 +263,7 @@ class PrivacyUnits:
     def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
 
-        A unit without a record is no part of a batch: not even counts see it. An auditor's slot brings one negative
+        A unit without a record is left out of the batch and of its counts. An auditor's slot brings one negative
         number, which ``parted`` reads. Takes time in proportion to the batch, however many units there are.
         """
         drawn = (self._brought(int(unit)) for unit in poisson_sample(entropy, len(self), sample_rate))
@@ -282,18 +282,18 @@ class PrivacyUnits:
 
 
 def parted(batch: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-    """What a draw brought: the units that have records, and the numbers of the auditor's slots."""
+    """Split a drawn batch into the units that have records and the numbers of the auditor's slots."""
     records = [unit for unit in batch if unit[0] >= 0]
     return records, np.array([-1 - unit[0] for unit in batch if unit[0] < 0], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Whole units that fit the device together.
+    """Whole units that are processed together in one pass.
 
     Attributes:
         records: indices of the rows.
-        owners: for each row, its unit's position within this micro-batch.
+        owners: position of each row's unit within this micro-batch.
         units: number of units.
     """
 
@@ -302,7 +302,7 @@ class MicroBatch:
     units: int
 
     def owners_of(self, height: int, device: torch.device) -> torch.Tensor | None:
-        """(height,) the unit of each row, ``units`` for rows that fill up; None where row j is unit j."""
+        """(height,) unit of each row, ``units`` for rows that only fill the batch; None if row j is unit j."""
         if np.array_equal(self.owners, np.arange(self.units)):
             return None
         owners = np.full(height, self.units)

@@ -68,13 +68,13 @@ def encode_records(
         raise ConfigError("training.max_length", f"{max_length} is below 3", fix="allow at least three tokens")
     rows, cut = [], np.zeros(len(records), dtype=bool)
     for place, record in enumerate(records):
-        ids, counts = _encoded(record, tokenizer, loss_on)
+        ids, counts = _encode_record(record, tokenizer, loss_on)
         cut[place] = len(ids) > max_length - 1
         rows.append(with_context(np.array(ids[: max_length - 1], dtype=np.int32), counts[: max_length - 1]))
     return rows, cut
 
 
-def _encoded(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Counted:
+def _encode_record(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Counted:
     """All token ids of one record, and which count in the loss."""
     content = record.content
     loss_on = loss_on or _DEFAULT[type(content)]
@@ -119,11 +119,11 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted:
     if not every and all(message["role"] != "assistant" for message in chat.messages):
-        raise _refused(record, "no message is an assistant's", "give one, or use training.loss_on: all")
+        raise _refusal(record, "no message is an assistant's", "give one, or use training.loss_on: all")
     if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
         return _marked(record, chat, tokenizer)
     _template(tokenizer)
-    text = _rendered(record, chat.messages, tokenizer)
+    text = _render(record, chat.messages, tokenizer)
     ids = _plain(text, tokenizer)
     return _whole(ids) if every else (ids, _said_by_assistant(record, chat, tokenizer, text, ids))
 
@@ -163,17 +163,17 @@ def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, id
     for place, message in enumerate(chat.messages):
         if message["role"] != "assistant":
             continue
-        before = _rendered(record, chat.messages[:place], tokenizer, add_generation_prompt=True)
-        after = _rendered(record, chat.messages[: place + 1], tokenizer)
+        before = _render(record, chat.messages[:place], tokenizer, add_generation_prompt=True)
+        after = _render(record, chat.messages[: place + 1], tokenizer)
         if not (text.startswith(after) and after.startswith(before)):
             problem = f"the chat template renders what precedes or ends message {place + 1} otherwise in a longer chat"
             fix = "use a template that marks generations, or training.loss_on: all"
-            raise _refused(record, problem, fix)
+            raise _refusal(record, problem, fix)
         counts[_shared(_plain(before, tokenizer), ids) : _shared(_plain(after, tokenizer), ids)] = True
     return counts
 
 
-def _rendered(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
+def _render(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
     if not messages:
         return ""  # an assistant speaks first; templates take no empty chat
     with _located(record):
@@ -187,7 +187,7 @@ def _located(record: Record) -> Iterator[None]:
         yield
     except Exception as error:
         problem = f"the chat template does not take these messages ({type(error).__name__})"
-        raise _refused(record, problem, "give the roles and the order that the model knows") from error
+        raise _refusal(record, problem, "give the roles and the order that the model knows") from error
 
 
 def _plain(text: str, tokenizer: Any) -> list[int]:
@@ -195,5 +195,5 @@ def _plain(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
 
 
-def _refused(record: Record, problem: str, fix: str) -> DataError:
+def _refusal(record: Record, problem: str, fix: str) -> DataError:
     return DataError(problem, fix=fix, file=record.file, row=record.row, column="messages")

@@ -24,7 +24,7 @@ def local_update(
     learning_rate: float,
     autocast: torch.dtype | None = None,
 ) -> PairGradients:
-    """What a client would send before clipping: minus the change of its adapters. The model is left as it was.
+    """A client's update before clipping: minus the change of its adapters. The model is left as it was.
 
     Local SGD without momentum on the mean loss, ``rows`` records a step, in order and from the start again. Private.
 
@@ -59,6 +59,6 @@ def local_update(
 
 
 def _slice(records: NDArray[np.int64], step: int, rows: int) -> NDArray[np.int64]:
-    """The step's records: at most ``rows``, going round."""
+    """The records of a step: at most ``rows``, starting again after the last record."""
     start = (step * rows) % len(records)
     return records[start : start + rows]

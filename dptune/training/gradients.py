@@ -20,7 +20,7 @@ class BatchGradients:
     """A ``GradientSource`` for the batch that a run drew. Private.
 
     Attributes:
-        batch: for each drawn unit the records it brings.
+        batch: indices of the records of each drawn unit.
     """
 
     run: RankRun
@@ -37,7 +37,7 @@ class BatchGradients:
             )
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
-        """One micro-batch for every drawn unit that has records."""
+        """Local updates, one micro-batch for every drawn unit that has records."""
         run = self.run
         for members in self.batch:
             if not len(members):

@@ -33,12 +33,12 @@ def train(
     units' members, and every gradient. Public: everything else.
 
     Args:
-        spec: with the adapters as the run started them, also where it is resumed (same initialisation).
+        spec: the run's specification, with freshly initialised adapters, even if the run is resumed.
         directory: receives ledger.jsonl and checkpoint.safetensors.
-        entropy: of coins and noise.
+        entropy: source of coins and noise.
         on_step: called after each step.
-        ranks: of which this is rank 0; the others call ``follow`` with the same ``spec``, for whom an auditor's slots
-            are empty.
+        ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
+            which an auditor's slots are empty.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
 
@@ -61,7 +61,7 @@ def train(
 
 
 def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
-    """What the other ranks do while rank 0 is in ``train``, whose ``spec`` they share.
+    """Take part in a run as one of the other ranks, while rank 0 is in ``train`` with the same ``spec``.
 
     Guarantee: no coin is tossed for a step before rank 0's ledger holds it, and nothing is kept or written.
 
@@ -70,12 +70,12 @@ def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
     rank = open_rank(spec, entropy, ranks)
     seed_dropout(entropy, ranks.rank)
     train_adapters(spec.model)
-    while (order := ranks.told(None, rank.weights[0].device)) is not None:
+    while (order := ranks.broadcast(None, rank.weights[0].device)) is not None:
         ranks.copy(rank.weights)
         batch = rank.own_units.draw(spec.plan.sample_rate, entropy)
         contribute(rank, order, gradients_of(rank, batch))
 
 
 def gradients_of(run: RankRun, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:
-    """What the run's clipper clips of a batch, micro-batch by micro-batch. Private."""
+    """The vectors of a batch that the run's clipper clips, micro-batch by micro-batch. Private."""
     return run.spec.mechanism.clipper.gradients(BatchGradients(run, batch))

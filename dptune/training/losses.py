@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-#: What a mask says of a position: no token; a token that counts in the loss; one that is only read, as of a prompt.
+#: Values of a mask: no token; a token that counts in the loss; a token that is only read, such as a prompt's.
 PADDING, COUNTED, CONTEXT = 0, 1, 2
 #: Model types whose logits are the output layer on the last hidden states, and nothing else.
 _PLAIN_HEADS = ("gpt2", "llama", "mistral")
@@ -35,7 +35,7 @@ def token_losses(
         input_ids: (rows, tokens).
         mask: (rows, tokens), ``COUNTED`` for tokens that count; ``PADDING`` on the right.
 
-    Returns: (rows, tokens - 1) losses, zero where none counts, and (rows, tokens - 1) which count.
+    Returns: (rows, tokens - 1) losses, zero where the token does not count, and (rows, tokens - 1) whether each counts.
     """
     targets, valid = input_ids[:, 1:], mask[:, 1:] == COUNTED
     losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
@@ -52,7 +52,7 @@ def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tor
     """(rows,) ``sequence_losses`` of a causal language model, without its logits where it is of a known family.
 
     Args:
-        model: of transformers, with or without PEFT's adapters.
+        model: a model of transformers, with or without PEFT's adapters.
         input_ids: (rows, tokens).
         mask: (rows, tokens), of ``PADDING`` (on the right), ``COUNTED`` and ``CONTEXT``.
     """
@@ -104,7 +104,7 @@ class _HeadLosses(torch.autograd.Function):
             slope.scatter_add_(1, targets[piece], torch.full_like(total, -1.0))
             slope.mul_(shares[piece])
             torch.mm(slope.to(weight.dtype), weight, out=gradients[piece])
-        # What does not count has no gradient, whatever its state: 0 times infinity is no number.
+        # Set to 0, for 0 times an infinite state would be NaN, though the position does not count.
         gradients.masked_fill_(~valid.reshape(-1, 1), 0.0)
         context.save_for_backward(gradients)
         context.shape = (rows, tokens, width)
@@ -112,7 +112,7 @@ class _HeadLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *of_losses: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Each row's own gradient times what its loss counts."""
+        """Each row's gradient times the derivative with respect to its loss."""
         (gradients,) = context.saved_tensors
         rows, tokens, width = context.shape
         found = gradients.new_zeros(rows, tokens, width)

@@ -28,18 +28,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _log = logging.getLogger(__name__)
 
 
-#: What helps a run that left the range of its numbers.
+#: The fix that errors state for a run whose weights are no longer finite.
 DIVERGED = "lower training.learning_rate; a run with other settings spends its own budget, and this one's stays spent"
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """Where the frozen weights come from.
+    """The source of the frozen weights.
 
     Attributes:
         source: a hub id or a local directory.
         revision: the 40-digit commit of a hub id; None for a directory.
-        dtype: of the frozen weights, "float32" or "bfloat16".
+        dtype: dtype of the frozen weights, "float32" or "bfloat16".
     """
 
     source: str
@@ -57,7 +57,7 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA hyper-parameters.
+    """Hyper-parameters of the LoRA adapters.
 
     Attributes:
         target_modules: names of linear layers; "all-linear" for all but the output layer, as in PEFT; None for q and v
@@ -71,9 +71,9 @@ class Lora:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """The device, which this machine has.
+    """Convert a device name, and check that this machine has the device.
 
-    Raises: ConfigError if it has it not.
+    Raises: ConfigError if it does not.
     """
     try:
         return torch.empty(0, device=device).device
@@ -104,7 +104,7 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # a foreign checkpoint makes transformers raise anything: its file is cut, say
+    except Exception as error:  # transformers raises any type for a broken checkpoint
         raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
@@ -145,7 +145,7 @@ def _not_loaded(base: BaseModel, error: Exception) -> ConfigError:
 
 
 def fuse_activations(model: Any) -> Any:
-    """The same model with GPT-2's activation as one kernel: written out in eight, it is a third of a step on a CPU."""
+    """Replace GPT-2's activation by one kernel: written out in eight, it takes a third of a step on a CPU."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -187,7 +187,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
 
 
 def lora_targets(model: Any, lora: Lora) -> list[str] | str:
-    """What PEFT is told: each name is some layer's, for it passes over one that is not beside another that is.
+    """The target modules to give to PEFT, each checked: PEFT ignores an unknown name if another one is known.
 
     Raises: ConfigError naming the layers that there are.
     """
@@ -216,7 +216,7 @@ def _names_of_layers(model: Any) -> str:
 def train_adapters(model: torch.nn.Module) -> None:
     """Adapters in training mode, the frozen model in evaluation mode.
 
-    The base model's own dropout would draw masks over the whole batch, and adds nothing where it is frozen.
+    The base model's own dropout would draw masks over the whole batch, and is of no use in a frozen model.
     """
     model.eval()
     for name, module in model.named_modules():
@@ -225,7 +225,7 @@ def train_adapters(model: torch.nn.Module) -> None:
 
 
 def uses_dropout(model: torch.nn.Module) -> bool:
-    """Whether the adapters drop anything."""
+    """Whether the adapters use dropout."""
     return any(
         "lora_dropout" in name and isinstance(module, torch.nn.Dropout) and module.p > 0
         for name, module in model.named_modules()
@@ -233,7 +233,7 @@ def uses_dropout(model: torch.nn.Module) -> bool:
 
 
 def freeze_down(model: torch.nn.Module) -> None:
-    """Leave only the B factors to train (FFA-LoRA): B A is then linear in what is noised."""
+    """Leave only the B factors to train (FFA-LoRA): B A is then linear in the noisy weights."""
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
             parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Opening a run: everything that is checked, started or restored before its first step."""
+"""The opening of a run: everything that is checked, started or restored before its first step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_run(
     on_step: Callable[[StepReport], None] = lambda report: None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Run:
-    """Start a run, or take it up where its folder left it; see ``train``. A checkpoint is written in any case."""
+    """Start a run, or resume the one in its folder; see ``train``. A checkpoint is written in any case."""
     _check(spec, entropy)
     rank = open_rank(spec, entropy, ranks)
     optimizer, initial = _optimizer(rank.weights, spec.plan), trainable_state(spec.model)
@@ -135,7 +135,7 @@ def _facts(pairs: list[PairModules], spec: RunSpec) -> RunFacts:
 
 
 def _check(spec: RunSpec, entropy: Entropy) -> None:
-    """Everything that must not come to light after a charge."""
+    """Check everything that would otherwise fail only after a charge."""
     _check_header(spec, entropy)
     _check_units(spec)
     if spec.auditor is None and spec.units.planted.any():
@@ -164,7 +164,7 @@ def _check_units(spec: RunSpec) -> None:
 
 
 def _check_header(spec: RunSpec, entropy: Entropy) -> None:
-    """The header must describe this very run; ``verify`` believes it."""
+    """Raise ConfigError unless the header describes this very run: ``verify`` relies on the header."""
     units, mechanism, header = spec.units, spec.mechanism, spec.header
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
@@ -188,7 +188,7 @@ def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
 
 
 def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> tuple[Ledger, Progress]:
-    """Start the run, or take it up where its ledger and checkpoint left it."""
+    """Start the run, or resume it from its ledger and checkpoint."""
     folder, mechanism = RunFolder(directory), spec.mechanism
     releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
     if not folder.ledger.exists():

@@ -46,7 +46,7 @@ class PairModules:
 
     @property
     def size(self) -> int:
-        """How many numbers train."""
+        """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters)
 
 
@@ -99,10 +99,10 @@ def _pair(name: str, module: Any) -> PairModules:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a (rows, parameters) table hold which weight: pairs of one size side by side.
+    """The columns of each weight in a (rows, parameters) table; pairs of one size are side by side.
 
     Attributes:
-        shapes: for each pair the shapes of its weights, in the order of its flat vector.
+        shapes: shapes of each pair's weights, in the order of its flat vector.
     """
 
     shapes: tuple[tuple[tuple[int, int], ...], ...]
@@ -114,7 +114,7 @@ class Layout:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Parameters of each pair."""
+        """Number of parameters of each pair."""
         return tuple(sum(out * into for out, into in shapes) for shapes in self.shapes)
 
     @cached_property
@@ -159,7 +159,7 @@ class PairGradients:
         """Take the gradients and losses of the units.
 
         Args:
-            per_pair: for each pair a (units, parameters of the pair) float32 tensor.
+            per_pair: one (units, parameters of the pair) float32 tensor for each pair.
             losses: (units,) mean loss of each unit's records.
         """
         layout = Layout(tuple(((1, part.shape[1]),) for part in per_pair))
@@ -168,7 +168,7 @@ class PairGradients:
 
     @classmethod
     def of_table(cls, table: torch.Tensor, layout: Layout, losses: torch.Tensor) -> PairGradients:
-        """From a (units, parameters) float32 table, which is overwritten."""
+        """Make gradients of a (units, parameters) float32 table, which is overwritten."""
         gradients = cls.__new__(cls)
         gradients._take(layout.split(table), layout, losses)
         return gradients
@@ -220,14 +220,14 @@ def _in_pair_order(layout: Layout, by_group: Sequence[Sequence[torch.Tensor]]) -
 
 
 def by_row(states: torch.Tensor, rows: int, tokens: int, layer: str) -> torch.Tensor:
-    """(rows, tokens, width) of what enters or leaves a layer, where its first dimension is the batch's rows.
+    """Reshape the inputs or outputs of a layer to (rows, tokens, width), if its first dimension is the batch's rows.
 
     Some layers (OPT's feed-forward ones) get (rows * tokens, width), row after row. Anything else would be multiplied
     into other records' gradients, or leave memory as it was: experts, which see some tokens; layers that put tokens
     first; layers that see one row for all.
 
     Args:
-        tokens: of a row; -1 for whatever it is.
+        tokens: number of tokens of a row; -1 accepts any.
 
     Raises: ConfigError naming the layer.
     """
@@ -246,13 +246,13 @@ def by_row(states: torch.Tensor, rows: int, tokens: int, layer: str) -> torch.Te
 
 @dataclass
 class Taps:
-    """Turns what passes through tapped layers into the rows of a table, on the way back.
+    """Taps on layers, which compute per-sample gradients from inputs and outputs during the backward pass.
 
     Attributes:
         table: (rows, parameters) float32, filled by ``backward``.
-        layout: of its columns.
-        names: of the pairs, for messages.
-        tokens: of each row.
+        layout: layout of its columns.
+        names: names of the pairs, for messages.
+        tokens: number of tokens of each row.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -269,7 +269,7 @@ class Taps:
         Raises: ConfigError naming a layer that runs twice, or whose rows are not the batch's.
         """
         if (pair, weight) in self._tapped:
-            raise self._refused(pair, "ran twice in one forward pass")
+            raise self._refusal(pair, "ran twice in one forward pass")
         self._tapped.add((pair, weight))
         rows, name = len(self.table), self.names[pair]
         kept = by_row(inputs.detach(), rows, self.tokens, name).to(output.dtype)  # as it was multiplied
@@ -291,16 +291,16 @@ class Taps:
         """
         for pair, shapes in enumerate(self.layout.shapes):
             if any((pair, weight) not in self._tapped for weight in range(len(shapes))):
-                raise self._refused(pair, "took no part in the forward pass")
+                raise self._refusal(pair, "took no part in the forward pass")
         if not self._lowest:
             problem = "every adapted layer's input requires a gradient already"
             raise ConfigError("model", problem, fix="leave out enable_input_require_grads() and gradient checkpointing")
         torch.autograd.grad(losses.sum(), self._lowest)
         if self._filled != self._tapped:
             pair, _ = min(self._tapped - self._filled)
-            raise self._refused(pair, "got no gradient: nothing of the loss depends on it")
+            raise self._refusal(pair, "got no gradient: nothing of the loss depends on it")
 
-    def _refused(self, pair: int, problem: str) -> ConfigError:
+    def _refusal(self, pair: int, problem: str) -> ConfigError:
         return ConfigError(_FIELD, f"layer {self.names[pair]} {problem}", fix=_LEAVE_OUT)
 
 
@@ -320,7 +320,7 @@ def per_sample_gradients(
 
     Args:
         model: the PEFT model.
-        pairs: from ``lora_pairs(model)``.
+        pairs: the result of ``lora_pairs(model)``.
         input_ids: (rows, tokens), rows > 0.
         mask: (rows, tokens), as ``losses.model_losses`` takes it.
         owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch. None: row j is unit j.
@@ -354,7 +354,7 @@ def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch
 
 @contextmanager
 def _tapped(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
-    """Within, every A and B is tapped when it runs."""
+    """Tap every A and B that runs inside the context."""
 
     def hook(pair: int, weight: int) -> Any:
         def run(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:

@@ -19,9 +19,9 @@ def fit(
     """Train what requires a gradient by AdamW, with warm-up and cosine decay; the model is in its training mode.
 
     Args:
-        tokens: at least one record.
-        seed: of the order of records.
-        description: what the progress bar says.
+        tokens: the records, at least one.
+        seed: seed of the order of records.
+        description: text of the progress bar.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)

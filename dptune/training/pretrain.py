@@ -26,11 +26,11 @@ class Pretraining:
     """Shape and schedule of the public model.
 
     Attributes:
-        vocabulary: tokens of the byte-level BPE.
-        layers, width, heads: of the transformer.
+        vocabulary: number of tokens of the byte-level BPE.
+        layers, width, heads: size of the transformer.
         max_length: longest sequence, in tokens.
         epochs, batch_size, learning_rate: AdamW with warm-up and cosine decay.
-        seed: of initialisation and data order; public.
+        seed: seed of initialisation and data order; public.
     """
 
     vocabulary: int = 1024

@@ -44,11 +44,11 @@ class LostRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Order:
-    """What rank 0 asks of all for a step that is charged. Public.
+    """The order that rank 0 sends to all ranks for a charged step. Public.
 
     Attributes:
-        knobs: to clip with.
-        statistics: to sum beside the gradients.
+        knobs: knobs to clip with.
+        statistics: statistics to sum beside the gradients.
     """
 
     knobs: Knobs
@@ -59,7 +59,7 @@ class Order:
 class Ranks:
     """This process among those of its run; ``Ranks()`` is a process alone, for which every method does nothing.
 
-    All ranks must call the same methods in the same order. Raises LostRankError wherever a rank is gone.
+    All ranks must call the same methods in the same order. Every method raises LostRankError if a rank is gone.
     """
 
     rank: int = 0
@@ -86,19 +86,19 @@ class Ranks:
         if different:
             raise ConfigError("ranks", f"differ in {', '.join(different)}", fix="give all of them the same run")
 
-    def told(self, value: Any, device: torch.device | None = None) -> Any:
-        """Rank 0's value, on every rank; its tensors on the rank's own device."""
+    def broadcast(self, value: Any, device: torch.device | None = None) -> Any:
+        """Send rank 0's value to every rank, with tensors on ``device``; returns it."""
         if self.world == 1:
             return value
         # An object with a tensor of cuda:0 would be unpickled onto cuda:0, whatever the rank's device is.
-        message = [_packed(value) if self.rank == 0 else None]
+        message = [_pack(value) if self.rank == 0 else None]
         with _connected(self):
             dist.broadcast_object_list(message, src=0)
-        return value if self.rank == 0 else _unpacked(message[0], device)
+        return value if self.rank == 0 else _unpack(message[0], device)
 
     @torch.no_grad()
     def copy(self, weights: Sequence[torch.Tensor]) -> None:
-        """Rank 0's weights into those of every rank, in place."""
+        """Copy rank 0's weights into those of every rank, in place."""
         if self.world == 1:
             return
         flat = torch.cat([weight.flatten() for weight in weights]).cpu()
@@ -125,7 +125,7 @@ class Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Meet the other ranks that torchrun started, and leave them at the end, however it comes; else a process alone."""
+    """Join the ranks that torchrun started, and leave them at the end of the context; else yield a lone process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
         return
@@ -137,7 +137,7 @@ def joined() -> Iterator[Ranks]:
 
 
 def own_device() -> str:
-    """The GPU that torchrun means for this process, where there are any; else the CPU."""
+    """The GPU that torchrun assigns to this process, or the CPU if there is none."""
     local = os.environ.get("LOCAL_RANK")
     return f"cuda:{local}" if local is not None and torch.cuda.is_available() else "cpu"
 
@@ -153,13 +153,13 @@ def _connected(ranks: Ranks) -> Iterator[None]:
         ) from error
 
 
-def _packed(value: Any) -> bytes:
+def _pack(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
-def _unpacked(message: bytes | None, device: torch.device | None) -> Any:
+def _unpack(message: bytes | None, device: torch.device | None) -> Any:
     assert message is not None
-    # Pickle, but of our own rank 0.
+    # Unpickling runs code of the sender, which is our own rank 0.
     return torch.load(io.BytesIO(message), map_location=device, weights_only=False)

@@ -20,8 +20,8 @@ from dptune.training.per_sample import PairModules, per_sample_gradients
 
 #: Tokens of the records, fewer than any shape would confuse with the number of records.
 _LENGTHS = (7, 5, 3)
-#: How far a gradient may be from the loop's, relative to its norm: kernels round by shape. Where rows are mixed it is
-#: about 1.
+#: Largest distance of a gradient from the loop's, relative to its norm: kernels round by shape. If rows are mixed, the
+#: distance is about 1.
 _CLOSE = {torch.float32: 1e-2, torch.float64: 1e-2}
 _CLOSE_IN_HALF = 0.3
 #: A pair whose gradient is so small a part of the record's has nothing to compare.
@@ -35,7 +35,7 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
 
     Args:
         model: the PEFT model.
-        pairs: from ``lora_pairs(model)``.
+        pairs: the result of ``lora_pairs(model)``.
 
     Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if it checkpoints.
     """

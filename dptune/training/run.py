@@ -53,7 +53,7 @@ class StepReport:
     Attributes:
         step: 1-based optimiser step.
         releases: length of the ledger.
-        ledger: of the run; ``composition`` copies what it holds when asked, so ask within ``on_step``.
+        ledger: the run's ledger; its ``composition`` is a copy of the charges so far, so read it within ``on_step``.
         knobs: radii, noise multiplier and what the controller tells; as public as what it reads.
         public: functions of the configuration and of releases.
         private: functions of raw records (batch loss, clipped fraction).
@@ -77,8 +77,8 @@ class Step:
     """The first half of a step: charged and drawn, not yet made. Private.
 
     Attributes:
-        knobs: with which it was charged.
-        batch: for each drawn unit the records it brings.
+        knobs: the knobs that it was charged with.
+        batch: indices of the records of each drawn unit.
         planted: the auditor's slots that were drawn.
     """
 
@@ -94,7 +94,7 @@ class RankRun:
     Attributes:
         pairs: the modules that train.
         own_units: those whose coins this rank tosses.
-        fingerprint: of the frozen weights.
+        fingerprint: checksum of the frozen weights.
     """
 
     spec: RunSpec
@@ -106,7 +106,7 @@ class RankRun:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """All that trains."""
+        """All weights that the run trains."""
         return [parameter for pair in self.pairs for parameter in pair.parameters]
 
 
@@ -136,7 +136,7 @@ class Run(RankRun):
         knobs = knobs or mechanism.knobs()
         self.ledger.charge(mechanism.release(knobs, plan.sample_rate))
         mark_used(self.spec, self.ledger.header.run_id)
-        self.ranks.told(Order(knobs, mechanism.statistics(knobs)))
+        self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs)))
         self.ranks.copy(self.weights)
         return Step(knobs, *parted(self.own_units.draw(plan.sample_rate, self.entropy)))
 
@@ -144,7 +144,7 @@ class Run(RankRun):
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
 
         Args:
-            gradients: of the step's batch, micro-batch by micro-batch; a unit is in one of them.
+            gradients: gradients of the step's batch, micro-batch by micro-batch; each unit is in exactly one.
         """
         report = _complete(self, step, gradients)
         self.step += 1
@@ -157,7 +157,7 @@ class Run(RankRun):
 
         Raises: BudgetError if no weights were saved; RuntimeError if adapters did not move.
         """
-        self.ranks.told(None)
+        self.ranks.broadcast(None)
         if self.step == 0:
             raise BudgetError(
                 f"{self.directory}: every release is charged and no checkpoint was written before the process died. "
@@ -168,7 +168,7 @@ class Run(RankRun):
             assert_trained(self.spec.model, self.initial, self.fingerprint)
 
     def save(self) -> None:
-        """Write the checkpoint.
+        """Write the checkpoint of the last complete step.
 
         Raises: DivergedError, OSError.
         """
@@ -178,7 +178,7 @@ class Run(RankRun):
 
 
 def contribute(rank: RankRun, order: Order, gradients: Iterable[Gradients]) -> None:
-    """What a rank other than 0 does for a step: the clipped sums of its batch, to rank 0."""
+    """Do a step's work of a rank other than 0: send the clipped sums of its batch to rank 0."""
     raw, zeros = RawStatistics(), _zeros(rank.pairs)
     clipper, watched = rank.spec.mechanism.clipper, raw.watching(gradients)
     rank.ranks.total(clipped_sums(clipper, order.statistics, watched, zeros, order.knobs))
@@ -186,7 +186,7 @@ def contribute(rank: RankRun, order: Order, gradients: Iterable[Gradients]) -> N
 
 
 def seed_dropout(entropy: Entropy, step: int) -> None:
-    """Dropout masks must be secret: known masks would tie the records of a batch together."""
+    """Seed dropout from secret entropy: known masks would tie the records of a batch together."""
     torch.manual_seed(secrets.randbits(63) if not entropy.leaks else step)
 
 
@@ -287,14 +287,14 @@ class RawStatistics:
     norms: list[torch.Tensor] = field(default_factory=list)
 
     def watching(self, gradients: Iterable[Gradients]) -> Iterator[Gradients]:
-        """The same micro-batches, noted as they pass."""
+        """Yield the micro-batches unchanged, and keep their norms and losses."""
         for batch in gradients:
             self.losses.append(batch.losses())
             self.norms.append(batch.norms())
             yield batch
 
     def sums(self, knobs: Knobs, like: torch.Tensor) -> torch.Tensor:
-        """(3,) number of units, sum of their losses, and how many (unit, radius) were clipped."""
+        """(3,) number of units, sum of their losses, and number of clipped (unit, radius) pairs."""
         if not self.losses:
             return like.new_zeros(3)
         norms, losses = torch.cat(self.norms), torch.cat(self.losses)

@@ -1,4 +1,4 @@
-"""All that a run needs before it starts: model, records, units, mechanism, schedule, and what its ledger will say."""
+"""The specification of a run: model, records, units, mechanism, schedule, and the header of its ledger."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Plan:
     """The public schedule of a run.
 
     Attributes:
-        sample_rate: q, of each unit at each step.
+        sample_rate: q, the probability with which each unit enters each batch.
         expected_batch_size: q times units; divides every sum, never the realised size.
         steps: releases to make; charges of a killed process count among them.
-        learning_rate: AdamW's, after warm-up.
+        learning_rate: AdamW's learning rate after warm-up.
         warmup_steps: linear warm-up.
         physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
         checkpoint_every: steps between checkpoints.
@@ -62,13 +62,13 @@ class RunSpec:
         model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it, so that a
             model serves one run. What adapters have learned before from private records is in no ledger but their own.
         tokens: the records.
-        units: which records belong to whom; the units that the guarantee is about.
+        units: the assignment of records to units, which the guarantee is about.
         mechanism: built for this model (``registry.of_model``). Its controller learns during the run, so that a
             mechanism serves one run.
         plan: the schedule, for this number of units.
         header: the first line of the run's ledger. It must describe this very run, or ``train`` refuses.
         public: public records, for controllers that follow the loss on them.
-        auditor: whose gradients fill the slots of ``units.with_slots``.
+        auditor: the auditor whose gradients fill the slots of ``units.with_slots``.
     """
 
     model: Any = field(repr=False)
@@ -113,7 +113,7 @@ def header_of(
     accounting: str = "certified",
     **more: Any,
 ) -> RunHeader:
-    """The header of a run: what mechanism, units and entropy say of themselves, the budget, and ``more`` fields."""
+    """Make the header of a run from mechanism, units, entropy and budget; ``more`` sets other fields."""
     return RunHeader(
         mechanism=mechanism.name,
         published_accountant=mechanism.published_accountant,
@@ -130,7 +130,7 @@ def header_of(
 
 
 class Auditor(Protocol):
-    """Somebody who has gradients of their own in slots of a run's units, and sees all that it releases."""
+    """An observer that puts its own gradients into slots of a run's units, and sees all of the run's releases."""
 
     def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
         """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
@@ -143,7 +143,7 @@ class Auditor(Protocol):
         ...
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
-        """What the slots that were drawn bring to a batch; the mechanism clips them as it does all others."""
+        """Gradients of the drawn slots for a batch; the mechanism clips them like all others."""
         ...
 
     def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:

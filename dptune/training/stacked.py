@@ -18,11 +18,11 @@ PUBLIC = -1
 
 @dataclass(frozen=True)
 class StackedAdapters:
-    """Adapters of N models and, last, none.
+    """Adapters of N models and, last, a zero adapter for the public model.
 
     Attributes:
-        down: by module name, (N + 1, rank, inputs): the A factors.
-        up: by module name, (N + 1, outputs, rank): the B factors, the LoRA scaling included.
+        down: the A factors by module name, each (N + 1, rank, inputs).
+        up: the B factors by module name, each (N + 1, outputs, rank), with the LoRA scaling included.
     """
 
     down: Mapping[str, torch.Tensor] = field(repr=False)
@@ -60,7 +60,7 @@ class StackedAdapters:
 
     @contextmanager
     def applied(self, model: Any, rows: torch.Tensor) -> Iterator[None]:
-        """Within, row j of a batch passes through adapter ``rows[j]``, or none where that is ``PUBLIC``.
+        """Pass row j of every batch inside the context through adapter ``rows[j]``, or none for ``PUBLIC``.
 
         The work is the same whichever adapters are chosen.
         """

@@ -39,17 +39,18 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
 
     Args:
         base: the frozen causal language model, without adapters, on its device.
-        runs: from ``open_run``, of models that are adapters on a ``shared_copy`` of ``base``, with the same LoRA
+        runs: results of ``open_run``, for models that are adapters on a ``shared_copy`` of ``base``, with the same LoRA
             settings, ``tokens``, physical batch size and autocast.
 
-    Returns: for each run None, its ledger still open for the caller to finish, or what ended it, its ledger closed.
+    Returns: None for each run that ended well, with its ledger open for the caller to finish; else the error that ended
+        it, with its ledger closed.
 
     Raises: ConfigError if the runs cannot share a pass; every ledger is then closed.
     """
     errors: dict[int, Exception] = {}
 
     def attempt(number: int, action: Callable[..., Any], *arguments: Any) -> Any:
-        """The action's result; None and the run's end if it fails."""
+        """The action's result; if it fails, None, and the run ends."""
         try:
             return action(*arguments)
         except Exception as error:
@@ -105,7 +106,7 @@ def _check_alike(number: int, run: Run, first: Run) -> None:
     if _shapes(run.pairs) != _shapes(first.pairs):
         raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
     if run.entropy.leaks != first.entropy.leaks:
-        # One seed of dropout masks for all: an honest run's must not be a known one.
+        # The runs share dropout masks: those of a private run must not come from a run's fixed seed.
         raise ConfigError("entropy", f"run {number} has another than run 0", fix="give all the same kind")
     for name in ("physical_batch_size", "autocast"):
         if getattr(run.spec.plan, name) != getattr(first.spec.plan, name):
@@ -175,7 +176,9 @@ class _Pass:
         self._ready: dict[int, deque[PairGradients]] = {number: deque() for number in steps}
 
     def gradients(self, number: int) -> Iterator[PairGradients]:
-        """All of a run's units, in one or more micro-batches; never fewer: an error in between reaches every run."""
+        """All of a run's units, in one or more micro-batches. If one fails, every waiting run raises; none trains on a
+        part of its batch.
+        """
         while self._missing[number] or self._ready[number]:
             while not self._ready[number]:
                 self._advance()
@@ -217,7 +220,7 @@ class _Pass:
         return taps.table, losses.detach()
 
     def _trained(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The columns that a run trains: all, or those of the B factors."""
+        """The columns of the weights that runs train: all, or those of the B factors."""
         if layout.shapes == self._layout.shapes:
             return table
         pairs = [pair for group in layout.groups for pair in group]
@@ -232,17 +235,17 @@ class _Own:
     number: int
 
     def of_losses(self) -> Iterator[PairGradients]:
-        """See ``_Pass.gradients``."""
+        """The run's gradients of the pass; see ``_Pass.gradients``."""
         return self.shared.gradients(self.number)
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
-        """Local training moves weights that other runs' passes need."""
+        """Raise: local training would move weights that other runs' passes need."""
         raise ConfigError("runs", f"run {self.number} trains locally", fix="train it alone")
 
 
 @contextmanager
 def _applied(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor, taps: Taps) -> Iterator[None]:
-    """Within, row j of a batch passes through the adapters of run ``run_of_row[j]``, and is tapped on its way."""
+    """Pass row j of batches inside the context through the adapters of run ``run_of_row[j]``, and tap it."""
     modules = dict(base.named_modules())
 
     def hook(pair: int, stack: _Stack) -> Any:

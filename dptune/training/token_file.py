@@ -1,4 +1,4 @@
-"""A corpus as a file of token ids that is mapped into memory: what a run reads of its records. Private.
+"""A corpus as a file of token ids that is mapped into memory, from which a run reads its records. Private.
 
 An Arrow IPC file; each of its batches holds the key of the record's unit, whether the record is absent (its text is
 empty: an auditor's coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory
@@ -61,7 +61,7 @@ class Corpus:
     """An open token file.
 
     Attributes:
-        tokens: of every record, mapped.
+        tokens: token ids of every record, mapped into memory.
         absent: (records,) records that the auditor's coin left out, or None if there is none.
     """
 
@@ -79,7 +79,7 @@ class Corpus:
 
 
 def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], tokenizer: Any, max_length: int) -> Corpus:
-    """The corpus in ``path``, tokenised now if nobody has yet; who comes at the same time waits.
+    """Open the corpus in ``path``, after tokenising it if the file is missing. Other processes wait meanwhile.
 
     Args:
         path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
@@ -99,7 +99,7 @@ def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], token
 
 
 def _remove_abandoned(path: Path) -> None:
-    """What a killed process left half-written; under the lock, so nobody is writing."""
+    """Remove files that a killed process left half-written. Call under the lock, so that nobody is writing them."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_le
 
 
 def write(path: Path, batches: Iterable[pa.RecordBatch], *, padding: int, width: int) -> None:
-    """Write batches of ``token_batch`` one after the other; whole or not at all, mode 0600."""
+    """Write batches of ``token_batch``, completely or not at all, with mode 0600."""
     about = json.dumps({"padding": padding, "width": width}, sort_keys=True)
     schema = _SCHEMA.with_metadata({_METADATA_KEY: about})
     with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
@@ -136,7 +136,7 @@ def token_batch(
     cut: NDArray[np.bool_] | None = None,
     absent: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Records as a batch of a token file; nobody cut or absent unless said."""
+    """Make a batch of a token file from records; by default none is cut or absent."""
     offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, np.concatenate([np.zeros(0, dtype=np.int32), *rows]))
     nobody = np.zeros(len(rows), dtype=bool)

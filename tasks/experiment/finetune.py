@@ -93,7 +93,7 @@ def run_cells(
             locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
         errors: dict[Path, Exception] = {}
-        if ranks.told(bool(waiting)):
+        if ranks.broadcast(bool(waiting)):
             _agree(cells[0], ranks)
             errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
         for cell in cells:
@@ -109,7 +109,7 @@ def run_cells(
 
 def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
     """What the other ranks do while rank 0 is in ``run_cell``."""
-    if ranks.told(None):
+    if ranks.broadcast(None):
         _agree(cell, ranks)
         entropy = OsEntropy()
         follow(prepare(cell, shared_inputs(cell, check_device(device)), entropy).spec, entropy, ranks)
