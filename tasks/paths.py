@@ -6,6 +6,7 @@ from pathlib import Path
 
 DATA = Path("data")
 RAW = DATA / "raw"
+RAW_MANIFEST = RAW / "source.json"
 NARRATIVES = DATA / "narratives" / "narratives.parquet"
 SPLITS = DATA / "splits"
 CANARIES = DATA / "canaries"

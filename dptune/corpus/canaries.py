@@ -89,6 +89,8 @@ def inject(
     if min(extraction, audit) < 0 or repeats < 1:
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
     rows = extraction * repeats + audit
+    if rows:
+        records.texts("planting canaries")
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")

@@ -15,7 +15,7 @@ from typing import Literal
 from dptune.corpus.narratives import verbalise
 from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.table import read_table
-from dptune.corpus.text import SOURCE as TEXT
+from dptune.corpus.text import OWN_FILES
 
 #: What texts are for: those of one purpose are never drawn with the seed of another, nor with that of pre-training.
 Purpose = Literal["canaries", "contexts"]
@@ -27,8 +27,9 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
 
     Args:
         seed: public.
-        source: of the data that they come beside. Beside a table's narratives they are whole; beside a text file's
-            paragraphs they are short, because ``training.max_length`` cuts what is long, and the secret is at the end.
+        source: of the data that they come beside. Beside the diabetes table's narratives they are whole; beside
+            records of one's own files they are short, because ``training.max_length`` cuts what is long, and the secret
+            is at the end.
     """
     if count == 0:
         return []
@@ -36,7 +37,7 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
     with TemporaryDirectory(prefix="dptune-") as folder:
         made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
         whole = verbalise(read_table(made.table, made.ids_mapping))
-    return [_first_sentences(text) for text in whole] if source == TEXT else whole
+    return [_first_sentences(text) for text in whole] if source in OWN_FILES else whole
 
 
 def _first_sentences(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Sources of one's own, by name: functions that yield one text a record.
+"""Where records come from, by name: every source checks and takes its own options.
 
-Their parameters are what ``data.options`` in params.yaml gives::
+A source of one's own is a function that yields one text a record; its parameters are what ``data.options`` gives::
 
     @source("letters")
     def letters(folder: str, newest: int = 100) -> Iterator[str]: ...
@@ -12,61 +12,156 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.text import write_corpus
+from dptune.corpus.files import FORMATS, acquire_file, form_at, source_of
+from dptune.corpus.reading.opening import rows_of
+from dptune.corpus.reading.source import Format, RecordSource
+from dptune.corpus.sources import acquire_synthetic, acquire_uci
+from dptune.corpus.text import acquire_text, write_corpus
 from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.plugins import load_installed, plugins_of
+from dptune.units import RECORD
 
-Source = Callable[..., Iterable[str]]
-#: What dptune can acquire by itself.
-BUILT_IN = ("synthetic", "uci", "text")
-_SOURCES: dict[str, Source] = {}
+Texts = Callable[..., Iterable[str]]
 
 
-def source(name: str) -> Callable[[Source], Source]:
+@dataclass(frozen=True)
+class Given:
+    """What params.yaml says of the data.
+
+    Attributes:
+        path: of a file or folder; None where none is given.
+        unit: of privacy, "record" or a column.
+        options: the source's own.
+        cached: the root of DVC's cache, if there is one.
+    """
+
+    path: Path | None = None
+    unit: str = RECORD
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cached: Path | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source.
+
+    Attributes:
+        acquire: puts what it is given into a folder, whole or not at all; returns the file.
+        check: raises ConfigError for options that it does not take.
+        look: what its records are ("text", "pair" or "messages"), told in seconds; raises ConfigError or DataError for
+            what cannot be read.
+        units: what a unit may be; None: any column.
+        module: of a plug-in's function; empty for dptune's own.
+    """
+
+    acquire: Callable[[Path, Given], Path]
+    check: Callable[[Given], object]
+    look: Callable[[Given], str]
+    units: tuple[str, ...] | None = (RECORD,)
+    module: str = ""
+
+
+def source(name: str) -> Callable[[Texts], Texts]:
     """Register a function that yields texts. Raises ConfigError if the name is taken."""
 
-    def register(read: Source) -> Source:
-        other = _SOURCES.get(name)
-        if name in BUILT_IN or (other is not None and other.__module__ != read.__module__):
+    def register(read: Texts) -> Texts:
+        other = SOURCES.get(name)
+        if other is not None and other.module != read.__module__:
             raise ConfigError("plugins", f"source {name!r} of {read.__module__} exists already", fix="rename it")
-        _SOURCES[name] = read
+        SOURCES[name] = Source(
+            partial(_acquire_texts, name, read), partial(_bind, name, read), _text, module=read.__module__
+        )
         return read
 
     return register
 
 
 def find_source(name: str) -> Source:
-    """A source of one's own. Raises: ConfigError if there is none of that name."""
-    if name not in _SOURCES:
+    """The source of a name. Raises: ConfigError if there is none."""
+    if name not in SOURCES:
         load_installed("dptune.sources")
-    if name not in _SOURCES:
-        known = ", ".join([*BUILT_IN, *sorted(_SOURCES)])
-        raise ConfigError("data.source", f"unknown source {name!r}", fix=f"use one of {known}, or name its plug-in")
-    return _SOURCES[name]
+    if name not in SOURCES:
+        problem, known = f"unknown source {name!r}", ", ".join(SOURCES)
+        raise ConfigError("data.source", problem, fix=f"use one of {known}, or name its plug-in")
+    return SOURCES[name]
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the source takes these options."""
-    signature = inspect.signature(find_source(name))
+def _text(_given: Given) -> str:
+    return "text"
+
+
+# --- the diabetes table ----------------------------------------------------------------------------------------
+
+
+def _none(name: str, given: Given) -> None:
+    if given.options:
+        problem = f"source {name} takes none"
+        raise ConfigError("data.options", problem, fix="leave them out, or use a plug-in's source")
+
+
+def _synthetic(directory: Path, given: Given) -> Path:
+    return acquire_synthetic(directory, **given.options).table
+
+
+def _uci(directory: Path, given: Given) -> Path:
+    return acquire_uci(directory, given.path, cached=given.cached).table
+
+
+# --- files of one's own ------------------------------------------------------------------------------------------
+
+
+def _path_of(name: str, given: Given) -> Path:
+    if given.path is None:
+        raise ConfigError("data.path", f"source {name} needs the path of a file", fix="give data.path")
+    return given.path
+
+
+def _copy_text(directory: Path, given: Given) -> Path:
+    return acquire_text(directory, _path_of("text", given))
+
+
+def _look_at_text(given: Given) -> str:
+    path = _path_of("text", given)
+    rows_of(RecordSource(path, format="text"), path)
+    return "text"
+
+
+def _check_text(given: Given) -> None:
+    _path_of("text", given)
+    _none("text", given)
+
+
+def _of_file(name: Format) -> Source:
+    def check(given: Given) -> RecordSource:
+        return source_of(name, _path_of(name, given), given.unit, given.options)
+
+    def acquire(directory: Path, given: Given) -> Path:
+        return acquire_file(directory, name, _path_of(name, given), given.unit, given.options)
+
+    return Source(acquire, check, lambda given: form_at(check(given)), units=None)
+
+
+# --- functions of plug-ins -----------------------------------------------------------------------------------------
+
+
+def _bind(name: str, read: Texts, given: Given) -> None:
+    signature = inspect.signature(read)
     try:
-        signature.bind(**options)
+        signature.bind(**given.options)
     except TypeError as error:
         problem = f"source {name!r} does not take them ({error})"
         raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
 
-def acquire_source(directory: Path, name: str, options: Mapping[str, Any]) -> Path:
-    """Write the texts of a source of one's own into ``directory``; whole or not at all. Returns the file.
-
-    Raises: ConfigError as ``check_options``; DataError if it fails, yields no texts, or fewer than ten.
-    """
-    check_options(name, options)
-    read = find_source(name)
+def _acquire_texts(name: str, read: Texts, directory: Path, given: Given) -> Path:
+    _bind(name, read, given)
     try:
-        texts = list(read(**options))
+        texts = list(read(**given.options))
     except DptuneError:
         raise
     except Exception as error:  # whatever a plug-in may raise
@@ -74,3 +169,11 @@ def acquire_source(directory: Path, name: str, options: Mapping[str, Any]) -> Pa
         raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
     by = ", ".join(map(str, plugins_of([read.__module__])))
     return write_corpus(directory, texts, f"source {name} of {by}")
+
+
+SOURCES: dict[str, Source] = {
+    "synthetic": Source(_synthetic, partial(_none, "synthetic"), _text, (RECORD, "patient")),
+    "uci": Source(_uci, partial(_none, "uci"), _text, (RECORD, "patient")),
+    "text": Source(_copy_text, _check_text, _look_at_text),
+    **{name: _of_file(name) for name in FORMATS},
+}

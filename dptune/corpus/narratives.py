@@ -89,7 +89,8 @@ def read_source(path: Path) -> dict[str, Any]:
     """
     try:
         source = json.loads(path.read_text(encoding="utf-8"))
-        return {name: source[name] for name in ("source", "synthetic", "label")}
+        kept = {name: source[name] for name in ("source", "synthetic", "label")}
+        return kept | {name: source[name] for name in ("form",) if name in source}
     except (OSError, ValueError, KeyError, TypeError):
         problem = "cannot be read as the description of a source"
         raise DataError(problem, fix="acquire the table again, which writes it", file=path) from None

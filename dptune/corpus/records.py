@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
 from dptune.errors import DataError
 from dptune.files import replacing
 
 METADATA_KEY = b"dptune"
+#: What records are.
+FORMS = ("text", "pair", "messages")
+_SPELT = {"pair": "prompts with targets", "messages": "chats"}
 _BUFFER = 1 << 20  # bytes read ahead of a column
 SCHEMA = pa.schema([("record", pa.int64()), ("unit", pa.int64()), ("text", pa.string())])
 
@@ -33,6 +37,9 @@ class Records:
         text: of each.
         about: at least source, synthetic and label.
 
+    What ``text`` holds is told by ``about["form"]``, one of ``FORMS`` ("text" where nothing is said): a text, or JSON
+    of prompt and target, or of messages (``told``).
+
     Rows that an auditor added (``canaries``) have negative numbers in both columns.
     """
 
@@ -40,6 +47,34 @@ class Records:
     unit: np.ndarray = field(repr=False)
     text: pa.Array = field(repr=False)
     about: Mapping[str, Any]
+
+    def texts(self, purpose: str) -> list[str]:
+        """The text of each record, for ``purpose``. Raises: DataError if they are prompts with targets, or messages."""
+        if (form := str(self.about.get("form", FORMS[0]))) != FORMS[0]:
+            problem = f"{purpose} needs records of text, and these are {_SPELT[form]}"
+            fix = "leave it out, or give the records as one text each (data.options: {text: ...} or {template: ...})"
+            raise DataError(problem, fix=fix, file=str(self.about["label"]))
+        return [str(text) for text in self.text.to_pylist()]
+
+
+def form_of(records: Sequence[Record]) -> str:
+    """Of some records, which are all of one form."""
+    return {Text: "text", PromptTarget: "pair", Chat: "messages"}[type(records[0].content)]
+
+
+def told(content: Content) -> str:
+    """A record's content as the column ``text`` holds it; never empty, which says that a record is absent."""
+    if isinstance(content, Text):
+        return content.text
+    whole = content.messages if isinstance(content, Chat) else [content.prompt, content.target]
+    return json.dumps(whole, ensure_ascii=False, default=str)
+
+
+def content_of(text: str, form: str) -> Content:
+    """Inverse of ``told``."""
+    if form == "messages":
+        return Chat(tuple(json.loads(text)))
+    return PromptTarget(*json.loads(text)) if form == "pair" else Text(text)
 
 
 def read_records(path: Path) -> Records:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.records import Records, read_records, write_records
-from dptune.corpus.text import SOURCE as TEXT
+from dptune.corpus.text import OWN_FILES
 from dptune.errors import ConfigError
 from dptune.units import RECORD, check_unit
 
@@ -95,9 +95,9 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
 def keys_of(records: Records, unit: str) -> np.ndarray:
     """(records,) the own key of each record's unit.
 
-    A paragraph of a text file has no number of its own: its key is its text, so that equal ones share a side.
+    A record of a file of one's own has no number that lasts: its key is its content, so that equal ones share a side.
     """
-    return records.unit if unit != RECORD or records.about["source"] == TEXT else records.record
+    return records.unit if unit != RECORD or records.about["source"] in OWN_FILES else records.record
 
 
 def write_splits(narratives: Path, directory: Path, seed: int, unit: str) -> None:

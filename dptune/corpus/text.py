@@ -18,6 +18,8 @@ from dptune.errors import DataError
 from dptune.files import replacing, sha256, write_json
 
 SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
+#: Sources of one's own files, whose records are numbered by their places in them.
+OWN_FILES = (SOURCE, "table", "jsonl", "datasets")
 _FEWEST = 10
 
 

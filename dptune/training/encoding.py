@@ -16,8 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
-from dptune.corpus.reading.report import Encoded
+from dptune.corpus.records import content_of
 from dptune.errors import ConfigError, DataError
 from dptune.training.data import Tokens, with_context
 from dptune.training.token_file import token_batch
@@ -53,6 +54,22 @@ def record_batches(
         some = records[start : start + _RECORDS]
         rows, cut = encode_records(some, tokenizer, max_length, loss_on)
         yield token_batch(rows, np.array([record.unit for record in some], dtype=np.int64), cut)
+
+
+def encode_stored(
+    batch: pa.RecordBatch, tokenizer: Any, *, form: str, file: str, max_length: int
+) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
+    """The rows of prompts with targets, or of messages, from columns record and text of the pipeline's file.
+
+    Args:
+        form: what the records are (``dptune.corpus.records.FORMS``).
+        file: what messages call their source.
+
+    Raises: as ``encode_records``.
+    """
+    stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
+    found = [Record(content_of(text, form), 0, file, row) for row, text in stored]
+    return encode_records(found, tokenizer, max_length)
 
 
 def summary(tokens: Tokens) -> Encoded:

@@ -12,6 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ from dptune.training.data import Tokens, encode
 FORMAT = 2
 _METADATA_KEY = b"dptune"
 _SCHEMA = pa.schema([("unit", pa.int64()), ("absent", pa.bool_()), ("cut", pa.bool_()), ("ids", pa.list_(pa.int32()))])
+
+
+Encoding = tuple[list[NDArray[np.int32]], NDArray[np.bool_]]
+Encoder = Callable[[pa.RecordBatch, Any], Encoding]
 
 
 class MappedRows(Sequence[NDArray[np.int32]]):
@@ -78,12 +83,19 @@ class Corpus:
         return np.concatenate([np.zeros(0, narrow), *columns], dtype=narrow, casting="unsafe")
 
 
-def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], tokenizer: Any, max_length: int) -> Corpus:
+def tokenized(
+    path: Path,
+    batches: Callable[[], Iterable[pa.RecordBatch]],
+    tokenizer: Any,
+    max_length: int,
+    encoded: Encoder | None = None,
+) -> Corpus:
     """Open the corpus in ``path``, after tokenising it if the file is missing. Other processes wait meanwhile.
 
     Args:
         path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
         batches: of columns unit and text, such as ``read_batches`` gives.
+        encoded: from a batch and the tokenizer to its rows, and which were cut; None takes the texts.
 
     Raises:
         ConfigError: ``max_length`` leaves nothing to predict.
@@ -94,7 +106,7 @@ def tokenized(path: Path, batches: Callable[[], Iterable[pa.RecordBatch]], token
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             if not path.exists():
                 _remove_abandoned(path)
-                _write(path, batches(), tokenizer, max_length)
+                _write(path, batches(), tokenizer, max_length, encoded or partial(_of_texts, max_length=max_length))
     return opened(path)
 
 
@@ -104,10 +116,10 @@ def _remove_abandoned(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int) -> None:
-    encoded = (_encoded(batch, tokenizer, max_length) for batch in batches)
+def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int, encoded: Encoder) -> None:
+    written = (_batch_of(batch, *encoded(batch, tokenizer)) for batch in batches)
     try:
-        write(path, encoded, padding=tokenizer.pad_token_id, width=max_length)
+        write(path, written, padding=tokenizer.pad_token_id, width=max_length)
     except OSError as error:
         problem = f"the token ids cannot be written ({error.strerror or type(error).__name__})"
         raise DataError(problem, fix="free space on its disk, or make its folder writable", file=path) from None
@@ -123,10 +135,12 @@ def write(path: Path, batches: Iterable[pa.RecordBatch], *, padding: int, width:
             file.write_batch(batch)
 
 
-def _encoded(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> pa.RecordBatch:
-    texts = batch.column("text")
-    rows, cut = encode(texts.to_pylist(), tokenizer, max_length)
-    absent = pc.equal(texts, "").to_numpy(zero_copy_only=False)
+def _of_texts(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> Encoding:
+    return encode(batch.column("text").to_pylist(), tokenizer, max_length)
+
+
+def _batch_of(batch: pa.RecordBatch, rows: Sequence[NDArray[np.int32]], cut: NDArray[np.bool_]) -> pa.RecordBatch:
+    absent = pc.equal(batch.column("text"), "").to_numpy(zero_copy_only=False)
     return token_batch(rows, batch.column("unit").to_numpy(), cut, absent)
 
 

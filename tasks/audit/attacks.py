@@ -268,7 +268,7 @@ def _sample(records: Records, target: Target) -> list[Passage]:
     if target.cell.unit != RECORD:
         _, first = np.unique(records.unit[order], return_index=True)
         order = order[np.sort(first)]
-    texts = records.text.to_pylist()
+    texts = records.texts("the membership attack on records")
     return [_halves(texts[index]) for index in order[: target.settings.records]]
 
 

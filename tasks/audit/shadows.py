@@ -52,7 +52,7 @@ def shadow_scores(
 def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
     """One shadow model in evaluation mode."""
     cell = target.cell
-    texts = read_records(SPLITS / "attack.parquet").text.to_pylist()
+    texts = read_records(SPLITS / "attack.parquet").texts("audit.shadows")
     texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
     tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
     base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)

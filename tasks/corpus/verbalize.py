@@ -1,7 +1,8 @@
-"""DVC stage: one narrative per encounter, or one record per paragraph of a text file."""
+"""DVC stage: one record for each encounter of the table, paragraph of a text file, or row of a file of one's own."""
 
 from __future__ import annotations
 
+from dptune.corpus.files import FORMATS, write_acquired
 from dptune.corpus.narratives import read_source, write_narratives
 from dptune.corpus.text import MANIFEST_NAME, write_paragraphs
 from tasks.paths import NARRATIVES, RAW
@@ -10,10 +11,13 @@ from tasks.stage import run_stage
 
 def verbalize() -> None:
     """Read data/raw, write data/narratives."""
-    if read_source(RAW / MANIFEST_NAME)["source"] == "text":
+    source = read_source(RAW / MANIFEST_NAME)["source"]
+    if source in FORMATS:
+        write_acquired(RAW, NARRATIVES)
+    elif source == "text":
         write_paragraphs(RAW, NARRATIVES)
-        return
-    write_narratives(RAW / "diabetic_data.csv", RAW / "IDs_mapping.csv", RAW / "source.json", NARRATIVES)
+    else:
+        write_narratives(RAW / "diabetic_data.csv", RAW / "IDs_mapping.csv", RAW / "source.json", NARRATIVES)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.encoding import encode_stored
 from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, lora_targets
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import Plan, RunSpec, header_of
@@ -187,8 +188,11 @@ def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
-    batches = partial(read_batches, records, ("unit", "text"))
-    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit)
+    about = read_about(records)
+    form = about.get("form", "text")
+    batches = partial(read_batches, records, ("record", "unit", "text"))
+    stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
+    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
         _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)

@@ -234,7 +234,7 @@ def _stream(cell: Cell, plan: Plan, records: Records, hosts: Records, learner: L
         problem = f"{cell.settings.updates} updates of {cell.users} ask for more than {len(records.record)} prompts"
         raise ConfigError("updates", problem, fix="use fewer, or more records (data.synthetic.encounters)")
     rows = np.random.default_rng([cell.seed, 2]).permutation(len(records.record))[:slots]
-    ids, texts = records.record[rows].tolist(), records.text.take(rows).to_pylist()
+    ids, texts = records.record[rows].tolist(), list(map(records.texts("policy.rlhf").__getitem__, rows))
     secrets, present = list(plan.secrets), torch.ones(slots, dtype=torch.bool)
     told = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
     for one in plan.canaries:

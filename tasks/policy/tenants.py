@@ -181,7 +181,7 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
         delta=settings.delta,
         data=str(records.about["label"]),
     )
-    tokens = tokenize(records.text.to_pylist(), tokenizer, settings.max_length)
+    tokens = tokenize(records.texts("policy.tenants"), tokenizer, settings.max_length)
     return setting, tenants_of(tokens, records.unit, count)
 
 

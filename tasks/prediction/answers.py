@@ -37,7 +37,7 @@ def score(settings: Settings, plans: list[Plan], serving: Path, device: str) -> 
     records, told = read_records(EVAL), settings.experiment.telemetry == "research"
     rows = []
     if told:
-        tokens = _tokens(plans[0], records.text.to_pylist()[: settings.prediction.records])
+        tokens = _tokens(plans[0], records.texts("private prediction")[: settings.prediction.records])
         rows += _models(plans[0], tokens, device)
     for plan in plans:
         rows += _ensemble(settings, plan, tokens if told else None, device)

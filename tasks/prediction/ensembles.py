@@ -132,7 +132,7 @@ def tune(plan: Plan, shard: int, device: str) -> None:
 
 def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
     """The records of one shard. Private."""
-    texts = records.text.to_pylist()
+    texts = records.texts("private prediction")
     salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
     dealt = partition(texts, records.unit, plan.partition, plan.models, salt)[shard]
     tokenizer = load_tokenizer(plan.base)

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,12 +21,13 @@ from pydantic import (
     model_validator,
 )
 
-from dptune.corpus.catalogue import BUILT_IN, check_options, find_source
-from dptune.errors import ConfigError
+from dptune.corpus.catalogue import Given, find_source
+from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
 from dptune.privacy.run_header import ACCOUNTINGS
 from dptune.units import RECORD
+from tasks.paths import RAW_MANIFEST
 from tasks.settings.bounds import (
     Chance,
     Count,
@@ -69,10 +71,6 @@ def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
         raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
 
 
-def _units_of(source: str) -> tuple[str, ...]:
-    return (RECORD, "patient") if source in ("synthetic", "uci") else (RECORD,)
-
-
 class Synthetic(_Section):
     """The generated cohort."""
 
@@ -93,38 +91,44 @@ class Data(_Section):
     @field_validator("source")
     @classmethod
     def _exists(cls, name: str) -> str:
-        if name not in BUILT_IN:
-            _as_value_error(find_source, name)
+        _as_value_error(find_source, name)
         return name
-
-    @field_validator("options")
-    @classmethod
-    def _taken(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        name = info.data.get("source", BUILT_IN[0])
-        if name not in BUILT_IN:
-            _as_value_error(check_options, name, options)
-        elif options:
-            raise ValueError(f"source {name} takes none: leave them out, or use a plug-in's source")
-        return options
-
-    @model_validator(mode="after")
-    def _text(self) -> Data:
-        if self.source == "text" and self.path is None:
-            raise ValueError("path: source text needs the path of a text file")
-        return self
 
     @field_validator("unit")
     @classmethod
     def _has_units(cls, unit: str, info: ValidationInfo) -> str:
-        source = info.data.get("source", BUILT_IN[0])
-        if unit not in (known := _units_of(source)):
-            raise ValueError(f"source {source} has no column {unit!r} of units: use {' or '.join(known)}")
+        if (name := info.data.get("source")) is not None:
+            known = find_source(name).units
+            if known is not None and unit not in known:
+                raise ValueError(f"source {name} has no column {unit!r} of units: use {' or '.join(known)}")
         return unit
+
+    @model_validator(mode="after")
+    def _taken(self) -> Data:
+        own = Given(self.path, self.unit, self.options)
+        try:
+            find_source(self.source).check(own)
+            _ = self.form
+        except DptuneError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def given(self, cached: Path | None = None) -> Given:
+        """What the source is given."""
+        options = self.synthetic.model_dump() if self.source == "synthetic" else self.options
+        return Given(self.uci_path if self.source == "uci" else self.path, self.unit, options, cached)
+
+    @cached_property
+    def form(self) -> str | None:
+        """What the records are, by a look at the first one; None where only an earlier copy of them is here."""
+        if self.path is not None and not self.path.exists() and RAW_MANIFEST.exists():
+            return None
+        return find_source(self.source).look(self.given())
 
     @property
     def units(self) -> tuple[str, ...]:
-        """What ``unit`` may be."""
-        return _units_of(self.source)
+        """What ``unit`` may be, and what shards may go by."""
+        return find_source(self.source).units or tuple(dict.fromkeys((RECORD, self.unit)))
 
     @property
     def uci_path(self) -> Path | None:
@@ -340,6 +344,20 @@ class Settings(_Section):
     def _sweeps(cls, content: Any) -> Any:
         """An entry with ``sweep: {option: [values]}`` becomes one entry for every combination."""
         return _expanded(content) if isinstance(content, dict) else content
+
+    @model_validator(mode="after")
+    def _attacks_read_text(self) -> Settings:
+        counts = {
+            "canaries.extraction": self.canaries.extraction,
+            "canaries.audit": self.canaries.audit,
+            "audit.records": self.audit.records,
+            "audit.shadows": self.audit.shadows,
+        }
+        asked = [f"{name}: 0" for name, count in counts.items() if count]
+        if self.data.form in ("pair", "messages") and asked:
+            what = "prompts with targets" if self.data.form == "pair" else "chats"
+            raise ValueError(f"data: {what} are no texts, which these attacks need. Fix: set {', '.join(asked)}")
+        return self
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Settings:

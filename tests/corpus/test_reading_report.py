@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.read import Sides, read, read_sides
-from dptune.corpus.reading.report import Encoded, ReadReport, as_table, describe, write_report
+from dptune.corpus.reading.report import ReadReport, as_table, describe, write_report
 from dptune.corpus.reading.source import Fractions, GivenSides, RecordSource
 from dptune.errors import ConfigError
 

@@ -116,7 +116,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     len(CLIPPERS)  # dptune's own are to stay
     tables: list[Any] = [*registry.PARTS.values(), MECHANISMS]
     before = [(dict(table._values), dict(table._modules)) for table in tables]
-    sources, scores = dict(catalogue._SOURCES), dict(own_scores_module._SCORES)
+    sources, scores = dict(catalogue.SOURCES), dict(own_scores_module._SCORES)
 
     def module(name: str, code: str) -> str:
         file = folder.joinpath(*name.split(".")).with_suffix(".py")
@@ -129,7 +129,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     yield module
     for table, (values, modules) in zip(tables, before, strict=True):
         table._values, table._modules = values, modules
-    for table, values in ((catalogue._SOURCES, sources), (own_scores_module._SCORES, scores)):
+    for table, values in ((catalogue.SOURCES, sources), (own_scores_module._SCORES, scores)):
         table.clear()
         table.update(values)
     for name in written:
@@ -515,5 +515,5 @@ def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> 
     assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"letter {number}")
-    file = catalogue.acquire_source(tmp_path, "letters", {"folder": str(tmp_path)})
+    file = catalogue.find_source("letters").acquire(tmp_path, catalogue.Given(options={"folder": str(tmp_path)}))
     assert file.read_text().split("\n\n")[:2] == ["letter 0", "letter 1"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.record import Chat, Record, Text
 from dptune.corpus.reading.source import RecordSource
@@ -25,23 +25,6 @@ _SAMPLES, _SHOWN = 3, 200
 _FAR_MORE = 10
 #: Shares of records from which a cut, or a loss without tokens, is worth a word.
 _MANY_CUT, _MANY_SILENT = 0.1, 0.01
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """What became of the train records as tokens.
-
-    Attributes:
-        lengths: tokens of each record, after the cut.
-        limit: the most tokens that a record may have.
-        cut: records that were longer.
-        without_loss: records none of whose tokens counts in the loss.
-    """
-
-    lengths: Sequence[int] = field(repr=False)
-    limit: int
-    cut: int
-    without_loss: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Sources of the pipeline that are files of one's own: a table, JSONL, or a folder of the ``datasets`` library.
+
+They are read by ``dptune.corpus.reading``; acquired, all records are one Parquet file beside a description of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dptune.corpus.narratives import check_files, check_rows
+from dptune.corpus.reading.fields import RecordMaker
+from dptune.corpus.reading.opening import rows_of
+from dptune.corpus.reading.read import read
+from dptune.corpus.reading.record import Record
+from dptune.corpus.reading.source import Format, RecordSource
+from dptune.corpus.records import Records, form_of, read_records, told, write_parquet, write_records
+from dptune.errors import ConfigError, DataError
+from dptune.files import replacing, sha256, write_json
+from dptune.units import RECORD
+
+FORMATS: tuple[Format, ...] = ("table", "jsonl", "datasets")
+FILE_NAME, MANIFEST_NAME = "records.parquet", "source.json"
+#: Options of ``data.options``: what a ``RecordSource`` has besides path, format, unit, public records and a split.
+OPTIONS = tuple(
+    one.name for one in fields(RecordSource) if one.name not in ("data", "format", "unit", "public", "split")
+)
+_FEWEST = 10
+
+
+def source_of(name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> RecordSource:
+    """The reader's source. Raises: ConfigError for an option that there is not, or columns that cannot go together."""
+    for option, value in options.items():
+        if option not in OPTIONS or not isinstance(value, str):
+            problem = f"{option!r} is no option of source {name}" if option not in OPTIONS else f"{option} is no text"
+            raise ConfigError("data.options", problem, fix=f"its options are texts by name: {', '.join(OPTIONS)}")
+    column = None if unit == RECORD else unit
+    return RecordSource(str(path), format=name, unit=column, **options)
+
+
+def form_at(source: RecordSource) -> str:
+    """What the records are ("text", "pair" or "messages"), by the first of them alone.
+
+    Raises: DataError naming file, row, column and fix if it cannot be read; columns that are absent included.
+    """
+    found = rows_of(source, source.data)
+    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table)
+    number, row = next(found.rows)
+    return form_of([maker.record(number, row)])
+
+
+def acquire_file(directory: Path, name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> Path:
+    """Read every record of a file into ``directory``, with a description beside them; whole or not at all.
+
+    Raises: ConfigError and DataError as the readers; DataError for fewer than ten records.
+    """
+    found = read(source_of(name, path, unit, options))
+    if len(found) < _FEWEST:
+        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=path)
+    about = {"source": name, "synthetic": False, "label": f"{name} {path.name}, the user's own", "form": form_of(found)}
+    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / FILE_NAME) as file:
+        write_parquet(file, as_records(found, about))
+        write_json(manifest, {**about, "rows": len(found), "sha256": {FILE_NAME: sha256(file)}})
+    return directory / FILE_NAME
+
+
+def as_records(found: tuple[Record, ...], about: Mapping[str, Any]) -> Records:
+    """Records as columns; each is numbered by its row, and its unit's key is its own."""
+    units = np.array([record.unit for record in found], dtype=np.int64)
+    text = pa.array([told(record.content) for record in found], pa.string())
+    rows = np.array([record.row for record in found], dtype=np.int64)
+    return Records(rows, units, text, about)
+
+
+def write_acquired(directory: Path, out: Path) -> None:
+    """Write what ``acquire_file`` left in ``directory`` as the records of the pipeline. Raises: DataError."""
+    file, manifest = directory / FILE_NAME, directory / MANIFEST_NAME
+    check_files(manifest, {FILE_NAME: file})
+    records = read_records(file)
+    check_rows(manifest, file, len(records.record))
+    write_records(out, records)
