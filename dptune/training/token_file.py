@@ -112,8 +112,8 @@ def tokenized(
 
 def _remove_abandoned(path: Path) -> None:
     """Remove files that a killed process left half-written. Call under the lock, so that nobody is writing them."""
-    for partial in path.parent.glob(f".{path.name}.*.partial"):
-        partial.unlink(missing_ok=True)
+    for abandoned in path.parent.glob(f".{path.name}.*.partial"):
+        abandoned.unlink(missing_ok=True)
 
 
 def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int, encoded: Encoder) -> None:
