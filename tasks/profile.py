@@ -54,6 +54,7 @@ def _overlay(base: Any, over: Any) -> None:
 def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:
     """Write a profile over params.yaml."""
     apply_profile(profile)
+    print(f"{PARAMS} holds {profile} now: `make repro` runs it, and `git checkout {PARAMS}` takes the old one back.")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 #: What a ledger's certified epsilon is about, by its telemetry.
 _COVERED = {
-    "research": "telemetry: research. The guarantee covers the adapter, not the logged curves.",
+    "research": (
+        "telemetry: research. The guarantee covers the adapter, "
+        "not the curves and figures of private records that were logged or printed."
+    ),
     "private": (
         "telemetry: private. The guarantee covers the adapter and all that was published, "
-        "not the times that Prefect's database, logs and files keep."
+        "not the times at which it was released, which logs, databases and files may keep."
     ),
 }
 

@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.run_folder import RunFolder
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 _DIGITS = 4
@@ -87,7 +89,7 @@ def privacy_section(contents: LedgerContents, ledger_sha256: str, weights_sha256
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",
-        "ledger.jsonl": f"SHA-256 {ledger_sha256}",
+        RunFolder(Path()).ledger.name: f"SHA-256 {ledger_sha256}",
         "adapter_model.safetensors": f"SHA-256 {weights_sha256}",
     }
     told = "Perplexity on held-out private records, which" if header.telemetry == "research" else "What"

@@ -65,12 +65,16 @@ def schedule_of(settings: Settings, units: int, parameters: int, positions: int 
         problem = f"{delta:g} is 1 over the {units} units or more, which publishing one of them in full would satisfy"
         raise ConfigError("delta", problem, fix=f"use {default_delta(units):g}, or leave it out")
     batch = pick(
-        "batch", settings.batch, default_batch(units), "near 4 x sqrt(units), a power of two: noise shrinks with it"
+        "batch",
+        settings.batch,
+        default_batch(units),
+        "near 4 x sqrt(units), a power of two, but a quarter of the units at most: noise shrinks with it",
     )
     if batch > units:
         raise ConfigError("batch", f"{batch:g} is more than the {units} units", fix="lower it, or leave it out")
     epochs = pick("epochs", settings.epochs, default_epochs(units, batch), "3 to 20, so that there are some 100 steps")
-    sample_rate, steps = sampling(units, batch, epochs)
+    sample_rate, _ = sampling(units, batch, epochs)
+    steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
     small = parameters < _SMALL
     rate_reason = (
         "measured on the small default model: perplexity 2.263, at 0.005 it was 2.315"

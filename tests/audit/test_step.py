@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ class ClipsAfterSumming(Mechanism):
 class HalfTheNoise(Gaussian):
     """Announces one multiplier and uses half of it."""
 
+    family = "gaussian"
+
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
@@ -87,6 +89,7 @@ class LessNoise(Gaussian):
     """Announces one multiplier and uses a share of it."""
 
     share: float = 1.0
+    family: str = field(default="gaussian", init=False)
 
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy

@@ -130,7 +130,7 @@ MEMBERSHIP = {
 def test_the_page_has_the_papers_two_columns_of_membership() -> None:
     from jinja2 import Environment, FileSystemLoader
 
-    environment = Environment(loader=FileSystemLoader(Path(tracking.__file__).parent), autoescape=True)
+    environment = Environment(loader=FileSystemLoader(Path(tracking.__file__).parent / "report"), autoescape=True)
     environment.filters["epsilon"] = epsilon_text
     audits = [{"label": "one", "membership": MEMBERSHIP}, {"label": "two"}]
     text = environment.get_template("paper.html.j2").render(steps=[], audits=audits)
