@@ -10,7 +10,7 @@ from dptune.errors import ConfigError
 
 
 def summaries() -> dict[str, str]:
-    """One line about each mechanism, and about each of what is priced but trains no adapter by a mechanism's steps."""
+    """Summaries by name, a line each: of the mechanisms, and of the protocols that are priced but train no adapter."""
     from dptune.mechanisms.registry import MECHANISMS
     from dptune.policy import method
     from dptune.prediction.protocols import SUMMARIES

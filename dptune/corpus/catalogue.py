@@ -48,7 +48,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Source:
-    """One source.
+    """A place that records come from, and what can be asked of it.
 
     Attributes:
         acquire: puts what it is given into a folder, whole or not at all; returns the file.

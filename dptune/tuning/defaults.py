@@ -85,7 +85,7 @@ def schedule_of(settings: Settings, units: int, parameters: int, positions: int 
     options = dict(settings.options)
     if settings.mechanism == "static" and "max_grad_norm" not in options:
         options["max_grad_norm"] = _RADIUS
-        reasons["max_grad_norm"] = "near the norms of single records; AdamW does not mind the scale"
+        reasons["max_grad_norm"] = "the radius with which the learning rate 0.02 was measured"
     return Schedule(
         delta=delta,
         batch=batch,

@@ -1,4 +1,4 @@
-"""From a row (column to value) to a record, by the columns that a source names."""
+"""Makes a record of a row (a mapping of columns to values), by the columns that a source names."""
 
 from __future__ import annotations
 

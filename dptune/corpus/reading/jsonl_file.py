@@ -14,7 +14,7 @@ from dptune.errors import DataError
 
 
 def jsonl_rows(source: RecordSource, path: Path) -> Rows:
-    """One row for each line that is not empty; its number is that of the line."""
+    """Read the rows of a JSONL file: each line that is not empty is a row, with the line's number."""
     return led_by_first(str(path), _objects(path, decoded(path)))
 
 

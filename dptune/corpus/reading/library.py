@@ -37,7 +37,7 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
 
 
 def hub_rows(source: RecordSource, name: str) -> Rows:
-    """One part of a data set of the hub, at the source's revision."""
+    """Load one part of a hub data set, at the source's revision."""
     try:
         found = _library().load_dataset(name, revision=source.revision, split=source.part)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""From what a source names to its rows, whatever format it has."""
+"""Opens a source: finds its format, and reads its rows with the reader of that format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One record of one's own: what it says, whose it is, and where it came from."""
+"""Records that users bring: their content, the unit that each belongs to, and the place that it was read from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Content = Text | PromptTarget | Chat
 
 @dataclass(frozen=True)
 class Record:
-    """One training example. Private.
+    """A training example with its unit of privacy. Private.
 
     Attributes:
         unit: key of the unit of privacy, a number of 63 bits that follows from the record alone (``unit_key``,

@@ -17,7 +17,7 @@ _LOOKED_AT, _ENOUGH, _FIELDS = 50, 5, 3
 
 
 def text_rows(source: RecordSource, path: Path) -> Rows:
-    """One row for each paragraph or line; its number is that of its first line."""
+    """Read the rows of a text file: each paragraph or line is a row, with the number of its first line."""
     content = decoded(path)
     lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     _refuse_other_formats(path, lines, stated=source.records_are is not None)
