@@ -407,6 +407,29 @@ def test_a_digest_covers_all_files_of_a_package(write: Write) -> None:
     assert build("own", {"noise_multiplier": 1.0}).plugins != first
 
 
+DERIVED = """
+from dataclasses import dataclass
+from dptune.mechanisms.registry import clipper
+from their_parts import Tight
+
+@clipper("tighter")
+@dataclass(frozen=True)
+class Tighter(Tight):
+    '''g * C / (C + 2 ||g||).'''
+    def factors(self, norms, radius):
+        return super().factors(2 * norms, radius) / 2
+"""
+
+
+@pytest.mark.usefixtures("parts")
+def test_what_a_part_inherits_is_named_too(write: Write) -> None:
+    plugins.load([write("derived_parts", DERIVED)])
+    options = {"clipper": "tighter", "noise": "gaussian", "controller": "constant", "noise_multiplier": 1.0}
+    named = [name.partition(" ")[0] for name in build("tighter_static", options).plugins]
+    assert named == ["derived_parts", "their_parts"]
+    assert registry.plugin_modules("tighter_static", options) == ("derived_parts", "their_parts")
+
+
 SOURCE = """
 from dptune.corpus.catalogue import source
 

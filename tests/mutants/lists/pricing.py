@@ -416,4 +416,12 @@ MUTANTS = (
         "renyi",
         ("tests/privacy/test_published.py::test_a_law_whose_price_was_once_too_small",),
     ),
+    Mutant(
+        "sums_above_the_window_are_none",
+        "the largest sums of losses would count as if they never happened",
+        COMPOSED,
+        "rest = beyond * math.exp(top) + ",
+        "rest = ",
+        (COMPOSED_TESTS,),
+    ),
 )
