@@ -424,4 +424,12 @@ MUTANTS = (
         "rest = ",
         (COMPOSED_TESTS,),
     ),
+    Mutant(
+        "narrow_uniform_parts_shrink",
+        "merged laws would be priced as noise that is larger than what was added",
+        MIXTURES,
+        "constant, low, high = constant + high, 0.0, 0.0",
+        "constant, low, high = constant + self.uniform[0], 0.0, 0.0",
+        ("tests/privacy/test_mixture_bounds.py::test_a_law_is_rounded_up_stochastically",),
+    ),
 )
