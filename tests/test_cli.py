@@ -40,7 +40,7 @@ FIELDS = [
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, list(arguments), prog_name="dptune")
 
 
 def answer(*arguments: str) -> dict[str, Any]:
@@ -441,12 +441,20 @@ def test_help_cuts_no_sentence_off_and_keeps_what_is_in_brackets(command: list[s
 @pytest.mark.parametrize(
     ("arguments", "last"),
     [
-        (["account", "static", "--delta", "much"], "Error: Invalid value for '--delta'"),
-        (["account", "static"], "Error: Missing option '--delta'"),
-        (["nosuch"], "Error: No such command 'nosuch'"),
+        (["account", "static", "--delta", "much"], "error: Invalid value for '--delta': 'much' is not a number. Fix: "),
+        (["account", "static"], "error: Missing option '--delta'. Fix: see `dptune account --help`."),
+        (["account"], "error: Missing argument 'mechanism'. Fix: see `dptune account --help`."),
+        (["account", "--steps", "0"], "error: Invalid value for '--steps': '0' is below 1. Fix: "),
+        (["nosuch"], "error: No such command 'nosuch'. Fix: see `dptune --help`."),
+        (
+            ["tune", "--epsilom", "2"],
+            "error: No such option: --epsilom. Fix: use --epsilon, or see `dptune tune --help`",
+        ),
         (["verify", "/nowhere"], "error: /nowhere: cannot be read"),
         ([*SEARCH, "--out", "/proc/x"], "error: /proc/x: No such file or directory. Fix: "),
     ],
 )
 def test_the_last_line_of_a_refusal_is_its_reason(arguments: list[str], last: str) -> None:
-    assert refusal(*arguments).splitlines()[-1].startswith(last)
+    said = refusal(*arguments).splitlines()[-1]
+    assert said.startswith(last)
+    assert said.count("Fix: ") == 1
