@@ -154,6 +154,24 @@ def test_a_mistake_exits_2_and_names_its_option(arguments: list[str], names: lis
     assert all(name in message for name in names), message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        ([*ACCOUNT[:-1], "0.5", "--set", "noise_multiplier=1"], "delta 0.5 is large"),
+        (["account", "dppg", "--delta", "0.02", "--set", "noise_multiplier=1"], "delta 0.02 is large"),
+        ([*CALIBRATE[:-1], "1e-3", "--records", "1000", "--batch", "10", "--epochs", "1"], "1 over the 1000 units"),
+        ([*CALIBRATE[:-1], "9e-4", "--records", "1000", "--batch", "10", "--epochs", "1"], ""),
+        ([*ACCOUNT, "--set", "noise_multiplier=1"], ""),
+    ],
+)
+def test_a_delta_that_protects_nobody_is_warned_of(arguments: list[str], warned: str) -> None:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    assert warned in done.stderr
+    assert done.stderr.count("warning: ") == bool(warned)
+    json.loads(done.stdout)
+
+
 def test_verify_recomputes_from_the_file_alone(tmp_path: Path) -> None:
     found = answer("verify", str(ledger(tmp_path)))
     assert (found["steps"], found["noise_multiplier"], found["sample_rate"]) == (3, 1.0, 0.01)

@@ -10,6 +10,7 @@ from dptune.errors import ConfigError
 #: Of a run: more are a slip of the keyboard.
 MOST_STEPS = 10**12
 _LOWEST, _HIGHEST = 1e-2, 1e4
+_LARGE_DELTA = 1e-2
 
 
 def calibrate(
@@ -95,3 +96,18 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
         problem = f"{epochs:g} passes are {steps:.3g} steps, and at most {MOST_STEPS:g} are priced"
         raise ConfigError("epochs", problem, fix="lower the epochs, or raise the batch")
     return batch / records, math.ceil(steps)
+
+
+def delta_warning(delta: float, units: int | None = None) -> str | None:
+    """What makes a delta worthless, as one sentence; None where nothing does.
+
+    Args:
+        units: of the training data; None where they are not known.
+    """
+    if units is not None and delta * units >= 1:
+        whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"
+        return f"delta {delta:g} is {whose}; use less, a tenth of that say"
+    if delta > _LARGE_DELTA:
+        whose = "with that probability the guarantee may not hold at all"
+        return f"delta {delta:g} is large: {whose}; use less than 1 over the units"
+    return None

@@ -16,6 +16,7 @@ from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.planning import Schedule as Priced
 from dptune.mechanisms.registry import MECHANISMS, build, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
+from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
@@ -26,6 +27,8 @@ from dptune.tuning.defaults import Schedule, max_length_of, schedule_of
 from dptune.tuning.settings import Settings
 from dptune.units import MADE_OF_OTHERS, RECORD
 
+#: Below which a run is warned that noise hides nearly all that its records say.
+_FEW_UNITS = 100
 #: Names that ledgers use for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
@@ -145,7 +148,7 @@ def prepare(source: RecordSource, base: Base, settings: Settings) -> Prepared:
         units=units,
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
-        notes=(*base.notes, *_notes(sides, source, tokens, settings)),
+        notes=(*base.notes, *_few(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
     )
 
 
@@ -180,6 +183,17 @@ def _calibrated(settings: Settings, base: Base, schedule: Schedule) -> Calibrate
         "certified",
     )
     assert planned(found.mechanism, priced)
+    return found
+
+
+def _few(units: int, delta: float) -> list[str]:
+    """Warnings about what so few units can give. Their number is public."""
+    found = [warning] if (warning := delta_warning(delta, units)) else []
+    if units < _FEW_UNITS:
+        found.append(
+            f"{units} units are few: noise that hides one of them hides nearly all that they say together; "
+            "expect little, or give more records"
+        )
     return found
 
 
