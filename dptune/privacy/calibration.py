@@ -106,7 +106,7 @@ def delta_warning(delta: float, units: int | None = None) -> str | None:
     """
     if units is not None and delta * units >= 1:
         whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"
-        return f"delta {delta:g} is {whose}; use less, a tenth of that say"
+        return f"delta {delta:g} is {whose}; use {0.1 / units:.1g}, say"
     if delta > _LARGE_DELTA:
         whose = "with that probability the guarantee may not hold at all"
         return f"delta {delta:g} is large: {whose}; use less than 1 over the units"
