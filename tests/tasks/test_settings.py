@@ -288,3 +288,14 @@ def test_the_line_is_that_of_the_entry(empty: Path) -> None:
         load_settings()
     number = int(str(caught.value).partition("(line ")[2].partition(")")[0])
     assert lines[number - 1].strip() == "epochs: many"
+
+
+def test_a_profile_that_is_no_yaml_is_refused_in_one_line(empty: Path) -> None:
+    write_params({})
+    before = Path("params.yaml").read_bytes()
+    Path("notes.md").write_text("# Notes\n\nOne thing: another: a third.\n")
+    with pytest.raises(ConfigError) as caught:
+        apply_profile(Path("notes.md"))
+    assert str(caught.value).startswith("notes.md: cannot be read (line 3: ")
+    assert len(str(caught.value).splitlines()) == 1
+    assert Path("params.yaml").read_bytes() == before
