@@ -249,8 +249,16 @@ def test_audit_has_the_agreed_fields_and_respects_a_sound_step() -> None:
 def test_audit_catches_published_rldp() -> None:
     """It claims 2.1; what eight audits found has mean 4.0 and deviation 0.4: a miss is rarer than 1e-5."""
     options = ("--set", "pairs=24", "--set", "noise_multiplier=2")
-    found = answer("audit", "rldp_published", *options, "--trials", "2000", "--confidence", "0.95")
+    done = run("audit", "rldp_published", *options, "--trials", "2000", "--confidence", "0.95", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
     assert found["epsilon_audited"] > found["epsilon_published"]
+    shown, claimed = (f"{found[name]:.4g}" for name in ("epsilon_audited", "epsilon_published"))
+    sentence = (
+        f"the attack shows epsilon >= {shown} at confidence 0.95, more than the {claimed} that rldp_published claims"
+    )
+    assert sentence in done.stderr
+    assert "audit rldp_published: done" in done.stderr  # the progress of what takes long
     assert found["epsilon_certified"] == "inf"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -85,6 +86,13 @@ def notice(kind: str, text: str) -> None:
     """Print ``kind: text`` to standard error, as one line that no terminal's width breaks."""
     colour = typer.colors.YELLOW if kind in ("warning", "stopped") else typer.colors.RED
     typer.echo(f"{typer.style(f'{kind}:', fg=colour)} {text}", err=True)
+
+
+def show_progress() -> None:
+    """Let long work say how far it is where no terminal draws a bar."""
+    if not sys.stderr.isatty():
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("dptune.progress").setLevel(logging.INFO)
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dptune.cli.catalogue import completions
-from dptune.cli.console import notice, show
+from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Options, read_options
 from dptune.errors import DptuneError
 
@@ -174,15 +174,11 @@ def _modules(given: str | None) -> Any:
 
 
 def _logged() -> None:
-    """Let progress be seen where no terminal draws a bar."""
-    import logging
-    import sys
+    """Let progress be seen, and no warning that is for developers of other libraries."""
     import warnings
 
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
-    if not sys.stderr.isatty():
-        logging.basicConfig(format="%(message)s")
-        logging.getLogger("dptune.progress").setLevel(logging.INFO)
+    show_progress()
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
