@@ -14,7 +14,7 @@ from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.planning import Schedule as Priced
-from dptune.mechanisms.registry import MECHANISMS, build, of_model, takes_noise
+from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
@@ -108,6 +108,12 @@ def check_mechanism(settings: Settings, base: Base) -> None:
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
+    if not any(part in options for part in ("like", *PARTS)):  # else the options are those of other parts
+        known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs")]
+        for option in settings.options:
+            if option not in known:
+                problem = f"mechanism {name!r} has no such option that is yours to set"
+                raise ConfigError(f"options.{option}", problem, fix=f"use one of {', '.join(known)}")
     probe = build(name, options | {"noise_multiplier": 1.0})
     leaks = probe.release(probe.knobs(), 0.1).leaks
     if leaks:
