@@ -95,7 +95,7 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
     if steps > MOST_STEPS:
         problem = f"{epochs:g} passes are {steps:.3g} steps, and at most {MOST_STEPS:g} are priced"
         raise ConfigError("epochs", problem, fix="lower the epochs, or raise the batch")
-    return batch / records, math.ceil(steps)
+    return batch / records, math.ceil(epochs * math.ceil(records / batch))
 
 
 def delta_warning(delta: float, units: int | None = None) -> str | None:

@@ -168,11 +168,7 @@ def _other_family(folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "missing": (lambda folder: folder / "none", "--model: ", "check the path"),
-    "hub id without a commit": (
-        lambda _: "gpt2",
-        "--revision: 'gpt2' is no local directory, and no revision is given.",
-        "40-digit",
-    ),
+    "hub id without a commit": (lambda _: "gpt2", "'gpt2' is no local directory, and no revision is given", "40-digit"),
     "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
     "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
     "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),
