@@ -15,7 +15,6 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import ValidationError
 
-from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
@@ -31,6 +30,7 @@ from tasks.policy.tenants import TENANTS
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import Policy
+from tasks.settings.refusals import refusal
 from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
 
@@ -119,7 +119,7 @@ def policy_of(settings: Settings) -> Policy:
     try:
         return chosen.model_copy(update={"rlhf": Rlhf.model_validate(entries)})
     except ValidationError as error:
-        raise ConfigError("policy.rlhf", error.errors()[0]["msg"], fix="correct it") from None
+        raise refusal(error, "policy.rlhf", entries) from None
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:

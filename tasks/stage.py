@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from dptune.cli.console import Command
 from dptune.errors import DptuneError
 from dptune.files import private_directory
 from tasks.paths import DATA
@@ -30,7 +31,7 @@ def run_command(work: Callable[..., None]) -> None:
     def run(**given: Any) -> None:
         run_stage(functools.partial(work, **given))
 
-    app.command()(run)
+    app.command(cls=Command)(run)
     app()
 
 

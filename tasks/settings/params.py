@@ -49,6 +49,7 @@ from tasks.settings.bounds import (
     printable,
 )
 from tasks.settings.policy import Policy
+from tasks.settings.refusals import refusal
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.sweeps import combinations
 
@@ -450,21 +451,19 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     Raises: ConfigError naming each entry that is wrong.
     """
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = load_yaml(text)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None
     except ValueError as error:
         raise ConfigError(str(path), f"is not YAML as it should be ({error})", fix="correct that line") from None
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
+    merged = merge(content, overrides or {})
     try:
-        return Settings.model_validate(merge(content, overrides or {}))
+        return Settings.model_validate(merged)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        )
-        raise ConfigError(str(path), problems, fix="correct these entries") from None
+        raise refusal(error, str(path), merged, "" if overrides else text) from None
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

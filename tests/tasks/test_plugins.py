@@ -360,6 +360,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
             "@clipper('flat')\nclass X(Flat): pass",
             r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
         ),
+        ("x = 1", "'bad' registers nothing, so it adds nothing to dptune"),
         ("from dptune.corpus.catalogue import source\n@source('uci')\ndef x(): yield ''", "'uci' of bad exists"),
     ],
 )
@@ -505,7 +506,7 @@ PRICE = ["account", "own", "--set", "noise_multiplier=1", "--delta", "1e-5", "--
 def test_the_command_line_takes_plug_ins_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, named: str
 ) -> None:
-    write("elsewhere", "")
+    write("elsewhere", SCORE)
     (tmp_path / "beside.py").write_text(PARTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
@@ -521,7 +522,9 @@ def test_the_command_line_takes_plug_ins_from_the_current_folder(
     assert "own: Clips the whole gradient, smoothly; adds" in CliRunner().invoke(app, [*chosen, "mechanisms"]).stdout
 
 
-@pytest.mark.parametrize("arguments", [["--plugin", "nosuch", *PRICE], ["mechanisms", "static", "--parts"]])
+@pytest.mark.parametrize(
+    "arguments", [["--plugin", "nosuch", *PRICE], ["--plugin", "json", *PRICE], ["mechanisms", "static", "--parts"]]
+)
 def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
