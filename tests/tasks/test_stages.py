@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,19 @@ from tasks.corpus.acquire import acquire
 from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
 from tasks.corpus.verbalize import verbalize
-from tasks.paths import EVAL, MANIFEST, NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, RAW, SECRETS, SPLITS, TRAIN
+from tasks.paths import (
+    ERROR,
+    EVAL,
+    FAILURES,
+    MANIFEST,
+    NARRATIVES,
+    PUBLIC_MODEL,
+    PUBLIC_VALIDATION,
+    RAW,
+    SECRETS,
+    SPLITS,
+    TRAIN,
+)
 from tasks.stage import USER_ERROR, run_stage
 
 
@@ -185,9 +198,31 @@ def test_a_missing_file_is_not_blamed_on_the_disk(empty: Path, capsys: pytest.Ca
     assert "free space" not in message
 
 
-def test_a_fault_in_the_program_keeps_its_traceback(empty: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_stage(raising(ZeroDivisionError()))
+def test_a_fault_in_the_program_keeps_its_traceback_in_a_file(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_stage(raising(ZeroDivisionError("no\nmore")))
+    assert ended.value.code == 1
+    last = capsys.readouterr().err
+    assert re.fullmatch(r"error: ZeroDivisionError: no\. Fix: the traceback is in data/failures\.log; run .*\.\n", last)
+    assert ERROR.read_text() == last
+    kept = FAILURES.read_text()
+    assert "Traceback (most recent call last)" in kept
+    assert "in work" in kept
+    assert mode(FAILURES) == 0o600
+    with pytest.raises(SystemExit):
+        run_stage(raising(KeyError("second")))
+    assert FAILURES.read_text().startswith(kept), "an earlier failure is not lost"
+    assert "KeyError" in FAILURES.read_text()
+
+
+def test_ctrl_c_is_no_traceback(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_stage(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped; run again to go on\n"
 
 
 def test_the_wrapper_closes_data_and_dvcs_cache(empty: Path) -> None:
