@@ -44,7 +44,7 @@ $(SETUP): pyproject.toml constraints.txt
 # DVC's own last line names a stage; the stage's own, which names the cause, is said once more after it.
 repro: $(SETUP)
 	@rm -f data/error.txt
-	@$(ACTIVATE) dvc repro || { cat data/error.txt >&2; exit 2; }
+	@$(ACTIVATE) dvc repro || { test ! -e data/error.txt || cat data/error.txt >&2; exit 2; }
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
