@@ -141,8 +141,9 @@ def _served() -> Path:
     try:
         return Path(json.loads(_PIPELINE.read_text(encoding="utf-8"))["served"])
     except (OSError, ValueError, KeyError):
-        fix = "run `dvc repro` or `python -m flows.prediction`, or give --ensemble"
-        raise ConfigError("--ensemble", "is not given, and the pipeline has made none here", fix=fix) from None
+        problem = f"is not given, and {_PIPELINE} names none: the stage prediction has not ended here"
+        fix = "run `dvc repro prediction` where params.yaml lies (it says why, if it fails), or give --ensemble"
+        raise ConfigError("--ensemble", problem, fix=fix) from None
 
 
 def _device(name: str) -> Any:
