@@ -9,7 +9,7 @@ from dptune.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PolicyTraining:
     """The public schedule of a run. Defaults are the paper's for classical control (its table 3).
 
     Attributes:
