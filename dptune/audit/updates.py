@@ -8,7 +8,7 @@ hand, for a small linear policy with local PPO steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ _FEATURES, _ACTIONS, _STEPS, _USERS = 2, 2, 4, 8
 _PILOT_SHARE, _FEWEST_TRIALS = 0.2, 500
 _TRAINING = PolicyTraining(
     algorithm="ppo", users=_USERS, steps=_STEPS, hidden=0, critic_hidden=0, epochs=4, minibatches=1, learning_rate=0.1,
-    radius=0.05, critic_radius=0.3, critic_learning_rate=0.1, entropy_weight=0.0, normalise=False,
+    radius=0.05, critic_radius=0.3, critic_learning_rate=0.1, entropy_weight=0.0,
 )  # fmt: skip
 
 
@@ -68,7 +68,6 @@ def audit_updates(
     delta: float,
     entropy: Entropy,
     updates: int = 1,
-    scenes: Sequence[UpdateScene] = SCENES,
 ) -> StepAudit:
     """Bound mu and epsilon of a run of ``updates`` from below; the attacker's user is in the first one.
 
@@ -88,12 +87,12 @@ def audit_updates(
         raise ConfigError("trials", f"{trials} is below {_FEWEST_TRIALS}", fix="use thousands")
     if not (0 < confidence < 1 and updates >= 1):
         raise ConfigError("confidence", f"{confidence} at {updates} updates is out of range", fix="use 0.95, and 1")
-    pilot = int(trials * _PILOT_SHARE) // len(scenes)
-    counted = trials - pilot * len(scenes)
+    pilot = int(trials * _PILOT_SHARE) // len(SCENES)
+    counted = trials - pilot * len(SCENES)
     runs = _Runs.of(method, updates, entropy)
-    with Meter(f"audit {method.critic} critic", total=2 * (len(scenes) * pilot + counted), unit="runs") as meter:
+    with Meter(f"audit {method.critic} critic", total=2 * (len(SCENES) * pilot + counted), unit="runs") as meter:
         looks = []
-        for scene in scenes:
+        for scene in SCENES:
             inside, outside = (runs.seen(scene, world, pilot, meter) for world in (True, False))
             half = pilot // 2
             learned = Fit.of(inside[:half], outside[:half], power=2, one_spread=True)

@@ -4,7 +4,7 @@ trajectories = users.meet(number, policy)               # under the released pol
 updates      = clip(what each user computes from their own trajectory and released values)
 ledger.charge(method.release(number))                   # on disk before the noisy value exists
 released     = mean of the updates + noise              # the policy's and the critic's, one Gaussian mechanism
-policy      += server_step * released
+policy      += released
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dptune.files import write_json
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
-from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
+from dptune.policy.local import Steps, gradients, local_updates, policy_loss, value_loss
 from dptune.policy.method import Dppg
 from dptune.policy.opening import is_finished, open_ledger, save_state
 from dptune.policy.policies import Linear, Perceptron, Policy
@@ -85,8 +85,6 @@ class PolicyLearner:
         training = self.training
         decay = 1.0 if self.method.critic == "none" else training.decay
         gains, returns = advantages(met, self.values(state, met.features), training.discount, decay)
-        if training.normalise:
-            gains = normalised(gains, met.taken)
         if training.algorithm != "ppo":
             blocks = [gradients(self.policy, state.policy, met, gains)]
         else:
@@ -132,7 +130,7 @@ class PolicyLearner:
         """(clip radius, step size) of the policy's update: public."""
         training, noise = self.training, self.method.multipliers[0]
         if training.algorithm == "ppo":
-            return training.radius, training.server_step
+            return training.radius, 1.0
         eta = training.step_size_at(number)
         update = Update(eta, noise, self.policy.size, training.users)
         if training.algorithm == "l2":
