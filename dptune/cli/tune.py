@@ -137,9 +137,9 @@ def _tune(
     model: str, revision: str | None, source: dict[str, Any], given: dict[str, Any], out: Path, dry: bool, as_json: bool
 ) -> None:
     from dptune.corpus.reading.source import RecordSource
-    from dptune.tuning.settings import Settings
+    from dptune.tuning.settings import TuneSettings
 
-    settings, described = Settings.of(**given), RecordSource(**source)
+    settings, described = TuneSettings.of(**given), RecordSource(**source)
     _logged()
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import check_mechanism, prepare

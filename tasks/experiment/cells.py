@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
 
 from dptune import plugins
 from dptune.corpus.records import read_about
@@ -24,16 +24,15 @@ from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes
 from dptune.privacy.run_folder import RunFolder
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings.params import Lora, Model, Settings, Training, options_on
+from tasks.settings.bounds import StrictModel
+from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
 
 
-class Cell(BaseModel):
+class Cell(StrictModel):
     """Everything that one fine-tuning run needs to know. Public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     experiment: str
     model_name: str
@@ -47,8 +46,8 @@ class Cell(BaseModel):
     telemetry: str
     unit: str
     crafted: int
-    lora: Lora
-    training: Training
+    lora: LoraSettings
+    training: TrainingSettings
     inputs: dict[str, str]
     plugins: tuple[str, ...] = ()
 

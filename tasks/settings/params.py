@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -42,13 +40,14 @@ from tasks.settings.bounds import (
     Rank,
     Rows,
     Seed,
+    StrictModel,
     Title,
     Tokens,
     Unit,
     distinct,
     printable,
 )
-from tasks.settings.policy import Policy
+from tasks.settings.policy import PolicySettings
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.sweeps import combinations
 
@@ -59,10 +58,6 @@ _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(pr
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
     """Run the check; what it refuses becomes a ValueError, which names the entry of params.yaml itself."""
     try:
@@ -71,19 +66,19 @@ def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
         raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
 
 
-class Synthetic(_Section):
+class Synthetic(StrictModel):
     """The generated cohort."""
 
     encounters: Annotated[Rows, Field(ge=50)]
     seed: Seed
 
 
-class Data(_Section):
+class Data(StrictModel):
     """Which table, and whose privacy."""
 
     source: str
     path: FilePath | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     unit: Unit
     split_seed: Seed
     synthetic: Synthetic
@@ -137,7 +132,7 @@ class Data(_Section):
         return Path(given) if given else self.path
 
 
-class Canaries(_Section):
+class Canaries(StrictModel):
     """How many secrets are planted, each in a row of its own; none if all counts are 0."""
 
     extraction: Annotated[int, Field(ge=0, le=10**6)]
@@ -154,7 +149,7 @@ class Canaries(_Section):
         return count
 
 
-class Pretrain(_Section):
+class Pretrain(StrictModel):
     """The public model and the public narratives it is trained on."""
 
     encounters: Annotated[Rows, Field(ge=50)]
@@ -178,7 +173,7 @@ class Pretrain(_Section):
         return self
 
 
-class Lora(_Section):
+class LoraSettings(StrictModel):
     """Adapters on the query and value projections."""
 
     rank: Rank
@@ -187,7 +182,7 @@ class Lora(_Section):
     target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
 
 
-class Training(_Section):
+class TrainingSettings(StrictModel):
     """The schedule that all cells share."""
 
     expected_batch_size: Annotated[float, Field(ge=1e-3, le=1e9)]
@@ -203,7 +198,7 @@ class Training(_Section):
     autocast: Literal["bfloat16"] | None = None
 
 
-class Model(_Section):
+class Model(StrictModel):
     """A base model: hub id with its commit, or a local directory."""
 
     source: _Source
@@ -211,7 +206,7 @@ class Model(_Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class Experiment(_Section):
+class Experiment(StrictModel):
     """The grid, and how it is run."""
 
     name: Title
@@ -245,7 +240,7 @@ class Experiment(_Section):
 _LEAST = {"shadows": 4, "step_trials": 500}
 
 
-class Audit(_Section):
+class Audit(StrictModel):
     """The attacks on every finished cell."""
 
     confidence: Annotated[float, Field(gt=0.5, le=1 - 1e-9)]
@@ -266,7 +261,7 @@ class Audit(_Section):
         return count
 
 
-class Tuning(_Section):
+class TuningSettings(StrictModel):
     """How every shard's adapter is trained."""
 
     epochs: Rows
@@ -275,7 +270,7 @@ class Tuning(_Section):
     seed: Seed
 
 
-class Serve(_Section):
+class Serve(StrictModel):
     """The protocol that `dptune generate` and `dptune serve` answer by."""
 
     epsilon: Epsilon
@@ -285,12 +280,12 @@ class Serve(_Section):
     unit: Unit | Literal["shard"]
 
 
-class Prediction(_Section):
+class Prediction(StrictModel):
     """Private prediction: ensembles, and the protocols that are compared."""
 
     models: Annotated[tuple[Annotated[int, Field(ge=1, le=10**5)], ...], Field(min_length=1)]
     partition: Unit
-    tuning: Tuning
+    tuning: TuningSettings
     alpha: Annotated[float, Field(ge=1 + 1e-6, le=1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -318,20 +313,20 @@ class Prediction(_Section):
         return self.alpha
 
 
-class Settings(_Section):
+class Settings(StrictModel):
     """All of params.yaml. Plug-ins are imported first, for what follows may name their parts."""
 
     plugins: tuple[_Module, ...] = ()
     data: Data
     canaries: Canaries
     pretrain: Pretrain
-    lora: Lora
-    training: Training
+    lora: LoraSettings
+    training: TrainingSettings
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
     audit: Audit
     prediction: Prediction
-    policy: Policy
+    policy: PolicySettings
 
     @field_validator("plugins")
     @classmethod

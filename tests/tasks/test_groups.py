@@ -18,7 +18,7 @@ from tasks.experiment import finetune
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
-from tasks.experiment.groups import Group, grouped
+from tasks.experiment.groups import CellGroup, grouped
 from tasks.paths import TOKENS, TRAIN
 from tasks.settings.params import Model
 
@@ -29,7 +29,7 @@ def several() -> list[Cell]:
     return cells(SEVERAL)
 
 
-def sizes(groups: list[Group]) -> list[int]:
+def sizes(groups: list[CellGroup]) -> list[int]:
     return [len(group.cells) for group in groups]
 
 
@@ -65,7 +65,7 @@ def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path)
 
 def test_what_a_group_left_is_forgotten_with_any_change_of_its_members(pipeline: Path) -> None:
     six = several()
-    keys = {Group(tuple(six[:number])).key for number in range(1, 7)}
+    keys = {CellGroup(tuple(six[:number])).key for number in range(1, 7)}
     assert len(keys) == 6
     assert all(key.startswith(six[0].directory.name + "/") for key in keys)
 
