@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -389,6 +390,7 @@ class Settings(StrictModel):
 
     def _check_options(self, name: str, options: dict[str, Any], *, chosen: bool) -> bool:
         accounting = options.pop("accounting", self.experiment.accounting)
+        learning_rate_of(options)
         if accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
         if options.get("init_from") == "":
@@ -407,6 +409,21 @@ def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
     """A mechanism's entry on one base model; its ``on_model: {MODEL: {OPTION: VALUE}}`` says what differs there."""
     special = entry.get("on_model", {}).get(model, {})
     return {key: value for key, value in entry.items() if key != "on_model"} | special
+
+
+def learning_rate_of(options: dict[str, Any]) -> float | None:
+    """Take ``learning_rate`` out of a mechanism's entry: its own, or None where it has training's.
+
+    Raises: ConfigError if it is none.
+    """
+    if (rate := options.pop("learning_rate", None)) is None:
+        return None
+    try:
+        return TypeAdapter(LearningRate).validate_python(rate)
+    except ValidationError:
+        raise ConfigError(
+            "learning_rate", f"{rate!r} is not within 0 and 10", fix="use a number such as 0.01"
+        ) from None
 
 
 def _expanded(content: dict[str, Any]) -> dict[str, Any]:
