@@ -19,7 +19,7 @@ from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy, train_together
 
 CELLS = 8
@@ -63,7 +63,7 @@ def _cell(setting: Setting, base: Any, number: int, steps: int) -> RunSpec:
     mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
     shape, records = setting.shape, setting.poisson_records
     count = len(records.rows)
-    plan = Plan(
+    plan = TrainingPlan(
         shape.batch / count, float(shape.batch), steps, physical_batch_size=shape.physical, autocast=shape.autocast
     )
     units, entropy = PrivacyUnits.of("record", np.arange(count), 1), OsEntropy()

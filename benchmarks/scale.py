@@ -40,7 +40,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.token_file import opened, token_batch, write
 
 FEW, BATCH, STEPS = 100_000, 16, 8
@@ -159,7 +159,7 @@ def training(form: str, path: str) -> dict[str, float]:
         tokens, units = _data(form, path)
         model, entropy = _model(), OsEntropy()
         mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
-        plan = Plan(BATCH / len(units), float(BATCH), STEPS, physical_batch_size=BATCH)
+        plan = TrainingPlan(BATCH / len(units), float(BATCH), STEPS, physical_batch_size=BATCH)
         header = header_of(mechanism, units, entropy, delta=HEADER["delta"])
         train(RunSpec(model, tokens, units, mechanism, plan, header), Path(folder), entropy).close()
     return watch.found()

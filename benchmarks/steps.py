@@ -27,7 +27,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train
 from dptune.training.losses import model_losses
 from dptune.training.per_sample import lora_pairs
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
 IGNORED = -100  # the label that Hugging Face's and torch's losses leave out
 LEARNING_RATE = 5e-4
@@ -146,7 +146,7 @@ def _train(
 ) -> None:
     shape, count = setting.shape, len(records.rows)
     units = PrivacyUnits.of("record", np.arange(count), 1)
-    plan = Plan(
+    plan = TrainingPlan(
         shape.batch / count,
         float(shape.batch),
         steps,

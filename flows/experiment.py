@@ -32,7 +32,7 @@ from flows.runners import THREADS, started
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
-from tasks.experiment.groups import Group, grouped
+from tasks.experiment.groups import CellGroup, grouped
 from tasks.experiment.standing import standing
 from tasks.paths import DATA, ERROR, EXPERIMENT, RUNS, TRAIN
 from tasks.settings.params import Experiment, load_settings, merge
@@ -45,7 +45,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_W
 
 
 @dataclass(frozen=True)
-class Errand:
+class DispatchContext:
     """What a cell needs to know besides itself, on whichever machine it runs. Public."""
 
     settings: Experiment
@@ -80,25 +80,25 @@ async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=2,
     retry_condition_fn=_worth_retrying,
 )
-def fine_tune(group: Group, errand: Errand) -> list[str]:
+def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
     """Run cells to their ends in one process, on the first free device of the machine that this runs on.
 
     A retry resumes from their ledgers and checkpoints. Returns: the cells' folders.
     """
     os.umask(0o077)  # a worker's process was started by somebody's shell
     for cell in group.cells:
-        directory = _folder(cell, errand.home)
+        directory = _folder(cell, context.home)
         write_text(RunFolder(directory).cell, cell.model_dump_json(indent=2))
-    is_done = is_finished if errand.parent == tracking.LATER else is_published
-    if not all(is_done(_folder(cell, errand.home)) for cell in group.cells):
-        with free_place(available_devices(errand.settings), errand.settings.cells_per_device) as device:
+    is_done = is_finished if context.parent == tracking.LATER else is_published
+    if not all(is_done(_folder(cell, context.home)) for cell in group.cells):
+        with free_place(available_devices(context.settings), context.settings.cells_per_device) as device:
             files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
-            options = ["--device", device, "--parent", errand.parent, "--flow-run", str(flow_run.id or "none")]
+            options = ["--device", device, "--parent", context.parent, "--flow-run", str(flow_run.id or "none")]
             # Another flow may work on these cells; so may the cell of a killed worker, which dies a moment later.
             options.append("--wait")
             # A lone process at a terminal draws its own progress bars; otherwise its output becomes log lines.
-            run = _run_attached if errand.terminal else run_process
-            run(group.label, child("tasks.experiment.finetune", *files, *options), errand.home, _environment(errand))
+            run = _run_attached if context.terminal else run_process
+            run(group.label, child("tasks.experiment.finetune", *files, *options), context.home, _environment(context))
     return [str(cell.directory) for cell in group.cells]
 
 
@@ -109,8 +109,8 @@ def _folder(cell: Cell, home: Path) -> Path:
     return home / cell.directory
 
 
-def _environment(errand: Errand) -> dict[str, str]:
-    merged = {**os.environ, **errand.environment}
+def _environment(context: DispatchContext) -> dict[str, str]:
+    merged = {**os.environ, **context.environment}
     return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -146,12 +146,12 @@ def experiment(
     with started(settings.experiment, places) as task_runner:
         timed = tracking.timed(settings.experiment.telemetry)
         parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment), timed=timed)
-        errand = _errand(settings.experiment, devices, parent)
+        context = _context(settings.experiment, devices, parent)
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
             task_runner.submit(
                 configured.with_options(refresh_cache=_is_owed_to_mlflow(group, parent)),
-                {"group": group, "errand": errand},
+                {"group": group, "context": context},
             )
             for group in groups
         ]
@@ -163,7 +163,7 @@ def experiment(
     return [str(cell.directory) for cell in cells]
 
 
-def _is_owed_to_mlflow(group: Group, parent: str) -> bool:
+def _is_owed_to_mlflow(group: CellGroup, parent: str) -> bool:
     """Whether a trained cell's results did not reach MLflow, which Prefect's kept result of the task does not tell."""
     folders = [cell.directory for cell in group.cells]
     return parent != tracking.LATER and any(is_finished(path) and not is_published(path) for path in folders)
@@ -174,13 +174,15 @@ def _own_devices(settings: Experiment) -> list[str]:
     return [] if "://" in settings.runner else available_devices(settings)
 
 
-def _errand(settings: Experiment, devices: list[str], parent: str) -> Errand:
+def _context(settings: Experiment, devices: list[str], parent: str) -> DispatchContext:
     lone = settings.runner == THREADS and len(devices) * settings.cells_per_device == 1
     environment = {name: os.environ.get(name) for name in _THREADS} | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
-    return Errand(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
+    return DispatchContext(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
 
 
-def _failures(groups: list[Group], futures: list[PrefectFuture[list[str]]]) -> tuple[list[str], list[BaseException]]:
+def _failures(
+    groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]
+) -> tuple[list[str], list[BaseException]]:
     """Wait for every cell; the labels of those that failed, and what ended them."""
     logger, done = get_run_logger(), 0
     failed: list[str] = []

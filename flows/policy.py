@@ -25,12 +25,12 @@ from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy.audit import audits
-from tasks.policy.gradient import Job, check_environments, jobs
+from tasks.policy.gradient import PolicyCell, check_environments, policy_cells
 from tasks.policy.rlhf import cells
 from tasks.policy.tenants import TENANTS
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
-from tasks.settings.policy import Policy
+from tasks.settings.policy import PolicySettings
 from tasks.settings.refusals import refusal
 from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
@@ -38,15 +38,15 @@ from tasks.stage import run_stage
 _DEVICE = "cpu"  # networks of a few thousand parameters
 
 
-@task(name="policy run", task_run_name="{job.name}", retries=1)
-def run_one(job: Job, processes: int) -> dict[str, Any]:
+@task(name="policy run", task_run_name="{cell.name}", retries=1)
+def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
     """Train one policy; a finished one is kept, and one that died resumes from its ledger."""
-    folder = RunFolder(job.directory)
+    folder = RunFolder(cell.directory)
     if not folder.result.exists():
-        private_directory(job.directory)
-        write_text(folder.job, job.model_dump_json(indent=2))
+        private_directory(cell.directory)
+        write_text(folder.policy_cell, cell.model_dump_json(indent=2))
         with free_place([_DEVICE], processes):
-            run_process(job.name, child("tasks.policy.gradient", str(folder.job)))
+            run_process(cell.name, child("tasks.policy.gradient", str(folder.policy_cell)))
     return read_json(folder.result)
 
 
@@ -81,19 +81,19 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     end_server_with_me()
     settings = policy_of(load_settings(Path(params), overrides))
     check_environments(settings)
-    chosen = jobs(settings)
+    chosen = policy_cells(settings)
     private_directory(POLICY)
     tags = {"git_commit": tracking.git_commit(), "data": "simulated users"}
     parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
     # First: it takes longest, and others wait for it.
     inputs = public_inputs.submit(settings.processes) if others else None
-    futures: dict[str, PrefectFuture[Any]] = {job.name: run_one.submit(job, settings.processes) for job in chosen}
+    futures: dict[str, PrefectFuture[Any]] = {cell.name: run_one.submit(cell, settings.processes) for cell in chosen}
     for name, module, section in others:
         futures[name] = run_part.submit(name, module, section, inputs, settings.processes)
     attacks = audits(settings)  # while the runs are under way
     failed = failures(futures)
-    results = [futures[job.name].result() for job in chosen if job.name not in failed]
+    results = [futures[cell.name].result() for cell in chosen if cell.name not in failed]
     for result in results:
         publish(result, parent)
     if failed:
@@ -109,7 +109,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     return str(POLICY / "policy.html")
 
 
-def policy_of(settings: Settings) -> Policy:
+def policy_of(settings: Settings) -> PolicySettings:
     """The policy section, whose language models follow the experiment's telemetry: they train on its records.
 
     Raises: ConfigError if private telemetry cannot hold for them.
@@ -135,7 +135,7 @@ def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
     return failed
 
 
-def parts(settings: Policy) -> list[tuple[str, str, dict[str, Any]]]:
+def parts(settings: PolicySettings) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, module, settings) of what is no environment: language models, one run each, and tenants."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     if settings.tenants:  # first: it takes longest
@@ -149,7 +149,7 @@ def parts(settings: Policy) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def other_results(settings: Policy) -> dict[str, Any]:
+def other_results(settings: PolicySettings) -> dict[str, Any]:
     """What those parts wrote."""
     found: dict[str, Any] = {}
     if settings.rlhf:
@@ -161,7 +161,7 @@ def other_results(settings: Policy) -> dict[str, Any]:
 
 def publish(result: dict[str, Any], parent: str) -> None:
     """A run on an environment in MLflow. All of it public."""
-    directory = Job.model_validate({key: result[key] for key in Job.model_fields}).directory
+    directory = PolicyCell.model_validate({key: result[key] for key in PolicyCell.model_fields}).directory
     params = {"environment": result["environment"], "kind": result["kind"], **result["training"]}
     tags = {"study": result["study"], "label": result["label"], "data": "simulated users"}
     curve = {point["update"]: {name: point[name] for name in ("mean_return", "users")} for point in result["points"]}
@@ -169,7 +169,7 @@ def publish(result: dict[str, Any], parent: str) -> None:
     _publish(parent, result["name"], directory, params | (result["method"] or {}), tags, curve, ends)
 
 
-def publish_others(settings: Policy, found: dict[str, Any], parent: str) -> None:
+def publish_others(settings: PolicySettings, found: dict[str, Any], parent: str) -> None:
     """Language models and tenants in MLflow: what is public of them."""
     for cell, result in zip(cells(settings.rlhf) if settings.rlhf else [], found.get("rlhf", []), strict=True):
         tags = {"study": "rlhf", "label": cell.label, "data": result["data"]}

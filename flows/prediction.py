@@ -21,14 +21,14 @@ from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION
 from tasks.prediction.answers import publish_answers, score
-from tasks.prediction.ensembles import PLAN, Plan, close_plan, compared, open_plan, plans, served
+from tasks.prediction.ensembles import PLAN, EnsemblePlan, close_plan, compared, open_plan, plans, served
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
 
 
 @task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
-def tune_one(plan: Plan, shard: int, devices: list[str], places: int) -> int:
+def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) -> int:
     """Tune one shard's adapter in a process of its own; a finished one is kept."""
     if not is_tuned(plan.directory, shard):
         with free_place(devices, places) as device:
@@ -38,7 +38,7 @@ def tune_one(plan: Plan, shard: int, devices: list[str], places: int) -> int:
 
 
 @task(name="score")
-def score_all(settings: Settings, chosen: list[Plan], serving: Path, device: str) -> dict[str, Any]:
+def score_all(settings: Settings, chosen: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Perplexities of every protocol and of what it is compared with."""
     return score(settings, chosen, serving, device)
 

@@ -113,7 +113,7 @@ def _series_with_spread(axis: Axes, results: Sequence[Result], key: str, metric:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Cells that differ by their seed alone.
 
     Attributes:
@@ -126,7 +126,7 @@ class Group:
     spread: float
 
 
-def over_seeds(results: Sequence[Result], metric: str) -> list[Group]:
+def over_seeds(results: Sequence[Result], metric: str) -> list[SeedGroup]:
     """Group cells by everything but their seed, best mean first."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
@@ -137,7 +137,7 @@ def over_seeds(results: Sequence[Result], metric: str) -> list[Group]:
         values = [_value(result["after"][metric]) for result in members]
         finite = all(map(math.isfinite, values))
         spread = (statistics.stdev(values) if finite else math.nan) if len(values) > 1 else 0.0
-        summaries.append(Group(tuple(members), statistics.fmean(values), spread))
+        summaries.append(SeedGroup(tuple(members), statistics.fmean(values), spread))
     return sorted(summaries, key=lambda group: group.mean)
 
 

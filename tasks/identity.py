@@ -1,7 +1,11 @@
 """What decides a result: the code that an entry point can run, found by reading the imports of its sources.
 
 Imports inside functions count, and so do modules that are named in a string, because a process of its own runs them.
-Imports for type checkers alone do not count.
+Imports for type checkers alone do not count. Of a module counts its syntax: comments, docstrings and layout decide
+nothing, and a mended sentence must not make users pay for their runs again.
+
+Versions of Python and of libraries are not part of it: an upgrade would repeat, and charge, every finished run. So the
+digest is made of those parts of the syntax that every supported Python parses alike.
 """
 
 from __future__ import annotations
@@ -11,8 +15,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-
-from dptune.files import sha256
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
@@ -49,7 +52,7 @@ NO_RESULT = {
 
 
 def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
-    """A digest of the code that decides what ``entry`` results in: the path and content of each of its modules.
+    """A digest of the code that decides what ``entry`` results in: the name and syntax of each of its modules.
 
     Args:
         entry: the module of ``tasks`` that does the work, such as "experiment.finetune".
@@ -60,9 +63,33 @@ def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
 
 @cache
 def _digest(entry: str, passed_over: frozenset[str]) -> str:
-    paths = sorted(file_of(name) for name in closure([entry], {*NO_RESULT, *passed_over} - {entry}))
-    lines = [f"{path.relative_to(ROOT).as_posix()} {sha256(path)}\n" for path in paths]
+    names = sorted(closure([entry], {*NO_RESULT, *passed_over} - {entry}))
+    lines = [f"{name} {syntax_digest(_source(name))}\n" for name in names]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def syntax_digest(module: ast.Module) -> str:
+    """A digest of what a module does: its syntax tree without docstrings and positions."""
+    return hashlib.sha256(_written_out(module).encode()).hexdigest()
+
+
+def _written_out(part: Any) -> str:
+    """As ``ast.dump`` does, but without statements that are a string alone, and without what is absent or empty.
+
+    What is empty differs by Python's version: 3.12 added fields that code for 3.11 leaves empty.
+    """
+    if isinstance(part, list):
+        return "[" + ",".join(_written_out(item) for item in part if not _is_docstring(item)) + "]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = {name: value for name, value in ast.iter_fields(part) if value is not None and value != []}
+    if isinstance(part, ast.Constant):
+        fields["value"] = part.value  # None too
+    return type(part).__name__ + "(" + ",".join(f"{name}={_written_out(value)}" for name, value in fields.items()) + ")"
+
+
+def _is_docstring(item: Any) -> bool:
+    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
 
 
 def closure(entries: Collection[str], passed_over: Collection[str] | Mapping[str, str] = ()) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,22 @@ def test_no_circle_of_files() -> None:
     needs = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert len(needs) > 150
     list(TopologicalSorter(needs).static_order())  # raises CycleError, which names the circle
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Two would be two things under one noun; that of a library beside which our classes stand counts too."""
+    found = [
+        (node.name, path.relative_to(ROOT).as_posix())
+        for package in ("dptune", "tasks", "flows")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(found) > 200
+    files: dict[str, list[str]] = {"BaseModel": ["pydantic"]}
+    for name, file in found:
+        files.setdefault(name, []).append(file)
+    assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
 @pytest.mark.parametrize("module", ["dptune.cli", "dptune.privacy.ledger", "dptune.mechanisms.registry"])

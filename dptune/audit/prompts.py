@@ -20,7 +20,7 @@ from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
 from dptune.corpus.canaries import suffix
 from dptune.errors import ConfigError
-from dptune.policy.rlhf import USERS, Learner, Prompts, State, adapters_met
+from dptune.policy.rlhf import USERS, LanguageLearner, LanguageState, Prompts, adapters_met
 from dptune.progress import progress
 
 #: Share by which the covariance of a few simulated updates is shrunk towards a multiple of the identity.
@@ -68,7 +68,7 @@ def secret_scores(
 
 
 def update_scores(
-    learner: Learner, state: State, prompts: Prompts, slots: Sequence[int], public: Prompts
+    learner: LanguageLearner, state: LanguageState, prompts: Prompts, slots: Sequence[int], public: Prompts
 ) -> NDArray[np.float64]:
     """(canaries,) log-likelihood ratios of each canary's slot being taken rather than empty, given all releases.
 

@@ -36,7 +36,7 @@ _TOGETHER = 1000  # number of trials whose releases are scored in one call
 
 
 @dataclass(frozen=True)
-class Scene:
+class StepScene:
     """The attacker's batch: gradients that are multiples of one fixed direction.
 
     Attributes:
@@ -56,13 +56,13 @@ class Scene:
 
 #: Scenes that may move a release most: by the sample alone, against others, through a quantile, counts or losses.
 SCENES = (
-    Scene("alone", (), _HUGE),
-    Scene("against one other", (-_LARGE,), _HUGE, apart=True),
-    Scene("against many others", (-_LARGE,) * 8, _HUGE),
-    Scene("tips the median norm", (_TINY, _TINY, _HUGE, _HUGE), _HUGE),
-    Scene("without a gradient", (), 0.0),
-    Scene("with a huge loss", (), _HUGE, 1e6),
-    Scene("without a loss", (), _HUGE, 0.0),
+    StepScene("alone", (), _HUGE),
+    StepScene("against one other", (-_LARGE,), _HUGE, apart=True),
+    StepScene("against many others", (-_LARGE,) * 8, _HUGE),
+    StepScene("tips the median norm", (_TINY, _TINY, _HUGE, _HUGE), _HUGE),
+    StepScene("without a gradient", (), 0.0),
+    StepScene("with a huge loss", (), _HUGE, 1e6),
+    StepScene("without a loss", (), _HUGE, 0.0),
 )
 
 
@@ -137,7 +137,7 @@ def audit_step(
     entropy: Entropy,
     steps: int = 1,
     sample_rate: float = 1.0,
-    scenes: Sequence[Scene] = SCENES,
+    scenes: Sequence[StepScene] = SCENES,
 ) -> StepAudit:
     """Bound mu and epsilon of ``steps`` composed private steps from below.
 
@@ -197,7 +197,7 @@ class _Stage:
     entropy: Entropy
     meter: Meter
     slots: dict[bool, PrivacyUnits]
-    batches: dict[tuple[Scene, bool], list[Gradients]] = field(default_factory=dict)
+    batches: dict[tuple[StepScene, bool], list[Gradients]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -216,7 +216,7 @@ class _Stage:
             started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
         )
         # One step on an empty batch: before it, a controller may lack what its statistics need (a public loss, say).
-        released = stage.release(started, stage.knobs(started), Scene("nothing", (), 0.0), with_sample=False)
+        released = stage.release(started, stage.knobs(started), StepScene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
         return stage
 
@@ -237,7 +237,7 @@ class _Stage:
         """Draw whether the sample enters a batch, by the code that runs use."""
         return bool(self.slots[world].draw(self.sample_rate, self.entropy))
 
-    def exact(self, scene: Scene) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def exact(self, scene: StepScene) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """The releases in and out without noise, which the attacker can compute; None if the batch moves the noise.
 
         They are in the units of ``_seen``.
@@ -250,19 +250,19 @@ class _Stage:
         inside, outside = (_in_units(mechanism, knobs, blocks) for blocks in sums)
         return inside, outside
 
-    def release(self, mechanism: Mechanism, knobs: Knobs, scene: Scene, with_sample: bool) -> Released:
+    def release(self, mechanism: Mechanism, knobs: Knobs, scene: StepScene, with_sample: bool) -> Released:
         """Run one step on the scene's batch."""
         self.meter.update(self.meter.done + 1)
         return mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
 
-    def batch(self, scene: Scene, with_sample: bool) -> list[Gradients]:
+    def batch(self, scene: StepScene, with_sample: bool) -> list[Gradients]:
         """The scene's micro-batches, made once."""
         made = self.batches.get((scene, with_sample))
         if made is None:
             made = self.batches[scene, with_sample] = self._made(scene, with_sample)
         return made
 
-    def _made(self, scene: Scene, with_sample: bool) -> list[Gradients]:
+    def _made(self, scene: StepScene, with_sample: bool) -> list[Gradients]:
         rows = [(multiple, 1.0) for multiple in scene.others]
         sample = [(scene.sample, scene.loss)] if with_sample else []
         parts = [rows, sample] if scene.apart else [rows + sample]
@@ -288,12 +288,12 @@ def _in_units(mechanism: Mechanism, knobs: Knobs, parts: list[torch.Tensor]) -> 
 class _Attack:
     """A scene, with the score and the thresholds that did best in the pilot trials."""
 
-    scene: Scene
+    scene: StepScene
     fit: Fit
     cuts: Cuts
 
 
-def _attack(stage: _Stage, scene: Scene, pilot: int, counted: int, confidence: float) -> _Attack:
+def _attack(stage: _Stage, scene: StepScene, pilot: int, counted: int, confidence: float) -> _Attack:
     """Fit scores on half of the pilot's steps; choose the score and its thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
@@ -313,14 +313,14 @@ def _known(exact: tuple[NDArray[np.float64], NDArray[np.float64]] | None, power:
     return [Fit(exact, (ones, ones), power)]
 
 
-def _pilot_steps(stage: _Stage, scene: Scene, with_sample: bool, count: int) -> NDArray[np.float64]:
+def _pilot_steps(stage: _Stage, scene: StepScene, with_sample: bool, count: int) -> NDArray[np.float64]:
     """(count, coordinates) releases of first steps, with the sample in every batch or in none."""
     return np.stack([_first_step(stage, scene, with_sample) for _ in range(count)])
 
 
 def _choose(
     stage: _Stage,
-    scene: Scene,
+    scene: StepScene,
     fit: Fit,
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
     counted: int,
@@ -358,7 +358,7 @@ def _scores(stage: _Stage, attack: _Attack, world: bool, trials: int) -> NDArray
     return _subsampled(np.concatenate(list(ratios)), stage.sample_rate)
 
 
-def _first_step(stage: _Stage, scene: Scene, with_sample: bool) -> NDArray[np.float64]:
+def _first_step(stage: _Stage, scene: StepScene, with_sample: bool) -> NDArray[np.float64]:
     mechanism = stage.fresh()
     knobs = stage.knobs(mechanism)
     return _seen(mechanism, knobs, stage.release(mechanism, knobs, scene, with_sample))

@@ -8,7 +8,7 @@ hand, for a small linear policy with local PPO steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,22 +23,22 @@ from dptune.errors import ConfigError
 from dptune.policy.environments import Interface
 from dptune.policy.method import Dppg
 from dptune.policy.rollout import Met, Trajectories
-from dptune.policy.schedule import Training
-from dptune.policy.training import Learner, State, step
+from dptune.policy.schedule import PolicyTraining
+from dptune.policy.training import PolicyLearner, PolicyState, step
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 from dptune.progress import Meter
 
 _FEATURES, _ACTIONS, _STEPS, _USERS = 2, 2, 4, 8
 _PILOT_SHARE, _FEWEST_TRIALS = 0.2, 500
-_TRAINING = Training(
+_TRAINING = PolicyTraining(
     algorithm="ppo", users=_USERS, steps=_STEPS, hidden=0, critic_hidden=0, epochs=4, minibatches=1, learning_rate=0.1,
-    radius=0.05, critic_radius=0.3, critic_learning_rate=0.1, entropy_weight=0.0, normalise=False,
+    radius=0.05, critic_radius=0.3, critic_learning_rate=0.1, entropy_weight=0.0,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Scene:
+class UpdateScene:
     """The rewards that the attacker gives to users.
 
     Attributes:
@@ -52,11 +52,11 @@ class Scene:
 
 
 SCENES = (
-    Scene("alone", 1.0),
-    Scene("alone, punished", -1.0),
-    Scene("against the others", 1.0, -1.0),
-    Scene("huge rewards", 1e6, -1.0),
-    Scene("rewards that are no numbers", float("nan"), -1.0),
+    UpdateScene("alone", 1.0),
+    UpdateScene("alone, punished", -1.0),
+    UpdateScene("against the others", 1.0, -1.0),
+    UpdateScene("huge rewards", 1e6, -1.0),
+    UpdateScene("rewards that are no numbers", float("nan"), -1.0),
 )
 
 
@@ -68,7 +68,6 @@ def audit_updates(
     delta: float,
     entropy: Entropy,
     updates: int = 1,
-    scenes: Sequence[Scene] = SCENES,
 ) -> StepAudit:
     """Bound mu and epsilon of a run of ``updates`` from below; the attacker's user is in the first one.
 
@@ -88,12 +87,12 @@ def audit_updates(
         raise ConfigError("trials", f"{trials} is below {_FEWEST_TRIALS}", fix="use thousands")
     if not (0 < confidence < 1 and updates >= 1):
         raise ConfigError("confidence", f"{confidence} at {updates} updates is out of range", fix="use 0.95, and 1")
-    pilot = int(trials * _PILOT_SHARE) // len(scenes)
-    counted = trials - pilot * len(scenes)
+    pilot = int(trials * _PILOT_SHARE) // len(SCENES)
+    counted = trials - pilot * len(SCENES)
     runs = _Runs.of(method, updates, entropy)
-    with Meter(f"audit {method.critic} critic", total=2 * (len(scenes) * pilot + counted), unit="runs") as meter:
+    with Meter(f"audit {method.critic} critic", total=2 * (len(SCENES) * pilot + counted), unit="runs") as meter:
         looks = []
-        for scene in scenes:
+        for scene in SCENES:
             inside, outside = (runs.seen(scene, world, pilot, meter) for world in (True, False))
             half = pilot // 2
             learned = Fit.of(inside[:half], outside[:half], power=2, one_spread=True)
@@ -120,18 +119,18 @@ _NOTHING = np.zeros(0, dtype=np.float32)
 _INTERFACE = Interface(_FEATURES, _ACTIONS, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
-class _Learner(Learner):
+class _Learner(PolicyLearner):
     """A learner that caches all computations before the first release, since every run starts in the same state."""
 
     def __init__(self, method: Dppg) -> None:
         super().__init__(_INTERFACE, method, _TRAINING)
         self._made: dict[tuple[str, int], tuple[Trajectories, Any]] = {}
 
-    def updates(self, state: State, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        return self._once("updates", met, lambda: Learner.updates(self, state, met, number))
+    def updates(self, state: PolicyState, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return self._once("updates", met, lambda: PolicyLearner.updates(self, state, met, number))
 
-    def fitted(self, state: State, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
-        return self._once("fitted", met, lambda: Learner.fitted(self, state, met, returns))
+    def fitted(self, state: PolicyState, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+        return self._once("fitted", met, lambda: PolicyLearner.fitted(self, state, met, returns))
 
     def _once(self, name: str, met: Trajectories, compute: Callable[[], Any]) -> Any:
         if met.users[0] >= _USERS:  # a later update: its state is noisy
@@ -173,13 +172,13 @@ class _Runs:
     def of(cls, method: Dppg, updates: int, entropy: Entropy) -> _Runs:
         return cls(_Learner(method), _Learner(replace(method, noise_multiplier=0.0)), updates, entropy)
 
-    def known(self, scene: Scene) -> Fit:
+    def known(self, scene: UpdateScene) -> Fit:
         """The score of an attacker who computes the release without noise; the noise's law is public."""
         inside, outside = (self._run(self.silent, _streams(scene, world))[0] for world in (True, False))
         ones = np.ones_like(inside)
         return Fit((inside, outside), (ones, ones), power=2)
 
-    def seen(self, scene: Scene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
+    def seen(self, scene: UpdateScene, world: bool, count: int, meter: Meter) -> NDArray[np.float64]:
         """(count, coordinates) all numbers that ``count`` runs release, in units of the noise that is charged."""
         rows, streams = [], _streams(scene, world)
         for _ in range(count):
@@ -203,12 +202,12 @@ class _Runs:
         return np.concatenate(seen), ledger.charged
 
 
-def _streams(scene: Scene, world: bool) -> dict[str, Any]:
+def _streams(scene: UpdateScene, world: bool) -> dict[str, Any]:
     """The users of a run, and the simulated ones, whose trajectories are the same in both worlds."""
     return {"users": _Stream(_first(scene, world)), "public": _Stream(_later(0))}
 
 
-def _first(scene: Scene, world: bool) -> Trajectories:
+def _first(scene: UpdateScene, world: bool) -> Trajectories:
     """The trajectories of the first update; the attacker's user has the last slot."""
     rewards = torch.full((_USERS, _STEPS), 0.0 if scene.others is None else scene.others)
     rewards[-1] = scene.reward

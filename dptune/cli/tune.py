@@ -155,9 +155,9 @@ def _tune(
 ) -> None:
     from dptune.corpus.reading.source import RecordSource
     from dptune.tuning.places import check_data, check_folder, check_model
-    from dptune.tuning.settings import Settings
+    from dptune.tuning.settings import TuneSettings
 
-    settings, described = Settings.of(**given), RecordSource(**source)
+    settings, described = TuneSettings.of(**given), RecordSource(**source)
     check_model(model, revision)
     check_folder(out)
     check_data(described)

@@ -15,6 +15,7 @@ from dptune.policy.training import Point
 
 Baseline = Literal["ppo", "a2c"]
 _PPO_BATCH = 2048
+_COPIES = 8  # environments side by side
 
 
 def train_baseline(
@@ -22,7 +23,6 @@ def train_baseline(
     environment: Environment,
     *,
     timesteps: int,
-    copies: int = 8,
     every: int,
     episodes: int,
     seed: int,
@@ -33,7 +33,6 @@ def train_baseline(
 
     Args:
         timesteps: number of environment steps in all.
-        copies: number of environments side by side.
         every: steps between points of the curve; ``update`` and ``users`` of a point count steps.
         episodes: number of simulated episodes for each point.
 
@@ -44,9 +43,9 @@ def train_baseline(
     from stable_baselines3.common.env_util import make_vec_env
 
     environment.register()
-    many = make_vec_env(environment.id, n_envs=copies, seed=seed, env_kwargs=dict(environment.options))
+    many = make_vec_env(environment.id, n_envs=_COPIES, seed=seed, env_kwargs=dict(environment.options))
     kinds: dict[str, Any] = {"ppo": PPO, "a2c": A2C}
-    batch = {"n_steps": _PPO_BATCH // copies} if name == "ppo" else {}
+    batch = {"n_steps": _PPO_BATCH // _COPIES} if name == "ppo" else {}
     model = kinds[name]("MlpPolicy", many, gamma=discount, seed=seed, device="cpu", verbose=0, **batch)
     points = []
     for done in range(every, timesteps + every, every):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.options import make_part, option_rows
+from dptune.mechanisms.options import make_part, option_names
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release
@@ -82,7 +82,7 @@ class Dppg:
 
 def method_of(options: Mapping[str, Any]) -> Dppg:
     """Options as params.yaml or ``--set`` give them. Raises: ConfigError naming what is unknown or out of range."""
-    known = [row[0] for row in option_rows(Dppg)]
+    known = option_names(Dppg)
     for option in options:
         if option not in known:
             raise ConfigError(option, f"{NAME} has no such option", fix=f"use one of {', '.join(known)}")

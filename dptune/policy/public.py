@@ -12,11 +12,11 @@ from dptune.policy.policies import Function, Policy
 from dptune.policy.rollout import Trajectories
 
 if TYPE_CHECKING:
-    from dptune.policy.schedule import Training
+    from dptune.policy.schedule import PolicyTraining
 
 
 def fit_values(
-    critic: Function, start: torch.Tensor, met: Trajectories, returns: torch.Tensor, training: Training
+    critic: Function, start: torch.Tensor, met: Trajectories, returns: torch.Tensor, training: PolicyTraining
 ) -> torch.Tensor:
     """The critic after Adam steps on all trajectories together, not clipped, without noise.
 

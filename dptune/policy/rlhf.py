@@ -327,7 +327,7 @@ class Figures:
     kl: float
 
 
-class Learner:
+class LanguageLearner:
     """The parts of a run that do not change from update to update."""
 
     def __init__(self, policy: LanguagePolicy, lexicon: Lexicon, method: Dppg, bandit: Bandit) -> None:
@@ -424,7 +424,7 @@ def bandit_loss(policy: LanguagePolicy, prompt_weight: float = 0.0) -> Loss:
 
 
 @dataclass
-class State:
+class LanguageState:
     """Released values alone: the adapter, and the noisy mean of every update, by number."""
 
     adapter: torch.Tensor
@@ -441,7 +441,7 @@ def adapters_met(start: torch.Tensor, means: dict[int, torch.Tensor], server_ste
 
 
 def train(
-    learner: Learner,
+    learner: LanguageLearner,
     users: Stream,
     public: Prompts,
     held_out: Prompts,
@@ -449,7 +449,7 @@ def train(
     directory: Path,
     entropy: Entropy,
     on_point: Callable[[Figures], None] = lambda point: None,
-) -> tuple[State, list[Figures]]:
+) -> tuple[LanguageState, list[Figures]]:
     """Train an adapter on a stream of users, resuming what ``directory`` holds of the run; a finished one is read.
 
     Guarantee: every adapter along the way is a function of the releases that the ledger lists, charged before they
@@ -480,7 +480,7 @@ def train(
         return _load(directory)
     with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
         begun = RunFolder(directory).progress.exists()
-        state, points = _load(directory) if begun else (State(learner.policy.start), [])
+        state, points = _load(directory) if begun else (LanguageState(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         # Charged updates that were lost with their process are not made again: their users have been met.
         done = ledger.releases
@@ -496,7 +496,13 @@ def train(
 
 
 def step(
-    learner: Learner, state: State, number: int, users: Stream, public: Prompts, ledger: Ledger, entropy: Entropy
+    learner: LanguageLearner,
+    state: LanguageState,
+    number: int,
+    users: Stream,
+    public: Prompts,
+    ledger: Ledger,
+    entropy: Entropy,
 ) -> None:
     """Make one update from the users of this number."""
     slots = list(range(number * learner.bandit.users, (number + 1) * learner.bandit.users))
@@ -508,15 +514,15 @@ def step(
     state.adapter, state.means[number] = state.adapter + learner.bandit.server_step * mean, mean
 
 
-def _save(directory: Path, state: State, points: list[Figures], releases: int) -> None:
+def _save(directory: Path, state: LanguageState, points: list[Figures], releases: int) -> None:
     """State first: a process that dies between the two leaves older points, never a newer claim."""
     tensors = {"adapter": state.adapter} | {str(number): mean for number, mean in state.means.items()}
     save_state(RunFolder(directory).state, tensors, releases)
     write_json(RunFolder(directory).progress, [vars(point) for point in points])
 
 
-def _load(directory: Path) -> tuple[State, list[Figures]]:
+def _load(directory: Path) -> tuple[LanguageState, list[Figures]]:
     tensors = load_file(RunFolder(directory).state)
     adapter = tensors.pop("adapter")
     points = [Figures(**values) for values in json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))]
-    return State(adapter, {int(number): mean for number, mean in tensors.items()}), points
+    return LanguageState(adapter, {int(number): mean for number, mean in tensors.items()}), points

@@ -9,7 +9,7 @@ from dptune.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PolicyTraining:
     """The public schedule of a run. Defaults are the paper's for classical control (its table 3).
 
     Attributes:
@@ -25,8 +25,6 @@ class Training:
         radius: S, clip radius of the policy's update (ppo).
         entropy_weight: weight of the policy's entropy in the local loss.
         warm_moments: start every user's Adam from the last released update (appendix C.2.3), else from zero.
-        normalise: normalise each user's own advantages; the mean then ignores that one user did better than another.
-        server_step: factor that multiplies the released mean (ppo).
         critic_hidden: units in each of the critic's two layers; 0 is a linear critic.
         critic_radius: clip radius of the critic's update.
         critic_learning_rate: learning rate of the critic's local steps.
@@ -55,8 +53,6 @@ class Training:
     radius: float = 0.05
     entropy_weight: float = 0.36
     warm_moments: bool = True
-    normalise: bool = False
-    server_step: float = 1.0
     critic_hidden: int = 64
     critic_radius: float = 0.3
     critic_learning_rate: float = 7.26e-4
@@ -98,6 +94,6 @@ _COUNTS = (
     *("step_every", "fisher_episodes", "evaluate_every", "evaluate_episodes"),
 )
 _POSITIVE = (
-    *("learning_rate", "radius", "server_step", "critic_radius", "critic_learning_rate", "value_scale"),
+    *("learning_rate", "radius", "critic_radius", "critic_learning_rate", "value_scale"),
     *("step_size", "step_divisor", "least_step", "trust", "fisher_regulariser"),
 )

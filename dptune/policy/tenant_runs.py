@@ -24,7 +24,7 @@ from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
 _HELD_OUT = 4  # one in so many of a tenant's units, on average
 
@@ -60,7 +60,7 @@ class Setting:
     base: Any
     lora: Lora
     public: Tokens
-    plan: Plan
+    plan: TrainingPlan
     options: Mapping[str, Any]
     epsilon: float
     delta: float

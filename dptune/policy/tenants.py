@@ -44,7 +44,7 @@ from dptune.privacy.run_header import RunHeader
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.run import StepReport
-from dptune.training.spec import Plan
+from dptune.training.spec import TrainingPlan
 
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
@@ -310,7 +310,7 @@ class _Watch:
 
     controller: Any
     held_out: Tokens
-    plan: Plan
+    plan: TrainingPlan
     decisions: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     utilities: list[float] = field(default_factory=list)
 

@@ -4,7 +4,7 @@ trajectories = users.meet(number, policy)               # under the released pol
 updates      = clip(what each user computes from their own trajectory and released values)
 ledger.charge(method.release(number))                   # on disk before the noisy value exists
 released     = mean of the updates + noise              # the policy's and the critic's, one Gaussian mechanism
-policy      += server_step * released
+policy      += released
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dptune.files import write_json
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.evaluation import returns_under
-from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss, value_loss
+from dptune.policy.local import Steps, gradients, local_updates, policy_loss, value_loss
 from dptune.policy.method import Dppg
 from dptune.policy.opening import is_finished, open_ledger, save_state
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.public import fisher_extent, fit_values
 from dptune.policy.rollout import Met, Trajectories, Users, advantages
-from dptune.policy.schedule import Training
+from dptune.policy.schedule import PolicyTraining
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
@@ -42,7 +42,7 @@ _SECONDS_BETWEEN_SAVES = 10.0
 
 
 @dataclass
-class State:
+class PolicyState:
     """Everything that goes from one update to the next: released values alone, unless the critic is raw."""
 
     policy: torch.Tensor
@@ -60,33 +60,31 @@ class Point:
     deviation: float
 
 
-class Learner:
+class PolicyLearner:
     """The parts of a run that do not change from update to update."""
 
-    def __init__(self, interface: Interface, method: Dppg, training: Training) -> None:
+    def __init__(self, interface: Interface, method: Dppg, training: PolicyTraining) -> None:
         self.method, self.training = method, training
         self.policy = policy_for(interface, training)
         inner = (training.critic_hidden,) * 2 if training.critic_hidden else ()
         self.critic = Perceptron((interface.features, *inner, 1))
 
-    def start(self) -> State:
+    def start(self) -> PolicyState:
         """The initial state. Public."""
         generator = torch.Generator().manual_seed(self.training.seed + 1)
-        return State(self.policy.initial(self.training.seed), self.critic.initial(generator, last_gain=1.0))
+        return PolicyState(self.policy.initial(self.training.seed), self.critic.initial(generator, last_gain=1.0))
 
-    def values(self, state: State, features: torch.Tensor) -> torch.Tensor:
+    def values(self, state: PolicyState, features: torch.Tensor) -> torch.Tensor:
         """(K, T + 1) values by the critic; zeros without one."""
         if self.method.critic == "none":
             return torch.zeros(features.shape[:2])
         return self.critic(state.critic, features).squeeze(-1) * self.training.value_scale
 
-    def updates(self, state: State, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def updates(self, state: PolicyState, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
         """(each block's (K, parameters) updates before the last clip; the returns): private."""
         training = self.training
         decay = 1.0 if self.method.critic == "none" else training.decay
         gains, returns = advantages(met, self.values(state, met.features), training.discount, decay)
-        if training.normalise:
-            gains = normalised(gains, met.taken)
         if training.algorithm != "ppo":
             blocks = [gradients(self.policy, state.policy, met, gains)]
         else:
@@ -99,21 +97,23 @@ class Learner:
             blocks.append(self._local(value_loss(self.critic), state.critic, fitted, met, "critic", state, number))
         return blocks, returns
 
-    def released(self, state: State, blocks: list[torch.Tensor], radius: float, size: float, entropy: Entropy) -> State:
+    def released(
+        self, state: PolicyState, blocks: list[torch.Tensor], radius: float, size: float, entropy: Entropy
+    ) -> PolicyState:
         """The state of the next update, moved by the noisy means of ``updates``. Charge the ledger first."""
         radii = (radius, self.training.critic_radius)[: len(blocks)]
         means = noisy_means(blocks, radii, self.method.multipliers, entropy)
-        after = State(state.policy + size * means[0], state.critic, {"policy": means[0]})
+        after = PolicyState(state.policy + size * means[0], state.critic, {"policy": means[0]})
         if self.method.critic == "private":
             after.critic, after.last["critic"] = state.critic + means[1], means[1]
         return after
 
-    def fitted(self, state: State, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+    def fitted(self, state: PolicyState, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
         """The critic after training on trajectories as they are: simulated ones, or, where it is raw, the users'."""
         return fit_values(self.critic, state.critic, met, returns, self.training)
 
     def _local(
-        self, loss: Any, start: torch.Tensor, data: Any, met: Trajectories, name: str, state: State, number: int
+        self, loss: Any, start: torch.Tensor, data: Any, met: Trajectories, name: str, state: PolicyState, number: int
     ) -> torch.Tensor:
         training, critic = self.training, name == "critic"
         steps = Steps(
@@ -126,11 +126,11 @@ class Learner:
         generator = torch.Generator().manual_seed(number)
         return local_updates(loss, start, data, met.taken, steps, generator, released)
 
-    def radius(self, state: State, number: int, public: Users | None) -> tuple[float, float]:
+    def radius(self, state: PolicyState, number: int, public: Users | None) -> tuple[float, float]:
         """(clip radius, step size) of the policy's update: public."""
         training, noise = self.training, self.method.multipliers[0]
         if training.algorithm == "ppo":
-            return training.radius, training.server_step
+            return training.radius, 1.0
         eta = training.step_size_at(number)
         update = Update(eta, noise, self.policy.size, training.users)
         if training.algorithm == "l2":
@@ -142,7 +142,7 @@ class Learner:
         return kl_radius(update, training.trust, training.miss, **extent, as_printed=printed), eta
 
 
-def policy_for(interface: Interface, training: Training) -> Policy:
+def policy_for(interface: Interface, training: PolicyTraining) -> Policy:
     """The policy that a schedule asks for. Raises: ConfigError for a linear additive one with continuous actions."""
     if training.hidden:
         function: Any = Perceptron((interface.features, training.hidden, training.hidden, interface.actions))
@@ -156,12 +156,12 @@ def policy_for(interface: Interface, training: Training) -> Policy:
 def train(
     environment: Environment,
     method: Dppg,
-    training: Training,
+    training: PolicyTraining,
     header: RunHeader,
     directory: Path,
     entropy: Entropy,
     on_point: Callable[[Point], None] = lambda point: None,
-) -> tuple[State, list[Point]]:
+) -> tuple[PolicyState, list[Point]]:
     """Train a policy on a stream of simulated users, resuming what ``directory`` holds of the run; a finished one is
     read.
 
@@ -179,7 +179,7 @@ def train(
     schedule = {**asdict(environment), **asdict(method), **asdict(training)}
     if is_finished(directory, header, schedule):
         return _load(directory)
-    learner = Learner(Interface.of(environment), method, training)
+    learner = PolicyLearner(Interface.of(environment), method, training)
     with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
         state, points = _load(directory) if RunFolder(directory).progress.exists() else (learner.start(), [])
         met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
@@ -203,7 +203,7 @@ def train(
     return state, points
 
 
-def streams_of(environment: Environment, training: Training) -> dict[str, Users]:
+def streams_of(environment: Environment, training: PolicyTraining) -> dict[str, Users]:
     """The streams of users, and of simulated users, who stand for nobody."""
     seed, count = 10 * training.seed, training.fisher_episodes if training.algorithm == "kl" else training.users
     return {
@@ -213,8 +213,14 @@ def streams_of(environment: Environment, training: Training) -> dict[str, Users]
 
 
 def step(
-    learner: Learner, state: State, number: int, streams: dict[str, Users], met: Met, ledger: Ledger, entropy: Entropy
-) -> State:
+    learner: PolicyLearner,
+    state: PolicyState,
+    number: int,
+    streams: dict[str, Users],
+    met: Met,
+    ledger: Ledger,
+    entropy: Entropy,
+) -> PolicyState:
     """Make one update from the users of this number."""
     method, training = learner.method, learner.training
     trajectories = streams["users"].meet(number, learner.policy, state.policy)
@@ -232,7 +238,7 @@ def step(
     return after
 
 
-def evaluate(environment: Environment, learner: Learner, state: State, updates: int) -> Point:
+def evaluate(environment: Environment, learner: PolicyLearner, state: PolicyState, updates: int) -> Point:
     """The mean return of simulated episodes that belong to no user."""
     training = learner.training
     seed = 10 * training.seed + _EVALUATION
@@ -240,15 +246,15 @@ def evaluate(environment: Environment, learner: Learner, state: State, updates: 
     return Point(updates, updates * training.users, float(returns.mean()), float(returns.std(unbiased=False)))
 
 
-def _save(directory: Path, state: State, points: list[Point], releases: int) -> None:
+def _save(directory: Path, state: PolicyState, points: list[Point], releases: int) -> None:
     """Save the state, then the points: a process that dies in between leaves points that are too old, never too new."""
     tensors = {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
     save_state(RunFolder(directory).state, tensors, releases)
     write_json(RunFolder(directory).progress, [vars(point) for point in points])
 
 
-def _load(directory: Path) -> tuple[State, list[Point]]:
+def _load(directory: Path) -> tuple[PolicyState, list[Point]]:
     tensors = load_file(RunFolder(directory).state)
     last = {key.removeprefix("last."): value for key, value in tensors.items() if key.startswith("last.")}
     points = [Point(**values) for values in json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))]
-    return State(tensors["policy"], tensors["critic"], last), points
+    return PolicyState(tensors["policy"], tensors["critic"], last), points

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import chi2, ncx2
 
 from dptune.errors import ConfigError
@@ -64,11 +62,6 @@ def l2_radius(update: Update, trust: float, miss: float) -> float:
     return math.sqrt(2 * trust / quantile) / (update.step_size * update.noise)
 
 
-def l2_radius_by_markov(update: Update, trust: float, miss: float) -> float:
-    """A smaller radius with the same guarantee, in closed form (proposition 4.5)."""
-    return kl_radius(update, trust, miss, largest=1.0, trace=float(update.dimension))
-
-
 def kl_radius(
     update: Update, trust: float, miss: float, *, largest: float, trace: float, as_printed: bool = False
 ) -> float:
@@ -84,42 +77,6 @@ def kl_radius(
             raise ConfigError(name, f"{value} is not positive", fix="add a regulariser to the diagonal of F")
     factor = 1 if as_printed else 2
     return math.sqrt(factor * trust * miss / (largest + update.noise**2 * trace)) / update.step_size
-
-
-def moments(
-    update: Update,
-    radius: float,
-    gradient: NDArray[np.float64],
-    fisher: NDArray[np.float64],
-    *,
-    as_printed: bool = False,
-) -> tuple[float, float]:
-    """Mean and variance of step^T F step / 2 for a clipped gradient. Analysis only: both arguments are private.
-
-    As printed (equations 13 and 14), the variance has its two coefficients at the wrong terms.
-    """
-    eta, spread = update.step_size, update.noise * radius
-    pushed, squared = fisher @ gradient, float((fisher * fisher.T).sum())
-    mean = eta**2 / 2 * (float(gradient @ pushed) + spread**2 * float(np.trace(fisher)))
-    along, across = spread**2 * float(pushed @ pushed), spread**4 * squared
-    variance = 2 * along + 4 * across if as_printed else 4 * along + 2 * across
-    return mean, eta**4 / 4 * variance
-
-
-def gap(update: Update, radius: float, length: float, slack: float, *, as_printed: bool = False) -> float:
-    """How far a noisy step's gain may fall behind a plain one's: eta (1 - S / ||g||) ||g||^2 + ``slack`` (prop. 4.6).
-
-    It holds with probability 1 - miss where ``radius <= gap_radius(...)``. Analysis only: ``length``, which is ||g||,
-    is private. As printed, ||g|| stands where its own proof has the square.
-    """
-    kept = 1 / max(length / radius, 1.0)
-    return update.step_size * (1 - kept) * length ** (1 if as_printed else 2) + slack
-
-
-def gap_radius(update: Update, length: float, slack: float, miss: float) -> float:
-    """The radius that goes with ``gap``, by Cantelli's inequality."""
-    _check(slack, miss)
-    return slack / (update.step_size * update.noise * length) * math.sqrt(miss / (1 - miss))
 
 
 def _check(trust: float, miss: float) -> None:

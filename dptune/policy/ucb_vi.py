@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.noise import rounded_sums, standard_normal
-from dptune.policy.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions, value
+from dptune.policy.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 
@@ -87,12 +87,6 @@ def run_ucb_vi(plan: UcbVi, entropy: Entropy) -> Array:
         values[episode] = _value(policy, moves, paid)
         counters = tree.add(_episode(policy, plan, generator))
     return values
-
-
-def regret(values: Array, plan: UcbVi) -> Array:
-    """(episodes,) cumulative regret against the best policy."""
-    best = value(horizon=plan.horizon, stay=plan.stay, pays=plan.pays)
-    return np.asarray(np.cumsum(best - values))
 
 
 class _Tree:

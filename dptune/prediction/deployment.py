@@ -29,7 +29,7 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
-from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.training.model import ModelSource, load_base, load_tokenizer
 from dptune.units import RECORD
 
 _LOCK = "opening.lock"
@@ -115,7 +115,7 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
     """
     manifest, entropy = read_manifest(ensemble), entropy or OsEntropy()
     protocol = _served_protocol(ensemble, manifest)
-    base = BaseModel(manifest.source, manifest.revision, manifest.dtype)
+    base = ModelSource(manifest.source, manifest.revision, manifest.dtype)
     model = load_base(base, device)
     adapters = load_adapters(ensemble, manifest, model, device)
     tokenizer = load_tokenizer(base)

@@ -21,8 +21,8 @@ from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json
 from dptune.training.data import Tokens
 from dptune.training.model import (
-    BaseModel,
     Lora,
+    ModelSource,
     attach_lora,
     frozen_fingerprint,
     load_base,
@@ -40,7 +40,7 @@ _SHARD = "shard.json"
 
 
 @dataclass(frozen=True)
-class Tuning:
+class ShardTuning:
     """How every shard's adapter is trained. Public.
 
     Attributes:
@@ -90,9 +90,9 @@ def shard_directory(ensemble: Path, shard: int) -> Path:
 
 
 def tune_shard(
-    base: BaseModel,
+    base: ModelSource,
     lora: Lora,
-    tuning: Tuning,
+    tuning: ShardTuning,
     tokens: Tokens,
     shard: int,
     key: str,
@@ -127,7 +127,7 @@ def tune_shard(
     write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary, "key": key})
 
 
-def _fit(peft: Any, tokens: Tokens, tuning: Tuning, shard: int) -> None:
+def _fit(peft: Any, tokens: Tokens, tuning: ShardTuning, shard: int) -> None:
     fit(
         peft,
         tokens,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.options import make_part, option_rows
+from dptune.mechanisms.options import make_part, option_names
 from dptune.prediction.fixed_mixture import Slots
 from dptune.prediction.published import one_model_epsilon, published_beta
 from dptune.privacy.accountants import Epsilons, epsilons
@@ -186,7 +186,7 @@ def protocol_of(name: str, options: Mapping[str, Any]) -> Protocol:
 
     Raises: ConfigError naming the option that is unknown or out of range.
     """
-    known = [row[0] for row in option_rows(PROTOCOLS[name])]
+    known = option_names(PROTOCOLS[name])
     for option in options:
         if option not in known:
             raise ConfigError(option, f"protocol {name!r} has no such option", fix=f"use one of {', '.join(known)}")

@@ -414,6 +414,3 @@ def _is_pure(composition: Composition) -> bool:
 def _check_delta(delta: float, *, pure: bool = False) -> None:
     if not 0 < delta < 1 and not (pure and delta == 0):
         raise ConfigError("delta", f"{delta} is not in (0, 1)", fix="use a number below 1 / records, such as 1e-5")
-
-
-__all__ = ["PUBLISHED_ACCOUNTANTS", "Epsilons", "Release", "epsilons", "pld_epsilon", "rdp_epsilon"]

@@ -11,21 +11,20 @@ from dptune.errors import ConfigError
 MOST_STEPS = 10**12
 _LOWEST, _HIGHEST = 1e-2, 1e4
 _LARGE_DELTA = 1e-2
+_TOLERANCE = 1e-4  # relative error of the multiplier
 
 
 def calibrate(
     epsilon_of: Callable[[float], float],
     target: float,
     *,
-    tolerance: float = 1e-4,
     roughly: Callable[[float], float] | None = None,
 ) -> float:
-    """The smallest noise multiplier, up to a relative ``tolerance``, with ``epsilon_of(z) <= target``.
+    """The smallest noise multiplier with ``epsilon_of(z) <= target``, at most 1e-4 of itself too large.
 
     Args:
         epsilon_of: a decreasing function of the noise multiplier; may return infinity.
         target: the epsilon to meet, above 0.
-        tolerance: relative error of the multiplier, which is never too small.
         roughly: a cheaper function close to ``epsilon_of``, for a first search.
 
     Raises:
@@ -33,14 +32,12 @@ def calibrate(
     """
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
-    near = 1.0 if roughly is None else _search(roughly, target, 1.0, math.log(2), tolerance)
+    near = 1.0 if roughly is None else _search(roughly, target, 1.0, math.log(2))
     # A rough answer is so near that wide strides around it would waste calls of ``epsilon_of``.
-    return _search(epsilon_of, target, near, math.log(2) if roughly is None else 4e-3, tolerance)
+    return _search(epsilon_of, target, near, math.log(2) if roughly is None else 4e-3)
 
 
-def _search(
-    epsilon_of: Callable[[float], float], target: float, start: float, stride: float, tolerance: float
-) -> float:
+def _search(epsilon_of: Callable[[float], float], target: float, start: float, stride: float) -> float:
     """Bracket the target around ``start`` with growing strides in log z, then approach it from the private side."""
     from scipy.optimize import brentq
 
@@ -61,9 +58,9 @@ def _search(
             if low <= math.log(_LOWEST):
                 return math.exp(low)
             high, low, stride = low, low - stride, 2 * stride if stride < math.log(2) else stride
-    z = math.exp(brentq(excess, low, high, xtol=tolerance / 4))
+    z = math.exp(brentq(excess, low, high, xtol=_TOLERANCE / 4))
     while epsilon_of(z) > target:
-        z *= 1 + tolerance / 4
+        z *= 1 + _TOLERANCE / 4
     return z
 
 

@@ -181,10 +181,6 @@ class InverseScale:
             return (k + 1) ** 2 * theta**2 * k / (k + 2)
         return self._integral(lambda x: float(self.score(x) ** 2 * self.tilted(x)[0]))
 
-    def pure_loss(self, shift: float) -> float:
-        """The largest loss of a shift, log sup f(x) / f(x - shift), attained at the peak: exact for one coordinate."""
-        return float(self.log_density(0.0) - self.log_density(shift))
-
     def _integral(self, weight: Callable[[float], float]) -> float:
         """The integral of P(|z| > x) weight(x) over x >= 0, computed in log x around the bend of the tail."""
         from scipy.integrate import quad

@@ -22,6 +22,7 @@ from dptune.privacy.release import UNBOUNDED, Composition, Release
 
 Array = NDArray[np.float64]
 LARGEST_MOMENT = 255
+LARGEST_ORDER = 128
 _EXACT_COORDINATES = 1000
 _MOST_KINDS = 64  # largest number of laws that are priced one by one; more are merged, which only raises the claim
 _TAIL_NODES = 40
@@ -37,15 +38,15 @@ def plrvo_epsilon(composition: Composition, delta: float, largest_moment: int = 
     return _plrvo(composition, delta, largest_moment, coordinates=None)
 
 
-def plrvo_one_coordinate_epsilon(composition: Composition, delta: float, largest_moment: int = LARGEST_MOMENT) -> float:
+def plrvo_one_coordinate_epsilon(composition: Composition, delta: float) -> float:
     """Epsilon by the same theorem for a gradient of one coordinate, as PLRV-O's released configurations have it.
 
     NOT a bound for any model with two parameters.
     """
-    return _plrvo(composition, delta, largest_moment, coordinates=1)
+    return _plrvo(composition, delta, LARGEST_MOMENT, coordinates=1)
 
 
-def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 128) -> float:
+def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = LARGEST_ORDER) -> float:
     """Epsilon as LMO-DP totals it: a Gaussian, classically calibrated to the epsilon of one step, is composed instead.
 
     NOT a bound: the noise that is really added is never composed or sampled, and its epsilon is that of one coordinate.
@@ -56,9 +57,9 @@ def lmo_dp_epsilon(composition: Composition, delta: float, largest_order: int = 
     return _gaussians_epsilon(surrogates, delta, largest_order)
 
 
-def lmo_dp_step_target(epsilon: float, delta: float, sample_rate: float, steps: int, largest_order: int = 128) -> float:
+def lmo_dp_step_target(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
     """The epsilon of one step for which ``lmo_dp_epsilon`` of a run is ``epsilon``."""
-    surrogate = calibrate(lambda z: _gaussians_epsilon([(sample_rate, z, steps)], delta, largest_order), epsilon)
+    surrogate = calibrate(lambda z: _gaussians_epsilon([(sample_rate, z, steps)], delta, LARGEST_ORDER), epsilon)
     return _classical(delta) / surrogate
 
 

@@ -21,7 +21,7 @@ class RunFolder:
         served: number of answers that an ensemble gave.
         result: figures of a finished run, for the report.
         results: the same for a run that makes several things at once.
-        cell: settings of the run; of a policy run, ``job``.
+        cell: settings of the run; of a policy run, ``policy_cell``.
         lock: lock of the process that works in the folder.
         mlflow_run: id of the run in MLflow.
     """
@@ -40,7 +40,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.results = path / "results.json"
         self.cell = path / "cell.json"
-        self.job = path / "job.json"
+        self.policy_cell = path / "job.json"
         self.lock = path / "lock"
         self.mlflow_run = path / "mlflow_run"
 

@@ -84,7 +84,7 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     """
     folder = Path(folder)
     run = RunFolder(folder)
-    if not any(file.exists() for file in (run.ledger, run.cell, run.job, *run.released)):
+    if not any(file.exists() for file in (run.ledger, run.cell, run.policy_cell, *run.released)):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")

@@ -32,7 +32,7 @@ DIVERGED = "lower training.learning_rate; a run with other settings spends its o
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class ModelSource:
     """The source of the frozen weights.
 
     Attributes:
@@ -77,7 +77,7 @@ def check_device(device: torch.device | str) -> torch.device:
         raise ConfigError("device", f"'{device}' cannot be used ({first_line(error)})", fix=f"use {known}") from None
 
 
-def load_base(base: BaseModel, device: torch.device) -> Any:
+def load_base(base: ModelSource, device: torch.device) -> Any:
     """The causal language model on its device, every weight frozen.
 
     Only safetensors are read and no code from the checkpoint is run.
@@ -107,7 +107,7 @@ def load_base(base: BaseModel, device: torch.device) -> Any:
     return model
 
 
-def load_config(base: BaseModel) -> Any:
+def load_config(base: ModelSource) -> Any:
     """The configuration of a causal language model; no weights are read.
 
     Raises: ConfigError if it cannot be had, or is that of another kind of model.
@@ -120,7 +120,7 @@ def load_config(base: BaseModel) -> Any:
     return config
 
 
-def without_weights(base: BaseModel, config: Any) -> Any:
+def without_weights(base: ModelSource, config: Any) -> Any:
     """The model of a configuration with all its layers and no memory behind them (device "meta").
 
     Raises: ConfigError if the configuration describes no model.
@@ -133,7 +133,7 @@ def without_weights(base: BaseModel, config: Any) -> Any:
     return model.requires_grad_(False)
 
 
-def _not_loaded(base: BaseModel, error: Exception) -> ConfigError:
+def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
     problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
     return ConfigError("model.source", problem, fix="check the name, revision, files and network")
 
@@ -147,7 +147,7 @@ def fuse_activations(model: Any) -> Any:
     return model
 
 
-def load_tokenizer(base: BaseModel) -> Any:
+def load_tokenizer(base: ModelSource) -> Any:
     """The checkpoint's tokenizer, with a padding token."""
     tokenizer = AutoTokenizer.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
     if tokenizer.pad_token is None:

@@ -28,7 +28,7 @@ from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import Plan, RunSpec, refuse_used
+from dptune.training.spec import RunSpec, TrainingPlan, refuse_used
 
 
 def open_run(
@@ -186,7 +186,7 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
         raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
 
 
-def _optimizer(weights: list[torch.Tensor], plan: Plan) -> torch.optim.AdamW:
+def _optimizer(weights: list[torch.Tensor], plan: TrainingPlan) -> torch.optim.AdamW:
     return torch.optim.AdamW(weights, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
 
 

@@ -41,7 +41,7 @@ from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
-from dptune.training.spec import Plan, RunSpec, mark_used
+from dptune.training.spec import RunSpec, TrainingPlan, mark_used
 
 _PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
 
@@ -190,7 +190,7 @@ def seed_dropout(entropy: Entropy, step: int) -> None:
     torch.manual_seed(secrets.randbits(63) if not entropy.leaks else step)
 
 
-def _affordable(mechanism: Mechanism, ledger: Ledger, plan: Plan) -> Knobs | None:
+def _affordable(mechanism: Mechanism, ledger: Ledger, plan: TrainingPlan) -> Knobs | None:
     """The controller's knobs, with more noise where the filter asks for it; None when the budget is used up.
 
     Decided before the batch is drawn, from releases alone. The filter keeps in reserve what the remaining steps

@@ -19,7 +19,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The public schedule of a run.
 
     Attributes:
@@ -75,7 +75,7 @@ class RunSpec:
     tokens: Tokens
     units: PrivacyUnits
     mechanism: Mechanism
-    plan: Plan
+    plan: TrainingPlan
     header: RunHeader
     public: Tokens | None = None
     auditor: Auditor | None = None

@@ -13,8 +13,8 @@ import torch
 from dptune.errors import ConfigError
 from dptune.training.causal import check_causal, check_configuration, first_line, most_positions
 from dptune.training.model import (
-    BaseModel,
     Lora,
+    ModelSource,
     attach_lora,
     check_device,
     frozen_fingerprint,
@@ -26,7 +26,7 @@ from dptune.training.model import (
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
 from dptune.tuning.places import check_model
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Base:
     pairs: int
     dimension: int
     notes: tuple[str, ...]
-    checkpoint: BaseModel | None
+    checkpoint: ModelSource | None
     given: Any = field(repr=False)
 
     def load(self) -> Any:
@@ -75,7 +75,7 @@ class Base:
         return model
 
 
-def open_base(model: Any, settings: Settings, revision: str | None = None, tokenizer: Any = None) -> Base:
+def open_base(model: Any, settings: TuneSettings, revision: str | None = None, tokenizer: Any = None) -> Base:
     """Check a model and its tokenizer within seconds.
 
     Args:
@@ -88,7 +88,7 @@ def open_base(model: Any, settings: Settings, revision: str | None = None, token
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-        checkpoint = BaseModel(check_model(str(model), revision), revision, dtype)
+        checkpoint = ModelSource(check_model(str(model), revision), revision, dtype)
         config = load_config(checkpoint)
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
         empty = without_weights(checkpoint, config)
@@ -119,7 +119,7 @@ def _described(
     lora: Lora,
     tokenizer: Any,
     device: torch.device,
-    checkpoint: BaseModel | None,
+    checkpoint: ModelSource | None,
 ) -> Base:
     """What a model tells; adapters are attached to ``copy`` to count them."""
     config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
@@ -147,7 +147,7 @@ def _described(
     )
 
 
-def _tokenizer_of(checkpoint: BaseModel) -> Any:
+def _tokenizer_of(checkpoint: ModelSource) -> Any:
     folder = Path(checkpoint.source)
     fix = "save the model's tokenizer in its folder, or give tokenizer"
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

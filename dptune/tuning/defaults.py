@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dptune.errors import ConfigError
 from dptune.privacy.calibration import sampling
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 
 _BATCHES = (64, 1024)
 _LEAST_STEPS, _EPOCHS = 100, (3, 20)
@@ -21,7 +21,7 @@ _RADIUS = 0.1
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TuneSchedule:
     """A schedule that is complete. Public.
 
     Attributes:
@@ -42,7 +42,7 @@ class Schedule:
     reasons: dict[str, str] = field(repr=False)
 
 
-def schedule_of(settings: Settings, units: int, parameters: int, positions: int | None) -> Schedule:
+def schedule_of(settings: TuneSettings, units: int, parameters: int, positions: int | None) -> TuneSchedule:
     """The schedule of a run on ``units`` units (of the train side).
 
     Args:
@@ -86,7 +86,7 @@ def schedule_of(settings: Settings, units: int, parameters: int, positions: int 
     if settings.mechanism == "static" and "max_grad_norm" not in options:
         options["max_grad_norm"] = _RADIUS
         reasons["max_grad_norm"] = "the radius with which the learning rate 0.02 was measured"
-    return Schedule(
+    return TuneSchedule(
         delta=delta,
         batch=batch,
         epochs=epochs,
@@ -101,7 +101,7 @@ def schedule_of(settings: Settings, units: int, parameters: int, positions: int 
     )
 
 
-def max_length_of(settings: Settings, positions: int | None) -> int:
+def max_length_of(settings: TuneSettings, positions: int | None) -> int:
     """Tokens of a batch's rows. Raises: ConfigError for more than the model's ``positions``, or fewer than three."""
     length = settings.max_length
     if length is None:

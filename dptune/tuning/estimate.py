@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dptune.tuning.base import Base
-from dptune.tuning.defaults import Schedule
+from dptune.tuning.defaults import TuneSchedule
 
 _LOGIT_COPIES = 4  # float32: logits, their logarithms, the gradient of each
 _ACTIVATIONS = 20  # of the layer's width, kept of every token of every layer until the way back
@@ -30,7 +30,7 @@ class Estimate:
     seconds: float
 
 
-def estimate(base: Base, schedule: Schedule, rows: int) -> Estimate:
+def estimate(base: Base, schedule: TuneSchedule, rows: int) -> Estimate:
     """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second."""
     tokens = rows * schedule.max_length
     frozen = base.parameters * base.bytes_each

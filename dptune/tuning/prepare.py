@@ -12,8 +12,7 @@ import numpy as np
 from dptune.corpus.reading.read import Records, Sides, read_sides
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
-from dptune.mechanisms.planning import Calibrated, calibrated, planned
-from dptune.mechanisms.planning import Schedule as Priced
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
@@ -21,10 +20,10 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import tokens_of
-from dptune.training.spec import Plan, header_of
+from dptune.training.spec import TrainingPlan, header_of
 from dptune.tuning.base import Base
-from dptune.tuning.defaults import Schedule, max_length_of, schedule_of
-from dptune.tuning.settings import Settings
+from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
+from dptune.tuning.settings import TuneSettings
 from dptune.units import MADE_OF_OTHERS, RECORD
 
 #: Below which a run is warned that noise hides nearly all that its records say.
@@ -43,9 +42,9 @@ class Prepared:
         notes: warnings for the owner of the records, whom alone they are for.
     """
 
-    settings: Settings
+    settings: TuneSettings
     base: Base
-    schedule: Schedule
+    schedule: TuneSchedule
     tokens: Tokens = field(repr=False)
     evaluation: Tokens | None = field(repr=False)
     public: Tokens | None = field(repr=False)
@@ -55,10 +54,10 @@ class Prepared:
     notes: tuple[str, ...] = field(repr=False)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         """The schedule as the training loop takes it."""
         chosen = self.schedule
-        return Plan(
+        return TrainingPlan(
             sample_rate=chosen.sample_rate,
             expected_batch_size=chosen.batch,
             steps=chosen.steps,
@@ -94,7 +93,7 @@ class Prepared:
         return found.hexdigest()
 
 
-def check_mechanism(settings: Settings, base: Base) -> None:
+def check_mechanism(settings: TuneSettings, base: Base) -> None:
     """Build the mechanism with some noise, before any record is read.
 
     Raises: ConfigError for an unknown mechanism or option, and for one that no noise certifies or that trains clients.
@@ -123,7 +122,7 @@ def check_mechanism(settings: Settings, base: Base) -> None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
 
-def prepare(source: RecordSource, base: Base, settings: Settings) -> Prepared:
+def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepared:
     """Read the records and complete the schedule.
 
     ``source.split`` is set here, by ``settings.eval_share``.
@@ -165,7 +164,7 @@ def _units_of(records: Records, column: str | None, most: int) -> PrivacyUnits:
     return PrivacyUnits.of(kind, np.array([record.unit for record in records], dtype=np.int64), most)
 
 
-def _tokens(records: Records, tokenizer: Any, length: int, settings: Settings) -> Tokens | None:
+def _tokens(records: Records, tokenizer: Any, length: int, settings: TuneSettings) -> Tokens | None:
     """Token ids; None without records. Raises: ConfigError if more than half are cut, or none counts in the loss."""
     if not records:
         return None
@@ -179,9 +178,9 @@ def _tokens(records: Records, tokenizer: Any, length: int, settings: Settings) -
     return tokens
 
 
-def _calibrated(settings: Settings, base: Base, schedule: Schedule) -> Calibrated:
+def _calibrated(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
-    priced = Priced(schedule.sample_rate, schedule.steps, schedule.delta)
+    priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
     found = calibrated(
         lambda noise: build(settings.mechanism, options | {"noise_multiplier": noise}),
         settings.epsilon,
@@ -203,7 +202,7 @@ def _few(units: int, delta: float) -> list[str]:
     return found
 
 
-def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: Settings) -> list[str]:
+def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: TuneSettings) -> list[str]:
     """Warnings about the train records."""
     found, count = [], len(sides.train)
     if tokens.truncated:

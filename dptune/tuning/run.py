@@ -33,7 +33,7 @@ from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
 from dptune.tuning.places import check_data, check_folder
 from dptune.tuning.prepare import Prepared, prepare
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import check_deliverable
 
 HELD_OUT, PUBLIC = "held-out private records", "public records"
@@ -110,7 +110,7 @@ def tune(
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
     """
-    chosen = Settings.of(epsilon=epsilon, delta=delta, **settings)
+    chosen = TuneSettings.of(epsilon=epsilon, delta=delta, **settings)
     source = RecordSource(
         records,
         text=text,

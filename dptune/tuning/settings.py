@@ -17,7 +17,7 @@ Telemetry = Literal["research", "private"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TuneSettings:
     """Everything that is asked of a run; None lets ``defaults`` choose from public facts. Public.
 
     Attributes:
@@ -98,7 +98,7 @@ class Settings:
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     @classmethod
-    def of(cls, **given: Any) -> Settings:
+    def of(cls, **given: Any) -> TuneSettings:
         """Settings by name. Raises: ConfigError for a name that there is not, with the one that may be meant."""
         known = [item.name for item in fields(cls)]
         for name in given:

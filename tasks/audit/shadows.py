@@ -19,7 +19,7 @@ from dptune.privacy.entropy import FixedSeed
 from dptune.progress import progress
 from dptune.training.data import PrivacyUnits, tokenize
 from dptune.training.loop import train
-from dptune.training.model import BaseModel, Lora, attach_lora, load_base
+from dptune.training.model import Lora, ModelSource, attach_lora, load_base
 from dptune.training.spec import RunSpec, header_of
 from tasks.audit.target import Target
 from tasks.experiment.prepare import plan_of
@@ -55,7 +55,7 @@ def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_
     texts = read_records(SPLITS / "attack.parquet").texts("audit.shadows")
     texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
     tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
-    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
     model = attach_lora(load_base(base, torch.device(device)), Lora(**cell.lora.model_dump()), cell.seed)
     units = PrivacyUnits.of("record", np.arange(len(texts)), 1)
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))

@@ -19,7 +19,7 @@ from dptune.files import sha256
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.training.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.finetune import adapter_digest
 from tasks.paths import MANIFEST, SECRETS, TRAIN
@@ -70,7 +70,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
-    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
     try:
         adapted = PeftModel.from_pretrained(load_base(base, device), str(folder.adapter)).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:

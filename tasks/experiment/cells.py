@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import field_validator
 
 from dptune import plugins
 from dptune.corpus.records import read_about
@@ -24,16 +24,15 @@ from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes
 from dptune.privacy.run_folder import RunFolder
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings.params import Lora, Model, Settings, Training, options_on
+from tasks.settings.bounds import StrictModel
+from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, learning_rate_of, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
 
 
-class Cell(BaseModel):
+class Cell(StrictModel):
     """Everything that one fine-tuning run needs to know. Public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     experiment: str
     model_name: str
@@ -47,8 +46,8 @@ class Cell(BaseModel):
     telemetry: str
     unit: str
     crafted: int
-    lora: Lora
-    training: Training
+    lora: LoraSettings
+    training: TrainingSettings
     inputs: dict[str, str]
     plugins: tuple[str, ...] = ()
 
@@ -70,6 +69,12 @@ class Cell(BaseModel):
         """The cell's own folder under data/runs."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def of_a_pass(cell: Cell) -> dict[str, Any]:
+    """The settings that cells in the same passes share: all of model, adapters and schedule but the learning rate."""
+    training = cell.training.model_dump(mode="json", exclude={"learning_rate"})
+    return cell.model_dump(mode="json", include={"model", "lora"}) | {"training": training}
 
 
 def federation(cell: Cell) -> Federation | None:
@@ -96,6 +101,7 @@ def grid(settings: Settings) -> list[Cell]:
         for mechanism in experiment.mechanisms:
             options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
+            rate = learning_rate_of(options) or settings.training.learning_rate
             inputs = digests(model, options) | plugin_digest(mechanism, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
             cells += [
@@ -113,7 +119,7 @@ def grid(settings: Settings) -> list[Cell]:
                     unit=settings.data.unit,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
-                    training=settings.training,
+                    training=settings.training.model_copy(update={"learning_rate": rate}),
                     inputs=inputs,
                     plugins=plugin_modules(mechanism, options),
                 )

@@ -67,10 +67,10 @@ def _check_devices(settings: Settings) -> None:
 
 def _positions(model: Model, settings: Settings) -> int | None:
     from dptune.tuning.base import open_base
-    from dptune.tuning.settings import Settings as Asked
+    from dptune.tuning.settings import TuneSettings
 
     lora = settings.lora
-    asked = Asked(
+    asked = TuneSettings(
         epsilon=1, rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules, device="cpu", dtype=model.dtype
     )
     return open_base(model.source, asked, model.revision).positions

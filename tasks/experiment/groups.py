@@ -8,13 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.experiment.cells import Cell, federation, is_finished
-
-_SHARED = {"model_name", "model", "lora", "training", "unit"}
+from tasks.experiment.cells import Cell, federation, is_finished, of_a_pass
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells that one process trains, each to its own end."""
 
     cells: tuple[Cell, ...]
@@ -38,7 +36,7 @@ class Group:
         return [cell for cell in self.cells if not is_finished(cell.directory)]
 
 
-def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list[Group]:
+def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list[CellGroup]:
     """Cells in groups of at most ``most``, and of fewer where that fills more of the ``places`` that there are.
 
     A cell that is finished, or that trains locally, is alone.
@@ -48,14 +46,14 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
     for cell in cells:
         if cell not in alone:
             shared.setdefault(_inputs(cell), []).append(cell)
-    groups = [Group((cell,)) for cell in alone]
+    groups = [CellGroup((cell,)) for cell in alone]
     for together in shared.values():
         size = min(most, math.ceil(len(together) / (places or 1)))
         count = math.ceil(len(together) / size)
-        groups += [Group(tuple(together[start::count])) for start in range(count)]
+        groups += [CellGroup(tuple(together[start::count])) for start in range(count)]
     return groups
 
 
 def _inputs(cell: Cell) -> str:
     inputs = {name: digest for name, digest in cell.inputs.items() if name not in ("plugins", "policy")}
-    return json.dumps([cell.model_dump(mode="json", include=_SHARED), inputs], sort_keys=True)
+    return json.dumps([cell.model_name, cell.unit, of_a_pass(cell), inputs], sort_keys=True)

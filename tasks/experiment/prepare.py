@@ -21,15 +21,15 @@ from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import encode_stored
-from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, lora_targets
+from dptune.training.model import Lora, ModelSource, attach_lora, load_base, load_tokenizer, lora_targets
 from dptune.training.per_sample import lora_pairs
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
 from dptune.units import RECORD
-from tasks.experiment.cells import Cell, federation, plugin_digest, policy_digest, shared_digests
+from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
-from tasks.settings.params import Training
+from tasks.settings.params import TrainingSettings
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     """
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
-    base = BaseModel(cell.model.source, cell.model.revision, cell.model.dtype)
+    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
     tokenizer, model = load_tokenizer(base), load_base(base, device)
     lora_targets(model, Lora(**cell.lora.model_dump()))  # raises before hours of tokenising
     shared = SharedInputs(
@@ -110,8 +110,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     was made for, or if the run would leak what private telemetry promises to keep.
     """
     _check_inputs(cell, shared.digests)
-    for name in ("model", "lora", "training"):
-        if getattr(cell, name) != getattr(shared.cell, name):
+    for name, setting in of_a_pass(cell).items():
+        if setting != of_a_pass(shared.cell)[name]:
             problem = f"is not that of {shared.cell.label}, beside which {cell.label} is to run"
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
@@ -150,10 +150,10 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs)
 
 
-def plan_of(training: Training, units: int, expected_batch_size: float) -> Plan:
+def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) -> TrainingPlan:
     """The public schedule of a run on ``units`` privacy units."""
     sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
-    return Plan(
+    return TrainingPlan(
         sample_rate=sample_rate,
         expected_batch_size=expected_batch_size,
         steps=steps,

@@ -15,7 +15,7 @@ from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from tasks.identity import code_digest
 from tasks.paths import POLICY
-from tasks.settings.policy import Policy
+from tasks.settings.policy import PolicySettings
 
 _CONFIDENCE = 0.95
 #: Chance that sound updates fail the study, over all checks of all critics.
@@ -24,7 +24,7 @@ FALSE_ALARMS = 0.001
 ATTACKED = (("private", 1), ("none", 1), ("public", 2), ("raw", 2))
 
 
-def audits(settings: Policy) -> list[dict[str, Any]]:
+def audits(settings: PolicySettings) -> list[dict[str, Any]]:
     """A row for each kind of critic; kept while code and trials stay the same.
 
     Raises: DptuneError if an attack shows more than is certified; sound updates do so with chance ``FALSE_ALARMS``.
@@ -41,12 +41,12 @@ def audits(settings: Policy) -> list[dict[str, Any]]:
     return rows
 
 
-def audit_key(settings: Policy) -> str:
+def audit_key(settings: PolicySettings) -> str:
     """Changes with whatever decides the rows: the code of updates and of their audits, and the settings."""
     return f"{code_digest('policy.audit')} {settings.audit_trials} {settings.delta}"
 
 
-def _audit(critic: Any, updates: int, settings: Policy) -> dict[str, Any]:
+def _audit(critic: Any, updates: int, settings: PolicySettings) -> dict[str, Any]:
     method = Dppg(noise_multiplier=1.0, critic=critic)
     trials = (
         settings.audit_trials if updates == 1 else min(settings.audit_trials, max(1000, settings.audit_trials // 10))

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict
 
 from dptune.errors import ConfigError
 from dptune.files import jsonable, private_directory, write_json
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.schedule import Training
+from dptune.policy.schedule import PolicyTraining
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -29,16 +28,15 @@ from dptune.privacy.run_header import RunHeader
 from dptune.progress import Meter
 from tasks.identity import code_digest
 from tasks.paths import POLICY
-from tasks.settings.policy import Policy, Run, expanded
+from tasks.settings.bounds import StrictModel
+from tasks.settings.policy import PolicySettings, StudyRun, expanded
 from tasks.stage import run_command
 
 _log = logging.getLogger("dptune.policy")
 
 
-class Job(BaseModel):
+class PolicyCell(StrictModel):
     """Everything that decides one run. Public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     study: str
     label: str
@@ -65,20 +63,20 @@ class Job(BaseModel):
         return POLICY / "runs" / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def jobs(settings: Policy) -> list[Job]:
+def policy_cells(settings: PolicySettings) -> list[PolicyCell]:
     """Every run of every study, seed by seed."""
     code = code_digest("policy.gradient")
     return [
-        _job(settings, name, run, seed, code)
+        _cell(settings, name, run, seed, code)
         for name, study in settings.studies.items()
         for run in expanded(study, settings.delta)
         for seed in settings.seeds
     ]
 
 
-def _job(settings: Policy, study: str, run: Run, seed: int, code: str) -> Job:
+def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int, code: str) -> PolicyCell:
     environment = settings.studies[study]
-    return Job(
+    return PolicyCell(
         study=study,
         label=run.label,
         group=run.group,
@@ -94,7 +92,7 @@ def _job(settings: Policy, study: str, run: Run, seed: int, code: str) -> Job:
     )
 
 
-def check_environments(settings: Policy) -> None:
+def check_environments(settings: PolicySettings) -> None:
     """Raises: ConfigError naming the study whose environment is unknown or needs an extra, before anything runs."""
     from dptune.policy.baselines import check_installed
     from dptune.policy.environments import Environment
@@ -108,66 +106,66 @@ def check_environments(settings: Policy) -> None:
             raise ConfigError(f"policy.studies.{name}.{error.field}", error.problem, fix=error.fix) from None
 
 
-def run_job(job: Job) -> dict[str, Any]:
+def run_cell(cell: PolicyCell) -> dict[str, Any]:
     """Train, resuming what the run's folder holds, and write result.json."""
-    training = Training(**job.training)
-    directory = private_directory(job.directory)
-    with Meter(job.name, total=training.updates, unit="updates") as meter:
-        points = _RUNNERS[job.kind](job, training, directory, meter)
+    training = PolicyTraining(**cell.training)
+    directory = private_directory(cell.directory)
+    with Meter(cell.name, total=training.updates, unit="updates") as meter:
+        points = _RUNNERS[cell.kind](cell, training, directory, meter)
     returns = [point["mean_return"] for point in points]
     last = returns[-max(1, len(returns) // 4) :]
     result = {
-        **job.model_dump(mode="json"),
-        "name": job.name,
+        **cell.model_dump(mode="json"),
+        "name": cell.name,
         "seed": training.seed,
         "users": training.updates * training.users,
         "points": points,
         "final_return": sum(last) / len(last),
         "leaks": [],
-        **_prices(job, directory),
+        **_prices(cell, directory),
     }
     write_json(RunFolder(directory).result, result)
     return result
 
 
-def _prices(job: Job, directory: Path) -> dict[str, Any]:
+def _prices(cell: PolicyCell, directory: Path) -> dict[str, Any]:
     """From the ledger alone; a baseline that is not private has none."""
-    if job.method is None:
+    if cell.method is None:
         return dict(jsonable(Epsilons(math.inf, math.inf, math.inf).to_dict()))
     prices = read_ledger(RunFolder(directory).ledger).epsilons
     return {**jsonable(prices.to_dict()), "leaks": list(prices.leaks)}
 
 
-def _dppg(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+def _dppg(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
     from dptune.policy.environments import Environment
     from dptune.policy.training import Point, train
     from dptune.privacy.entropy import OsEntropy
 
-    assert job.method is not None
-    environment, entropy = Environment(job.environment, job.options), OsEntropy()
+    assert cell.method is not None
+    environment, entropy = Environment(cell.environment, cell.options), OsEntropy()
 
     def tell(point: Point) -> None:
         meter.update(point.update)
-        _log.info("%s: %d users, mean return %.4g", job.name, point.users, point.mean_return)
+        _log.info("%s: %d users, mean return %.4g", cell.name, point.users, point.mean_return)
 
-    header = _header(job, training.updates * training.users, entropy.leaks)
-    _, points = train(environment, Dppg(**job.method), training, header, directory, entropy, tell)
+    header = _header(cell, training.updates * training.users, entropy.leaks)
+    _, points = train(environment, Dppg(**cell.method), training, header, directory, entropy, tell)
     return [asdict(point) for point in points]
 
 
-def _ucb_vi(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+def _ucb_vi(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
     from dptune.policy.environments import RIVERSWIM
     from dptune.policy.ucb_vi import UcbVi, run_ucb_vi
     from dptune.privacy.entropy import OsEntropy
 
-    if job.environment != RIVERSWIM:
+    if cell.environment != RIVERSWIM:
         raise ConfigError("baseline", "ucb_vi is for tables: it knows Riverswim alone", fix=f"use {RIVERSWIM}")
-    assert job.method is not None
+    assert cell.method is not None
     episodes = training.updates * training.users
-    figures: dict[str, Any] = {**job.options, **job.extra, "noise_multiplier": job.method["noise_multiplier"]}
+    figures: dict[str, Any] = {**cell.options, **cell.extra, "noise_multiplier": cell.method["noise_multiplier"]}
     plan = UcbVi(episodes, seed=training.seed, **figures)
     # A run that died is made again from its start, and charged again.
-    with Ledger.open(RunFolder(directory).ledger, _header(job, episodes, ()), Counter([plan.release()])) as ledger:
+    with Ledger.open(RunFolder(directory).ledger, _header(cell, episodes, ()), Counter([plan.release()])) as ledger:
         ledger.charge(plan.release())
         values = run_ucb_vi(plan, OsEntropy())
         ledger.finish()
@@ -179,7 +177,7 @@ def _ucb_vi(job: Job, training: Training, directory: Path, meter: Meter) -> list
     ]
 
 
-def _baseline(job: Job, training: Training, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+def _baseline(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
     import torch
 
     from dptune.policy.baselines import train_baseline
@@ -188,8 +186,8 @@ def _baseline(job: Job, training: Training, directory: Path, meter: Meter) -> li
     torch.set_num_threads(1)
     steps = training.users * training.steps
     points = train_baseline(
-        "ppo" if job.kind == "ppo" else "a2c",
-        Environment(job.environment, job.options),
+        "ppo" if cell.kind == "ppo" else "a2c",
+        Environment(cell.environment, cell.options),
         timesteps=training.updates * steps,
         every=training.evaluate_every * steps,
         episodes=training.evaluate_episodes,
@@ -205,28 +203,28 @@ def _baseline(job: Job, training: Training, directory: Path, meter: Meter) -> li
 _RUNNERS = {"dppg": _dppg, "ucb_vi": _ucb_vi, "ppo": _baseline, "a2c": _baseline}
 
 
-def _header(job: Job, users: int, leaks: tuple[str, ...]) -> RunHeader:
+def _header(cell: PolicyCell, users: int, leaks: tuple[str, ...]) -> RunHeader:
     return RunHeader(
-        mechanism=NAME if job.kind == "dppg" else job.kind,
+        mechanism=NAME if cell.kind == "dppg" else cell.kind,
         published_accountant=PUBLISHED_ACCOUNTANT,
-        accounting=job.accounting,
+        accounting=cell.accounting,
         epsilon=None,
-        delta=job.delta,
+        delta=cell.delta,
         unit="user",
         units=users,
-        data=f"synthetic: simulated users of {job.environment}",
+        data=f"synthetic: simulated users of {cell.environment}",
         telemetry="private",
         leaks=leaks,
     )
 
 
-def main(job: Annotated[Path, typer.Argument(help="job.json of a run, which the flow writes")]) -> None:
-    """Run one job."""
+def main(file: Annotated[Path, typer.Argument(help="job.json of a run, which the flow writes")]) -> None:
+    """Make the run that a file describes."""
     try:
-        read = Job.model_validate_json(job.read_text(encoding="utf-8"))
+        read = PolicyCell.model_validate_json(file.read_text(encoding="utf-8"))
     except ValueError:
-        raise ConfigError(str(job), "is no job", fix="run python -m flows.policy") from None
-    result = run_job(read)
+        raise ConfigError(str(file), "describes no run", fix="run python -m flows.policy") from None
+    result = run_cell(read)
     _log.info("%s: return %.4g", read.name, result["final_return"])
 
 

@@ -36,7 +36,7 @@ from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
-    from dptune.policy.rlhf import Figures, Learner, Prompts, State, Stream
+    from dptune.policy.rlhf import Figures, LanguageLearner, LanguageState, Prompts, Stream
 
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Cell:
+class RlhfCell:
     """One run.
 
     Attributes:
@@ -99,17 +99,17 @@ def _salt() -> bytes:
     return path.read_bytes()
 
 
-def cells(settings: Rlhf) -> list[Cell]:
+def cells(settings: Rlhf) -> list[RlhfCell]:
     """The grid, small numbers of users first."""
     budgets: list[float | None] = [None] * settings.nonprivate + list(settings.epsilons)
     return [
-        Cell(settings, users, epsilon, seed)
+        RlhfCell(settings, users, epsilon, seed)
         for users, epsilon, seed in product(sorted(settings.users), budgets, settings.seeds)
     ]
 
 
 @dataclass(frozen=True)
-class Canary:
+class PromptCanary:
     """A user that the auditor brings, where its coin says so."""
 
     slot: int
@@ -119,14 +119,14 @@ class Canary:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PromptPlan:
     """Who comes when, and every prompt's secret. Private; secrets and coins are of the operating system's entropy."""
 
     secrets: tuple[str, ...] = field(repr=False)
-    canaries: tuple[Canary, ...] = field(repr=False)
+    canaries: tuple[PromptCanary, ...] = field(repr=False)
 
     @classmethod
-    def drawn(cls, cell: Cell, hosts: Records) -> Plan:
+    def drawn(cls, cell: RlhfCell, hosts: Records) -> PromptPlan:
         """A secret for every slot; canaries in random slots, which are public. Raises: ConfigError for too many."""
         slots, entropy = cell.users * cell.settings.updates, SystemRandom()
         count = cell.settings.canaries if cell.settings.telemetry == "research" else 0
@@ -137,21 +137,21 @@ class Plan:
         where, which = order.permutation(slots)[:count], order.permutation(hosts.record)[:count]
         secrets = ("".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH)) for _ in range(slots + count))
         planted = [
-            Canary(slot, record, next(secrets), entropy.getrandbits(1))
+            PromptCanary(slot, record, next(secrets), entropy.getrandbits(1))
             for slot, record in zip(where.tolist(), which.tolist(), strict=True)
         ]
         return cls(tuple(secrets), tuple(planted))
 
     @classmethod
-    def of(cls, cell: Cell, hosts: Records, path: Path) -> Plan:
+    def of(cls, cell: RlhfCell, hosts: Records, path: Path) -> PromptPlan:
         """The one that the run began with, or a new one, which is written to ``path``."""
         if not path.exists():
             write_json(path, asdict(cls.drawn(cell, hosts)))
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return cls(tuple(stored["secrets"]), tuple(Canary(**one) for one in stored["canaries"]))
+        return cls(tuple(stored["secrets"]), tuple(PromptCanary(**one) for one in stored["canaries"]))
 
 
-def run_cell(cell: Cell, device: str = "cpu") -> dict[str, Any]:
+def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
     """Train, measure and attack one cell, unless it is done; resume what a dead process left. Returns its results.
 
     Raises: ConfigError for settings that the data cannot fill; LedgerError, BudgetError.
@@ -165,13 +165,13 @@ def run_cell(cell: Cell, device: str = "cpu") -> dict[str, Any]:
     return results
 
 
-def _run(cell: Cell, directory: Path, device: str) -> dict[str, Any]:
+def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     from dptune.policy.rlhf import train
     from dptune.training.model import save_adapter
 
     learner = _learner(cell, device)
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
-    plan = Plan.of(cell, hosts, directory / PROMPTS)
+    plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
     public, held_out = _public_prompts(cell, learner)
     users = _stream(cell, plan, records, hosts, learner)
     header, told = _header(cell, records), partial(_tell, cell)
@@ -184,24 +184,24 @@ def _run(cell: Cell, directory: Path, device: str) -> dict[str, Any]:
     return results
 
 
-def _tell(cell: Cell, point: Figures) -> None:
+def _tell(cell: RlhfCell, point: Figures) -> None:
     _log.info("%s, update %d: held-out reward %.3f, KL %.3f", cell.label, point.updates, point.reward, point.kl)
 
 
-def _learner(cell: Cell, device: str) -> Learner:
+def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
 
     from dptune.policy.lexicon import CLINICAL
-    from dptune.policy.rlhf import Bandit, LanguagePolicy, Learner
-    from dptune.training.model import BaseModel, Lora, check_device, load_base, load_tokenizer
+    from dptune.policy.rlhf import Bandit, LanguageLearner, LanguagePolicy
+    from dptune.training.model import Lora, ModelSource, check_device, load_base, load_tokenizer
 
-    base, settings = BaseModel(str(PUBLIC_MODEL)), cell.settings
+    base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
     lora = Lora(settings.rank, settings.alpha, 0.0)
     policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), lora, cell.seed)
     shared = {name: getattr(settings, name) for name in Bandit.__dataclass_fields__ if name not in ("users", "seed")}
-    return Learner(policy, CLINICAL, cell.method, Bandit(users=cell.users, seed=cell.seed, **shared))
+    return LanguageLearner(policy, CLINICAL, cell.method, Bandit(users=cell.users, seed=cell.seed, **shared))
 
 
-def _public_prompts(cell: Cell, learner: Learner) -> tuple[Prompts, Prompts]:
+def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, Prompts]:
     """Simulated users: of the baseline, and held out."""
     from dptune.audit.prompts import planted
 
@@ -216,13 +216,13 @@ def _public_prompts(cell: Cell, learner: Learner) -> tuple[Prompts, Prompts]:
     return prompts[: settings.baseline_prompts], prompts[settings.baseline_prompts :]
 
 
-def _prompts(texts: list[str], learner: Learner) -> Prompts:
+def _prompts(texts: list[str], learner: LanguageLearner) -> Prompts:
     from dptune.policy.rlhf import Prompts
 
     return Prompts.of(texts, learner.policy.tokenizer, learner.bandit.prompt_tokens)
 
 
-def _stream(cell: Cell, plan: Plan, records: Records, hosts: Records, learner: Learner) -> Stream:
+def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, learner: LanguageLearner) -> Stream:
     """A record of the train split in every slot, each once, and canaries in theirs."""
     import torch
 
@@ -248,7 +248,7 @@ def _stream(cell: Cell, plan: Plan, records: Records, hosts: Records, learner: L
     return Stream(tuple(ids), prompts, present)
 
 
-def _header(cell: Cell, records: Records) -> RunHeader:
+def _header(cell: RlhfCell, records: Records) -> RunHeader:
     return RunHeader(
         mechanism="dppg",
         published_accountant=PUBLISHED_ACCOUNTANT,
@@ -262,7 +262,7 @@ def _header(cell: Cell, records: Records) -> RunHeader:
     )
 
 
-def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]) -> dict[str, Any]:
+def _results(cell: RlhfCell, directory: Path, learner: LanguageLearner, curve: list[Figures]) -> dict[str, Any]:
     contents, last = read_ledger(RunFolder(directory).ledger), asdict(curve[-1])
     return {
         "label": cell.label,
@@ -287,7 +287,13 @@ def _results(cell: Cell, directory: Path, learner: Learner, curve: list[Figures]
 
 
 def _audit(
-    cell: Cell, plan: Plan, hosts: Records, learner: Learner, state: State, users: Stream, public: Prompts
+    cell: RlhfCell,
+    plan: PromptPlan,
+    hosts: Records,
+    learner: LanguageLearner,
+    state: LanguageState,
+    users: Stream,
+    public: Prompts,
 ) -> dict[str, Any]:
     """Both attacks, and the exposure of the secrets that were planted."""
     from dptune.audit.exposure import chance, exposures

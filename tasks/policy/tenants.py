@@ -149,8 +149,8 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     from dptune.corpus.sources import acquire_synthetic
     from dptune.policy.tenant_runs import Setting, tenants_of
     from dptune.training.data import tokenize
-    from dptune.training.model import BaseModel, Lora, load_base, load_tokenizer
-    from dptune.training.spec import Plan
+    from dptune.training.model import Lora, ModelSource, load_base, load_tokenizer
+    from dptune.training.spec import TrainingPlan
     from tasks.settings.params import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants
@@ -159,10 +159,10 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
         narratives = Path(folder) / "narratives.parquet"
         write_narratives(made.table, made.ids_mapping, made.manifest, narratives)
         records = read_records(narratives)
-    base = BaseModel(str(PUBLIC_MODEL))
+    base = ModelSource(str(PUBLIC_MODEL))
     tokenizer = load_tokenizer(base)
     public = read_records(PUBLIC_VALIDATION).text.to_pylist()[: settings.public_records]
-    plan = Plan(
+    plan = TrainingPlan(
         sample_rate=settings.sample_rate,
         expected_batch_size=0.0,  # each tenant's own
         steps=settings.steps,

@@ -22,7 +22,7 @@ from dptune.training.model import load_base, load_tokenizer
 from dptune.units import MADE_OF_OTHERS
 from tasks.drawing import EPSILONS
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
-from tasks.prediction.ensembles import Plan, compared
+from tasks.prediction.ensembles import EnsemblePlan, compared
 from tasks.report.experiment import listed_cells, read_results
 from tasks.settings.params import Settings
 from tasks.tracking import ChildRun, timed
@@ -32,7 +32,7 @@ _OWN = ("public_weight", "subsample")
 _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 
 
-def score(settings: Settings, plans: list[Plan], serving: Path, device: str) -> dict[str, Any]:
+def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Score everything and write data/prediction/results.json; under private telemetry only the prices are told."""
     records, told = read_records(EVAL), settings.experiment.telemetry == "research"
     rows = []
@@ -56,12 +56,12 @@ def score(settings: Settings, plans: list[Plan], serving: Path, device: str) -> 
     return result
 
 
-def _tokens(plan: Plan, texts: list[str]) -> Tokens:
+def _tokens(plan: EnsemblePlan, texts: list[str]) -> Tokens:
     tokens = tokenize([text for text in texts if text], load_tokenizer(plan.base), plan.max_length)
     return replace(tokens, rows=[row for row in tokens.rows if len(row) > 1])
 
 
-def _models(plan: Plan, tokens: Tokens, device: str) -> list[Row]:
+def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
     """The public model, and every finished cell of the experiment on the same base."""
     where = torch.device(device)
     public = _scores(load_base(plan.base, where), tokens)
@@ -87,7 +87,7 @@ def _scores(model: Any, tokens: Tokens) -> dict[str, float | str]:
     return jsonable(score_model(model, tokens))
 
 
-def _ensemble(settings: Settings, plan: Plan, tokens: Tokens | None, device: str) -> list[Row]:
+def _ensemble(settings: Settings, plan: EnsemblePlan, tokens: Tokens | None, device: str) -> list[Row]:
     """The protocols on one ensemble, and the plain average of its models; without tokens only what they cost."""
     protocols = compared(settings.prediction, plan.models, settings.experiment.delta)
     scores: dict[str, dict[str, float]] = {}

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel as Frozen
-from pydantic import ConfigDict
 
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
@@ -21,12 +19,12 @@ from dptune.prediction.deployment import SERVED_OPTIONS, answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import Tokens, tokenize
-from dptune.training.model import BaseModel, check_device, frozen_fingerprint, load_base, load_tokenizer
-from dptune.training.model import Lora as LoraShape
+from dptune.training.model import Lora, ModelSource, check_device, frozen_fingerprint, load_base, load_tokenizer
 from tasks.experiment.cells import digests
 from tasks.identity import code_digest
 from tasks.paths import ENSEMBLES, TRAIN
-from tasks.settings.params import Lora, Model, Prediction, Serve, Settings, Tuning
+from tasks.settings.bounds import StrictModel
+from tasks.settings.params import LoraSettings, Model, Prediction, Serve, Settings, TuningSettings
 
 #: Modules that answer, when an ensemble is trained already.
 ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
@@ -34,16 +32,14 @@ _LONGEST_NAME = 64  # of a column in the name of a folder
 PLAN, _SALT = "plan.json", "salt"
 
 
-class Plan(Frozen):
+class EnsemblePlan(StrictModel):
     """Everything that decides an ensemble. Public; the salt of its partition lies in its folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Model
     models: int
     partition: str
-    lora: Lora
-    tuning: Tuning
+    lora: LoraSettings
+    tuning: TuningSettings
     max_length: int
     inputs: dict[str, str]
 
@@ -55,17 +51,17 @@ class Plan(Frozen):
         return ENSEMBLES / f"{self.models}-by-{by}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     @property
-    def base(self) -> BaseModel:
+    def base(self) -> ModelSource:
         """The public model."""
-        return BaseModel(self.model.source, self.model.revision, self.model.dtype)
+        return ModelSource(self.model.source, self.model.revision, self.model.dtype)
 
 
-def plans(settings: Settings) -> list[Plan]:
+def plans(settings: Settings) -> list[EnsemblePlan]:
     """One ensemble for each number of models, on the experiment's first base model."""
     model, chosen = next(iter(settings.experiment.models.values())), settings.prediction
     inputs = digests(model, {}) | {"code": code_digest("prediction.ensembles", ANSWERING)}
     return [
-        Plan(
+        EnsemblePlan(
             model=model,
             models=models,
             partition=chosen.partition,
@@ -108,7 +104,7 @@ def compared(chosen: Prediction, models: int, delta: float) -> dict[str, FixedMi
     return protocols
 
 
-def open_plan(plan: Plan) -> None:
+def open_plan(plan: EnsemblePlan) -> None:
     """Make the ensemble's folder, with its plan and a secret salt of its own."""
     directory = private_directory(plan.directory)
     write_json(directory / PLAN, plan.model_dump(mode="json"))
@@ -116,21 +112,21 @@ def open_plan(plan: Plan) -> None:
         write_text(directory / _SALT, secrets.token_hex(32))
 
 
-def tune(plan: Plan, shard: int, device: str) -> None:
+def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
     """Tune one shard, unless it is there; a process that died in between starts this shard again."""
     with locked(plan.directory / f"shard-{shard:03d}.lock"):
         if ensemble.is_tuned(plan.directory, shard):
             return
         records = read_records(TRAIN)
         tokens = shard_tokens(plan, records, shard)
-        lora = LoraShape(**plan.lora.model_dump())
-        tuning = ensemble.Tuning(**plan.tuning.model_dump())
+        lora = Lora(**plan.lora.model_dump())
+        tuning = ensemble.ShardTuning(**plan.tuning.model_dump())
         ensemble.tune_shard(
             plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
         )
 
 
-def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
+def shard_tokens(plan: EnsemblePlan, records: Records, shard: int) -> Tokens:
     """The records of one shard. Private."""
     texts = records.texts("private prediction")
     salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
@@ -141,7 +137,7 @@ def shard_tokens(plan: Plan, records: Records, shard: int) -> Tokens:
     return tokenize([texts[index] for index in dealt], tokenizer, plan.max_length)
 
 
-def close_plan(plan: Plan, protocol: FixedMixture | None, telemetry: str) -> None:
+def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str) -> None:
     """Say that the ensemble is whole, and by which protocol it answers; None serves nobody.
 
     Call it before anything computed from the ensemble is published.

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dptune.errors import ConfigError
-from tasks.prediction.ensembles import Plan, tune
+from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.stage import run_command
 
 
@@ -22,7 +22,7 @@ def main(
 ) -> None:
     """Tune one shard."""
     try:
-        read = Plan.model_validate_json(plan.read_text(encoding="utf-8"))
+        read = EnsemblePlan.model_validate_json(plan.read_text(encoding="utf-8"))
     except ValueError:
         raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
     tune(read, shard, device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dptune.privacy.accountants import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
-from tasks.drawing import Group
+from tasks.drawing import SeedGroup
 
 _ATTACKS = ("one_run", "crafted")
 
@@ -25,14 +25,14 @@ class Claim:
         step: the white-box audit of one private step that shows most; None without it.
     """
 
-    group: Group
+    group: SeedGroup
     limit: float | None
     shown: float | None
     step: dict[str, Any] | None
 
 
 def claims(
-    groups: Sequence[Group], audits: Sequence[dict[str, Any]], limits: Mapping[str, float | None]
+    groups: Sequence[SeedGroup], audits: Sequence[dict[str, Any]], limits: Mapping[str, float | None]
 ) -> list[Claim]:
     """A row for every group that has a budget: by budget, then by what is proved.
 
@@ -56,7 +56,7 @@ def _order(claim: Claim) -> tuple[float, float]:
     return first["budget_epsilon"], float(first["epsilon_certified"])
 
 
-def _claim(group: Group, audits: Mapping[str, dict[str, Any]], limits: Mapping[str, float | None]) -> Claim:
+def _claim(group: SeedGroup, audits: Mapping[str, dict[str, Any]], limits: Mapping[str, float | None]) -> Claim:
     first = group.results[0]
     mine = [audits[result["label"]] for result in group.results if result["label"] in audits]
     shown = [float(audit[attack]["epsilon_audited"]) for audit in mine for attack in _ATTACKS if attack in audit]

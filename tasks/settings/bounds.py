@@ -10,13 +10,19 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from dptune.errors import ConfigError
 from dptune.units import check_unit
 
 _LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes
 _LONGEST_PATH = 4096
+
+
+class StrictModel(BaseModel):
+    """The base of whatever is read from a file of settings: an unknown entry is an error, and nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def printable(text: str) -> str:

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -42,13 +41,14 @@ from tasks.settings.bounds import (
     Rank,
     Rows,
     Seed,
+    StrictModel,
     Title,
     Tokens,
     Unit,
     distinct,
     printable,
 )
-from tasks.settings.policy import Policy
+from tasks.settings.policy import PolicySettings
 from tasks.settings.refusals import refusal
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.sweeps import combinations
@@ -60,10 +60,6 @@ _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(pr
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
     """Run the check; what it refuses becomes a ValueError, which names the entry of params.yaml itself."""
     try:
@@ -72,19 +68,19 @@ def _as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
         raise ValueError(f"{error.problem}. Fix: {error.fix}") from None
 
 
-class Synthetic(_Section):
+class Synthetic(StrictModel):
     """The generated cohort."""
 
     encounters: Annotated[Rows, Field(ge=50)]
     seed: Seed
 
 
-class Data(_Section):
+class Data(StrictModel):
     """Which table, and whose privacy."""
 
     source: str
     path: FilePath | None = None
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     unit: Unit
     split_seed: Seed
     synthetic: Synthetic
@@ -138,7 +134,7 @@ class Data(_Section):
         return Path(given) if given else self.path
 
 
-class Canaries(_Section):
+class Canaries(StrictModel):
     """How many secrets are planted, each in a row of its own; none if all counts are 0."""
 
     extraction: Annotated[int, Field(ge=0, le=10**6)]
@@ -155,7 +151,7 @@ class Canaries(_Section):
         return count
 
 
-class Pretrain(_Section):
+class Pretrain(StrictModel):
     """The public model and the public narratives it is trained on."""
 
     encounters: Annotated[Rows, Field(ge=50)]
@@ -179,7 +175,7 @@ class Pretrain(_Section):
         return self
 
 
-class Lora(_Section):
+class LoraSettings(StrictModel):
     """Adapters on the query and value projections."""
 
     rank: Rank
@@ -188,7 +184,7 @@ class Lora(_Section):
     target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
 
 
-class Training(_Section):
+class TrainingSettings(StrictModel):
     """The schedule that all cells share."""
 
     expected_batch_size: Annotated[float, Field(ge=1e-3, le=1e9)]
@@ -204,7 +200,7 @@ class Training(_Section):
     autocast: Literal["bfloat16"] | None = None
 
 
-class Model(_Section):
+class Model(StrictModel):
     """A base model: hub id with its commit, or a local directory."""
 
     source: _Source
@@ -212,7 +208,7 @@ class Model(_Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class Experiment(_Section):
+class Experiment(StrictModel):
     """The grid, and how it is run."""
 
     name: Title
@@ -246,7 +242,7 @@ class Experiment(_Section):
 _LEAST = {"shadows": 4, "step_trials": 500}
 
 
-class Audit(_Section):
+class Audit(StrictModel):
     """The attacks on every finished cell."""
 
     confidence: Annotated[float, Field(gt=0.5, le=1 - 1e-9)]
@@ -267,7 +263,7 @@ class Audit(_Section):
         return count
 
 
-class Tuning(_Section):
+class TuningSettings(StrictModel):
     """How every shard's adapter is trained."""
 
     epochs: Rows
@@ -276,7 +272,7 @@ class Tuning(_Section):
     seed: Seed
 
 
-class Serve(_Section):
+class Serve(StrictModel):
     """The protocol that `dptune generate` and `dptune serve` answer by."""
 
     epsilon: Epsilon
@@ -286,12 +282,12 @@ class Serve(_Section):
     unit: Unit | Literal["shard"]
 
 
-class Prediction(_Section):
+class Prediction(StrictModel):
     """Private prediction: ensembles, and the protocols that are compared."""
 
     models: Annotated[tuple[Annotated[int, Field(ge=1, le=10**5)], ...], Field(min_length=1)]
     partition: Unit
-    tuning: Tuning
+    tuning: TuningSettings
     alpha: Annotated[float, Field(ge=1 + 1e-6, le=1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -319,20 +315,20 @@ class Prediction(_Section):
         return self.alpha
 
 
-class Settings(_Section):
+class Settings(StrictModel):
     """All of params.yaml. Plug-ins are imported first, for what follows may name their parts."""
 
     plugins: tuple[_Module, ...] = ()
     data: Data
     canaries: Canaries
     pretrain: Pretrain
-    lora: Lora
-    training: Training
+    lora: LoraSettings
+    training: TrainingSettings
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
     audit: Audit
     prediction: Prediction
-    policy: Policy
+    policy: PolicySettings
 
     @field_validator("plugins")
     @classmethod
@@ -395,6 +391,7 @@ class Settings(_Section):
 
     def _check_options(self, name: str, options: dict[str, Any], *, chosen: bool) -> bool:
         accounting = options.pop("accounting", self.experiment.accounting)
+        learning_rate_of(options)
         if accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
         if options.get("init_from") == "":
@@ -413,6 +410,21 @@ def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
     """A mechanism's entry on one base model; its ``on_model: {MODEL: {OPTION: VALUE}}`` says what differs there."""
     special = entry.get("on_model", {}).get(model, {})
     return {key: value for key, value in entry.items() if key != "on_model"} | special
+
+
+def learning_rate_of(options: dict[str, Any]) -> float | None:
+    """Take ``learning_rate`` out of a mechanism's entry: its own, or None where it has training's.
+
+    Raises: ConfigError if it is none.
+    """
+    if (rate := options.pop("learning_rate", None)) is None:
+        return None
+    try:
+        return TypeAdapter(LearningRate).validate_python(rate)
+    except ValidationError:
+        raise ConfigError(
+            "learning_rate", f"{rate!r} is not within 0 and 10", fix="use a number such as 0.01"
+        ) from None
 
 
 def _expanded(content: dict[str, Any]) -> dict[str, Any]:

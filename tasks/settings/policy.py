@@ -7,45 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
-from dptune.policy.schedule import Training
+from dptune.policy.schedule import PolicyTraining
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, distinct
+from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, StrictModel, distinct
 from tasks.settings.rlhf import Rlhf
 from tasks.settings.sweeps import combinations
 from tasks.settings.tenants import Tenants
 
 BASELINES = ("ppo", "a2c", "ucb_vi")
-_METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, Training))
+_METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, PolicyTraining))
 _UCB_VI: tuple[str, ...] = ("bonus", "confidence")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Study(_Section):
+class Study(StrictModel):
     """One environment and the runs on it.
 
     Attributes:
         environment: gymnasium's id, or one of dptune's.
         options: of its constructor.
-        training: schedule that all runs share, see ``dptune.policy.schedule.Training``.
+        training: schedule that all runs share, see ``dptune.policy.schedule.PolicyTraining``.
         runs: label -> noise_multiplier or epsilon, critic, accounting, and whatever of the schedule differs; or
             ``baseline``. Options under ``sweep`` take each of a list of values.
     """
 
     environment: str
-    options: dict[str, Any] = {}
-    training: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
     runs: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
 
 
-class Policy(_Section):
+class PolicySettings(StrictModel):
     """Private reinforcement learning."""
 
     name: Name
@@ -58,7 +54,7 @@ class Policy(_Section):
     tenants: Tenants | None = None
 
     @model_validator(mode="after")
-    def _runs(self) -> Policy:
+    def _runs(self) -> PolicySettings:
         for name, study in self.studies.items():
             try:
                 expanded(study, self.delta)
@@ -70,7 +66,7 @@ class Policy(_Section):
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One line of a study, before seeds.
 
     Attributes:
@@ -88,11 +84,11 @@ class Run:
     kind: Literal["dppg", "ppo", "a2c", "ucb_vi"]
     method: Dppg | None
     accounting: str
-    training: Training
+    training: PolicyTraining
     extra: Mapping[str, float]
 
 
-def expanded(study: Study, delta: float) -> list[Run]:
+def expanded(study: Study, delta: float) -> list[StudyRun]:
     """Every run of a study. Raises: ConfigError naming the run and the option that is wrong."""
     runs = []
     for group, entry in study.runs.items():
@@ -121,7 +117,7 @@ def swept(name: str, entry: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]
 _SHORT = {"noise_multiplier": "z", "users": "K", "epsilon": "eps"}
 
 
-def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: float) -> Run:
+def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: float) -> StudyRun:
     options = dict(options)
     kind = options.pop("baseline", "dppg")
     if kind not in ("dppg", *BASELINES):
@@ -140,7 +136,7 @@ def _run(label: str, group: str, options: dict[str, Any], study: Study, delta: f
         private = {"critic": "none", **(private or {"noise_multiplier": 0.0})}
         accounting = "published" if not private.get("noise_multiplier", 1.0) else accounting
     method = _method(private, delta, accounting) if kind in ("dppg", "ucb_vi") else None
-    return Run(label, group, kind, method, accounting, training, extra)
+    return StudyRun(label, group, kind, method, accounting, training, extra)
 
 
 def _number(name: str, value: Any) -> float:
@@ -166,10 +162,10 @@ def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
     return method
 
 
-def make_training(options: Mapping[str, Any]) -> Training:
+def make_training(options: Mapping[str, Any]) -> PolicyTraining:
     """A schedule. Raises: ConfigError naming an unknown option or one out of range."""
     for option in options:
         if option not in _TRAINING:
             raise ConfigError(option, "is no option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")
-    made: Training = make_part(Training, dict(options))
+    made: PolicyTraining = make_part(PolicyTraining, dict(options))
     return made

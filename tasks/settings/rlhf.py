@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed
+from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed, StrictModel
 from tasks.settings.refusals import refusal
 from tasks.settings.strict_yaml import load_assignments
 
@@ -15,13 +15,11 @@ _FEWEST_CANARIES = 12
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class Rlhf(BaseModel):
+class Rlhf(StrictModel):
     """Policy gradient on a language model: the grid is users x epsilons x seeds, and one run without noise for each
     number of users if ``nonprivate``. See ``dptune.policy.rlhf.Bandit`` for the schedule's names.
     Under private ``telemetry`` no canary is planted and nothing attacked: the prompts of canaries are records too.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     users: Annotated[tuple[Few, ...], Field(min_length=1)] = (32, 128)
     epsilons: tuple[Epsilon, ...] = (3.0, 1.0)

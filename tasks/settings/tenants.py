@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from dptune.errors import ConfigError
 from dptune.invalid import problem_of
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed
+from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed, StrictModel
 from tasks.settings.strict_yaml import load_assignments
 
 Size = Literal["small", "large"]
 
 
-class Tenants(BaseModel):
+class Tenants(StrictModel):
     """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
     in under a minute; ``LARGE`` is for numbers.
 
@@ -37,8 +37,6 @@ class Tenants(BaseModel):
         new_tenants: in the ablation; none was trained on.
         seeds: of adapters and exploration in the ablation.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cohort_seed: Seed = 29
     records_per_tenant: Few = 64

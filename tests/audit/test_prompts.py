@@ -18,7 +18,7 @@ from dptune.corpus.canaries import ALPHABET
 from dptune.errors import ConfigError
 from dptune.policy.lexicon import Lexicon
 from dptune.policy.method import Dppg
-from dptune.policy.rlhf import Bandit, LanguagePolicy, Learner, Prompts, Stream, train
+from dptune.policy.rlhf import Bandit, LanguageLearner, LanguagePolicy, Prompts, Stream, train
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.model import Lora
@@ -38,10 +38,12 @@ def policy() -> LanguagePolicy:
     return LanguagePolicy(gpt2().requires_grad_(False), tokenizer(), Lora(rank=4, alpha=8, dropout=0.0), seed=3)
 
 
-def trained(directory: Path, told: list[str], present: np.ndarray, **changes: Any) -> tuple[Learner, Any, Prompts, Any]:
+def trained(
+    directory: Path, told: list[str], present: np.ndarray, **changes: Any
+) -> tuple[LanguageLearner, Any, Prompts, Any]:
     """A run without noise in which every slot holds a candidate."""
     small = {"users": USERS, "updates": UPDATES, "prompt_tokens": WIDTH, "new_tokens": 6, "radius": 0.2}
-    learner = Learner(policy(), LETTERS, Dppg(noise_multiplier=0.0, critic="none"), Bandit(**(small | changes)))
+    learner = LanguageLearner(policy(), LETTERS, Dppg(noise_multiplier=0.0, critic="none"), Bandit(**(small | changes)))
     header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", len(told))
     prompts, public = (Prompts.of(some, tokenizer(), WIDTH) for some in (told, simulated()))
     users = Stream(tuple(range(len(told))), prompts, torch.from_numpy(present))

@@ -9,7 +9,7 @@ from dptune.audit.cuts import best_cuts
 from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.errors import ConfigError
 from dptune.policy.method import Dppg
-from dptune.policy.training import Learner
+from dptune.policy.training import PolicyLearner
 from dptune.privacy.entropy import OsEntropy
 
 CONFIDENCE = 0.999
@@ -34,7 +34,7 @@ def test_a_raw_critic_shows_more_than_the_paper_claims() -> None:
 def test_a_raw_critics_later_updates_are_those_of_a_run() -> None:
     """Noise-free, the audit's run, which computes the first update once, and a plain learner's agree."""
     runs = _Runs.of(Dppg(noise_multiplier=1.0, critic="raw"), 4, OsEntropy())
-    silent = Learner(_INTERFACE, runs.silent.method, _TRAINING)
+    silent = PolicyLearner(_INTERFACE, runs.silent.method, _TRAINING)
     training = silent.training
     state, seen = silent.start(), []
     for number in range(4):

@@ -88,10 +88,10 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
     def shard(_label: str, command: list[str]) -> None:
-        from tasks.prediction.ensembles import Plan, tune
+        from tasks.prediction.ensembles import EnsemblePlan, tune
 
         file = next(word for word in command if word.endswith("plan.json"))
-        tune(Plan.model_validate_json(Path(file).read_text()), int(command[command.index(file) + 1]), "cpu")
+        tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(command[command.index(file) + 1]), "cpu")
 
     patch.setattr(experiment_flow, "run_process", cells)
     patch.setattr(prediction_flow, "run_process", shard)

@@ -158,13 +158,13 @@ def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    from flows.experiment import Errand
+    from flows.experiment import DispatchContext
     from tasks.experiment.cells import Cell
-    from tasks.experiment.groups import Group
+    from tasks.experiment.groups import CellGroup
 
-    errand = Errand(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
+    context = DispatchContext(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
-        fine_tune.fn(Group((Cell.model_construct(),)), errand)
+        fine_tune.fn(CellGroup((Cell.model_construct(),)), context)
 
 
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:

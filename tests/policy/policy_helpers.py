@@ -8,8 +8,8 @@ import torch
 from dptune.policy.environments import Interface
 from dptune.policy.method import Dppg
 from dptune.policy.rollout import Trajectories
-from dptune.policy.schedule import Training
-from dptune.policy.training import Learner
+from dptune.policy.schedule import PolicyTraining
+from dptune.policy.training import PolicyLearner
 
 _NOTHING = np.zeros(0, dtype=np.float32)
 INTERFACE = Interface(3, 2, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
@@ -31,8 +31,8 @@ def trajectories(users: int, steps: int, seed: int = 0) -> Trajectories:
     )
 
 
-def learner(critic: str = "private", noise_multiplier: float = 0.0, **training: object) -> Learner:
+def learner(critic: str = "private", noise_multiplier: float = 0.0, **training: object) -> PolicyLearner:
     """Small networks, two local epochs."""
     options = {"users": 4, "steps": 6, "hidden": 4, "critic_hidden": 3, "epochs": 2, "minibatches": 2}
-    chosen = Training(**(options | training))  # type: ignore[arg-type]
-    return Learner(INTERFACE, Dppg(noise_multiplier=noise_multiplier, critic=critic), chosen)  # type: ignore[arg-type]
+    chosen = PolicyTraining(**(options | training))  # type: ignore[arg-type]
+    return PolicyLearner(INTERFACE, Dppg(noise_multiplier=noise_multiplier, critic=critic), chosen)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from dptune.policy import training as module
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.method import Dppg
 from dptune.policy.rollout import Met, Trajectories
-from dptune.policy.schedule import Training
-from dptune.policy.training import Learner, State, step, streams_of
+from dptune.policy.schedule import PolicyTraining
+from dptune.policy.training import PolicyLearner, PolicyState, step, streams_of
 from dptune.privacy.entropy import OsEntropy
 
 
@@ -35,8 +35,8 @@ class Charges(list[Any]):
 
 
 def after_a_step(
-    monkeypatch: pytest.MonkeyPatch, it: Learner, users: int, public: int = 77
-) -> tuple[State, list[Any], Scripted]:
+    monkeypatch: pytest.MonkeyPatch, it: PolicyLearner, users: int, public: int = 77
+) -> tuple[PolicyState, list[Any], Scripted]:
     """The state after an update whose release is pinned, its clip radii, and the public stream."""
     radii: list[Any] = []
 
@@ -50,7 +50,7 @@ def after_a_step(
     return after, radii, streams["public"]
 
 
-def tensors(state: State) -> dict[str, torch.Tensor]:
+def tensors(state: PolicyState) -> dict[str, torch.Tensor]:
     return {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
 
 
@@ -84,8 +84,8 @@ def test_a_raw_critic_is_what_this_would_find(monkeypatch: pytest.MonkeyPatch) -
 def test_simulated_users_are_nobody(algorithm: str) -> None:
     """Their episodes, the evaluation's too, have a randomness of their own: none replays a user's."""
     environment = Environment("CartPole-v1")
-    schedule = Training(users=3, steps=4, algorithm=algorithm, fisher_episodes=3, hidden=4, critic_hidden=4)
-    it = Learner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="public"), schedule)
+    schedule = PolicyTraining(users=3, steps=4, algorithm=algorithm, fisher_episodes=3, hidden=4, critic_hidden=4)
+    it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="public"), schedule)
     streams = streams_of(environment, schedule)
     starts = [
         tuple(row)

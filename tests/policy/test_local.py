@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.rollout import advantages
-from dptune.policy.training import State
+from dptune.policy.training import PolicyState
 
 POLICY = Policy(Perceptron((3, 4, 2)), 2, False)
 
@@ -23,9 +23,9 @@ POLICY = Policy(Perceptron((3, 4, 2)), 2, False)
 @settings(max_examples=25, deadline=None)
 def test_a_users_update_does_not_depend_on_other_users(seed: int, critic: str, warm: bool, algorithm: str) -> None:
     """Everything but user 0's trajectory changes, to absurd values; user 0's rows stay as they are."""
-    it = learner(critic, algorithm=algorithm, warm_moments=warm, normalise=bool(seed % 2))
+    it = learner(critic, algorithm=algorithm, warm_moments=warm)
     start = it.start()
-    state = State(start.policy, start.critic, {"policy": 0.01 * torch.ones_like(start.policy)})
+    state = PolicyState(start.policy, start.critic, {"policy": 0.01 * torch.ones_like(start.policy)})
     one, other = trajectories(4, 6, seed), trajectories(4, 6, seed + 1)
     mixed = {name: torch.cat([getattr(one, name)[:1], getattr(other, name)[1:]]) for name in _TENSORS}
     mixed["rewards"][1:] = torch.tensor([1e30, float("nan"), -float("inf")])[:, None]
@@ -56,7 +56,7 @@ def test_a_null_user_does_not_move_even_with_momentum(warm: bool) -> None:
     last = {"policy": torch.ones_like(start.policy), "critic": torch.ones_like(start.critic)}
     met = trajectories(4, 6)
     met.taken[2] = False
-    blocks, _ = it.updates(State(start.policy, start.critic, last if warm else {}), met, 0)
+    blocks, _ = it.updates(PolicyState(start.policy, start.critic, last if warm else {}), met, 0)
     assert all(bool((block[2] == 0).all()) and bool((block[1] != 0).any()) for block in blocks)
 
 

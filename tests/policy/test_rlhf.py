@@ -26,10 +26,10 @@ from dptune.policy.rlhf import (
     USERS,
     Bandit,
     Figures,
+    LanguageLearner,
     LanguagePolicy,
-    Learner,
+    LanguageState,
     Prompts,
-    State,
     Stream,
     adapters_met,
     bandit_loss,
@@ -68,9 +68,9 @@ def policy() -> LanguagePolicy:
     return LanguagePolicy(base, Characters(), LORA, seed=7)
 
 
-def learner(noise: float = 0.0, **changes: Any) -> Learner:
+def learner(noise: float = 0.0, **changes: Any) -> LanguageLearner:
     small = {"users": 4, "updates": 2, "prompt_tokens": 10, "new_tokens": 6, "radius": 0.1, "evaluate_every": 1}
-    return Learner(policy(), LETTERS, Dppg(noise_multiplier=noise, critic="none"), Bandit(**(small | changes)))
+    return LanguageLearner(policy(), LETTERS, Dppg(noise_multiplier=noise, critic="none"), Bandit(**(small | changes)))
 
 
 def prompts(texts: list[str], width: int = 10) -> Prompts:
@@ -82,7 +82,7 @@ def adapter(seed: int = 0) -> torch.Tensor:
     return policy().start + 0.1 * torch.randn(policy().factors.size, generator=torch.Generator().manual_seed(seed))
 
 
-def computed(it: Learner, texts: list[str], width: int = 10, present: torch.Tensor | None = None) -> Any:
+def computed(it: LanguageLearner, texts: list[str], width: int = 10, present: torch.Tensor | None = None) -> Any:
     rollouts = it.respond(adapter(), prompts(texts, width), it.uniforms(USERS, SLOTS))
     return rollouts, it.updates(adapter(), rollouts, -0.5, present)
 
@@ -92,7 +92,9 @@ def stream(texts: list[str] = TEXTS * 2, ids: tuple[int, ...] | None = None, abs
     return Stream(ids or tuple(range(len(texts))), prompts(texts), present)
 
 
-def trained(directory: Path, it: Learner, users: Stream, entropy: Any = None) -> tuple[State, list[Figures]]:
+def trained(
+    directory: Path, it: LanguageLearner, users: Stream, entropy: Any = None
+) -> tuple[LanguageState, list[Figures]]:
     header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 8)
     public = prompts(["Simulated", "Nobody"])
     return train(it, users, public, public, header, directory, entropy or OsEntropy())
@@ -223,7 +225,7 @@ def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: 
     assert 0 < float((one - two).norm()) <= bound * (1 + 1e-5)
 
 
-class Watched(Learner):
+class Watched(LanguageLearner):
     """User 2 earns what it is told; notes what an update is computed from, and what came out."""
 
     reward = 0.0
@@ -330,7 +332,7 @@ def test_the_radius_is_the_trust_regions() -> None:
         (lambda: Bandit(radius=-1.0), "radius"),
         (lambda: Bandit(kl_weight=-0.1), "kl_weight"),
         (lambda: Bandit(learning_rate=math.inf), "learning_rate"),
-        (lambda: Learner(policy(), LETTERS, Dppg(noise_multiplier=1.0), Bandit()), "critic"),
+        (lambda: LanguageLearner(policy(), LETTERS, Dppg(noise_multiplier=1.0), Bandit()), "critic"),
         (lambda: LanguagePolicy(gpt2(), Characters(), Lora(dropout=0.1), 0), "lora.dropout"),
         (lambda: Stream((1, 2), prompts(TEXTS), torch.ones(4)), "users"),
         (lambda: trained(Path("nowhere"), learner(), stream(TEXTS)), "users"),

@@ -40,7 +40,7 @@ from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import Lora
 from dptune.training.opening import _check_header
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import RunSpec, TrainingPlan
 from tasks.policy import tenants as tenants_task
 from tasks.policy.tenants import Tenants, run_tenants, settings_from, summary_of
 
@@ -53,7 +53,7 @@ RADIUS = 0.3
 
 def setting(**changes: Any) -> Setting:
     # Everybody in every batch: priced exactly, at once.
-    plan = Plan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8, checkpoint_every=5)
+    plan = TrainingPlan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8, checkpoint_every=5)
     values = {
         "base": gpt2(),
         "lora": Lora(4, 8, 0.0),
@@ -224,7 +224,7 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
 
 
 def spec_of(units: PrivacyUnits, mechanism: Any, header: RunHeader) -> RunSpec:
-    return RunSpec(None, Tokens([], 0, 4), units, mechanism, Plan(0.5, 2.0, 1), header)
+    return RunSpec(None, Tokens([], 0, 4), units, mechanism, TrainingPlan(0.5, 2.0, 1), header)
 
 
 def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dptune.policy.tenant_runs import Setting, Tenant
 from dptune.policy.tenants import MetaTraining, meta_train
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.model import Lora
-from dptune.training.spec import Plan
+from dptune.training.spec import TrainingPlan
 
 TENANTS, UPDATES, NOISE = 2, 60, 1.5
 
@@ -35,7 +35,7 @@ def increments(monkeypatch: pytest.MonkeyPatch, directory: Path) -> torch.Tensor
         for name in ("_rehearse", "_start_from", "_experience_or_none"):  # fine-tuning runs, of which there is none
             patched.setattr(module, name, lambda *_: None)
         nothing = records(0)
-        plan = Plan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8)
+        plan = TrainingPlan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8)
         setting = Setting(gpt2(), Lora(4, 8, 0.0), records(2), plan, {}, 20.0, 1e-5)
         group = [Tenant(number, nothing, nothing) for number in range(TENANTS * UPDATES)]
         method, training = Dppg(noise_multiplier=NOISE, critic="none"), MetaTraining(tenants=TENANTS, updates=UPDATES)

@@ -18,8 +18,8 @@ from dptune.policy import training as module
 from dptune.policy.environments import Environment, Interface
 from dptune.policy.method import NAME, Dppg
 from dptune.policy.rollout import Met, UserReuseError, Users
-from dptune.policy.schedule import Training
-from dptune.policy.training import Learner, State, train
+from dptune.policy.schedule import PolicyTraining
+from dptune.policy.training import PolicyLearner, PolicyState, train
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -36,9 +36,11 @@ def header(epsilon: float | None = None, accounting: str = "certified") -> RunHe
     return RunHeader(NAME, "dppg", accounting, epsilon, 1e-5, "user", 12)
 
 
-def run(directory: Path, critic: str = "private", noise: float = 1.0, name: str = CARTPOLE, **options: Any) -> State:
+def run(
+    directory: Path, critic: str = "private", noise: float = 1.0, name: str = CARTPOLE, **options: Any
+) -> PolicyState:
     method = Dppg(noise_multiplier=noise, critic=critic)  # type: ignore[arg-type]
-    schedule = Training(**(QUICK | options))
+    schedule = PolicyTraining(**(QUICK | options))
     return train(Environment(name), method, schedule, header(), directory, OsEntropy())[0]
 
 
@@ -111,7 +113,9 @@ def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
 
 def test_the_header_must_declare_the_entropy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="entropy"):
-        train(Environment(CARTPOLE), Dppg(noise_multiplier=1.0), Training(**QUICK), header(), tmp_path, FixedSeed(7))
+        train(
+            Environment(CARTPOLE), Dppg(noise_multiplier=1.0), PolicyTraining(**QUICK), header(), tmp_path, FixedSeed(7)
+        )
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
@@ -219,8 +223,8 @@ def test_a_disk_that_takes_no_state_costs_no_update(tmp_path: Path, monkeypatch:
     assert read_ledger(tmp_path / "ledger.jsonl").complete
 
 
-def learner_of(name: str) -> Learner:
-    return Learner(Interface.of(Environment(name)), Dppg(noise_multiplier=1.0), Training(**QUICK))
+def learner_of(name: str) -> PolicyLearner:
+    return PolicyLearner(Interface.of(Environment(name)), Dppg(noise_multiplier=1.0), PolicyTraining(**QUICK))
 
 
 @pytest.mark.parametrize("changed", [{"users": 2}, {"steps": 13}])
@@ -264,9 +268,9 @@ def test_a_user_who_comes_twice_is_refused() -> None:
 
 
 def test_every_user_starts_in_a_fresh_environment() -> None:
-    schedule = Training(**QUICK)
+    schedule = PolicyTraining(**QUICK)
     environment = Environment(RIVERSWIM)
-    policy = Learner(Interface.of(environment), Dppg(noise_multiplier=1.0), schedule).policy
+    policy = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0), schedule).policy
     users = Users(environment, 3, 7, seed=0)
     for number in range(3):
         met = users.meet(number, policy, policy.initial(0))
@@ -278,7 +282,7 @@ def test_every_user_starts_in_a_fresh_environment() -> None:
 def test_an_episode_that_ended_with_the_update_makes_room_for_a_new_user() -> None:
     """Riverswim's last 20 steps each: with updates of 20, even continuing episodes are of other users."""
     environment = Environment(RIVERSWIM)
-    it = Learner(Interface.of(environment), Dppg(noise_multiplier=1.0), Training(**QUICK))
+    it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0), PolicyTraining(**QUICK))
     users = Users(environment, 2, 20, seed=0, continuing=True)
     met = [users.meet(number, it.policy, it.start().policy) for number in range(2)]
     assert [one.users for one in met] == [(0, 1), (2, 3)]
@@ -312,11 +316,11 @@ def test_a_raw_critic_carries_a_user_into_the_next_update_beyond_the_release() -
     hidden = [it.fitted(start, one, it.updates(start, one, 0)[1]) for one in (met, without)]
     later = trajectories(4, 6, seed=9)
     later.rewards[:] = 0.0
-    nexts = [_moved(it, State(start.policy, critic), later) for critic in hidden]
+    nexts = [_moved(it, PolicyState(start.policy, critic), later) for critic in hidden]
     assert float((nexts[0].policy - nexts[1].policy).norm()) > it.training.radius / 4
 
 
-def _moved(it: Learner, state: State, met: Any) -> State:
+def _moved(it: PolicyLearner, state: PolicyState, met: Any) -> PolicyState:
     blocks, _ = it.updates(state, met, 0)
     return it.released(state, blocks, it.training.radius, 1.0, OsEntropy())
 
@@ -331,19 +335,19 @@ def test_increments_have_the_noise_that_is_announced(tmp_path: Path) -> None:
 
 
 def test_step_sizes_and_radii_of_riverswim_are_the_papers() -> None:
-    schedule = Training(algorithm="l2", users=1, hidden=0)
+    schedule = PolicyTraining(algorithm="l2", users=1, hidden=0)
     assert [schedule.step_size_at(user) for user in (0, 50, 100, 150, 200, 999)] == pytest.approx(
         [12, 2.4, 0.48, 0.096, 0.06, 0.06]
     )
-    it = Learner(Interface.of(Environment(RIVERSWIM)), Dppg(noise_multiplier=3.730631, critic="none"), schedule)
+    it = PolicyLearner(Interface.of(Environment(RIVERSWIM)), Dppg(noise_multiplier=3.730631, critic="none"), schedule)
     assert it.radius(it.start(), 0, None) == (pytest.approx(0.0166105, rel=1e-4), 12.0)
 
 
 def test_the_printed_trust_region_is_smaller_by_the_square_root_of_two() -> None:
     environment, found = Environment(RIVERSWIM), []
     for printed in (True, False):
-        schedule = Training(algorithm="kl", users=1, steps=20, hidden=0, fisher_episodes=3, as_printed=printed)
-        it = Learner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="none"), schedule)
+        schedule = PolicyTraining(algorithm="kl", users=1, steps=20, hidden=0, fisher_episodes=3, as_printed=printed)
+        it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="none"), schedule)
         found.append(it.radius(it.start(), 0, Users(environment, 3, 20, seed=0))[0])
     assert found[1] == pytest.approx(found[0] * math.sqrt(2))
 
@@ -355,7 +359,7 @@ def test_the_printed_trust_region_is_smaller_by_the_square_root_of_two() -> None
 )  # fmt: skip
 def test_impossible_schedules_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Training(**options)
+        PolicyTraining(**options)
     assert caught.value.field == field
 
 
@@ -390,7 +394,14 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_budget_that_the_noise_passes_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(BudgetError):
-        train(Environment(CARTPOLE), Dppg(noise_multiplier=0.0), Training(**QUICK), header(3.0), tmp_path, OsEntropy())
+        train(
+            Environment(CARTPOLE),
+            Dppg(noise_multiplier=0.0),
+            PolicyTraining(**QUICK),
+            header(3.0),
+            tmp_path,
+            OsEntropy(),
+        )
     assert not (tmp_path / "ledger.jsonl").exists()
 
 

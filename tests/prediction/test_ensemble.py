@@ -19,11 +19,11 @@ from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.errors import ConfigError
-from dptune.prediction.ensemble import Tuning, load_adapters, read_manifest, shard_directory, tune_shard
+from dptune.prediction.ensemble import ShardTuning, load_adapters, read_manifest, shard_directory, tune_shard
 from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.training.data import tokenize
-from dptune.training.model import BaseModel, Lora, attach_lora, load_base, load_tokenizer, save_adapter
+from dptune.training.model import Lora, ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.plain import one_cycle
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
@@ -122,7 +122,9 @@ def test_layers_that_see_rows_times_tokens_stay_apart_in_one_pass() -> None:
 def test_a_shard_of_an_encoder_is_not_tuned(tmp_path: Path) -> None:
     tiny("xlnet").save_pretrained(tmp_path / "base")
     with pytest.raises(ConfigError, match="is not causal"):
-        tune_shard(BaseModel(str(tmp_path / "base")), LORA, Tuning(), records(), 0, "record", tmp_path / "e", CPU)
+        tune_shard(
+            ModelSource(str(tmp_path / "base")), LORA, ShardTuning(), records(), 0, "record", tmp_path / "e", CPU
+        )
     assert not (tmp_path / "e").exists()
 
 
@@ -214,7 +216,7 @@ def test_shards_of_different_shape_or_scaling_are_refused(whole: Path, tmp_path:
 
 def test_an_ensemble_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     tokens = tokenize(texts(4, 0), load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, Tuning(epochs=1), tokens, 0, "record", tmp_path / "half", CPU)
+    tune_shard(base(), LORA, ShardTuning(epochs=1), tokens, 0, "record", tmp_path / "half", CPU)
     with pytest.raises(ConfigError, match="holds no whole ensemble"):
         read_manifest(tmp_path / "half")
     with pytest.raises(ConfigError, match="holds no adapter"):
@@ -230,13 +232,13 @@ def test_files_are_closed_to_others(whole: Path) -> None:
 def test_a_shard_of_any_size_can_be_tuned(tmp_path: Path, count: int, epochs: int) -> None:
     """Whether there is an ensemble must not depend on how many records a shard has, or on what they say."""
     tokens = tokenize(["x"] * count, load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, Tuning(epochs=epochs), tokens, 0, "record", tmp_path, CPU)
+    tune_shard(base(), LORA, ShardTuning(epochs=epochs), tokens, 0, "record", tmp_path, CPU)
     assert shard_directory(tmp_path, 0).exists()
 
 
 def test_an_adapter_that_diverges_is_the_public_model(tmp_path: Path) -> None:
     tokens = tokenize(texts(8, 0), load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, Tuning(epochs=20, learning_rate=1e30), tokens, 0, "record", tmp_path, CPU)
+    tune_shard(base(), LORA, ShardTuning(epochs=20, learning_rate=1e30), tokens, 0, "record", tmp_path, CPU)
     adapter = load_file(shard_directory(tmp_path, 0) / "adapter_model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
 
@@ -249,7 +251,7 @@ def test_dropout_does_not_couple_shards(tmp_path: Path) -> None:
         folder, lora = tmp_path / str(count), Lora(rank=2, alpha=4, dropout=0.3)
         for shard, held in enumerate((texts(count, 1), texts(6, 2))):
             tokens = tokenize(held, load_tokenizer(base()), WIDTH)
-            tune_shard(base(), lora, Tuning(epochs=3), tokens, shard, "record", folder, CPU)
+            tune_shard(base(), lora, ShardTuning(epochs=3), tokens, shard, "record", folder, CPU)
         adapters.append(load_file(shard_directory(folder, 1) / "adapter_model.safetensors"))
     assert all(torch.equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
 

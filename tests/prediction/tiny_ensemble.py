@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from tiny_models import CPU
 
-from dptune.prediction.ensemble import Manifest, Tuning, tune_shard, write_manifest
+from dptune.prediction.ensemble import Manifest, ShardTuning, tune_shard, write_manifest
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture
 from dptune.training.data import tokenize
-from dptune.training.model import BaseModel, Lora, frozen_fingerprint, load_base, load_tokenizer
+from dptune.training.model import Lora, ModelSource, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.pretrain import Pretraining, pretrain
 
 LORA = Lora(rank=2, alpha=4, dropout=0.0)
@@ -37,12 +37,12 @@ def texts(count: int, seed: int, words: tuple[str, ...] = ("red", "blue", "old",
 
 
 @lru_cache(maxsize=1)
-def base() -> BaseModel:
+def base() -> ModelSource:
     """A public model of random sentences, in a folder of its own."""
     folder = Path(mkdtemp(prefix="dptune tiny base "))
     plan = Pretraining(vocabulary=300, layers=1, width=16, heads=2, max_length=WIDTH, epochs=1, batch_size=16)
     pretrain(texts(64, 0), texts(8, 1), plan, folder)
-    return BaseModel(str(folder))
+    return ModelSource(str(folder))
 
 
 def build(folder: Path, shards: list[list[str]] | None = None, **protocol: Any) -> Path:
@@ -57,7 +57,7 @@ def build(folder: Path, shards: list[list[str]] | None = None, **protocol: Any) 
         tokens = tokenize(shard, tokenizer, WIDTH) if shard else tokenize(["x"], tokenizer, WIDTH)
         if not shard:
             tokens.rows.clear()
-        tune_shard(base(), LORA, Tuning(epochs=3, learning_rate=0.05), tokens, number, "record", folder, CPU)
+        tune_shard(base(), LORA, ShardTuning(epochs=3, learning_rate=0.05), tokens, number, "record", folder, CPU)
     write_manifest(folder, manifest(**(chosen | {"models": len(shards)})))
     return folder
 

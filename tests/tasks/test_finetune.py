@@ -26,7 +26,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.training import run as running
 from dptune.training.evaluation import perplexity
-from dptune.training.model import BaseModel, load_base, load_tokenizer
+from dptune.training.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment import finetune
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, digests
@@ -126,7 +126,7 @@ def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) ->
     assert result["epsilon_certified"] == result["epsilon_published"] == "inf"
     assert result["guarantee"].startswith("No guarantee: ")
     assert result["budget_epsilon"] is None
-    base = BaseModel(cell.model.source)
+    base = ModelSource(cell.model.source)
     loaded = PeftModel.from_pretrained(load_base(base, torch.device("cpu")), str(cell.directory / "adapter"))
     assert not list((cell.directory / "adapter").glob("*.bin"))
     tokens = job.corpus_of(cell, EVAL, load_tokenizer(base)).tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from tasks import identity
-from tasks.identity import NO_RESULT, ROOT, closure, code_digest, file_of, imported
+from tasks.identity import NO_RESULT, ROOT, closure, code_digest, file_of, imported, syntax_digest
 from tasks.prediction.ensembles import ANSWERING
 
 #: Whatever names its results by the code that they come from.
@@ -48,14 +50,14 @@ def test_a_change_in_any_module_that_is_reached_changes_the_digest_and_one_outsi
     entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed_over = ANSWERING if entry == "tasks.prediction.ensembles" else ()
-    changed: set[Path] = set()
-    real = identity.sha256
-    monkeypatch.setattr(identity, "sha256", lambda path: "another" if path in changed else real(path))
+    changed: set[ast.Module] = set()
+    real = cache(identity.syntax_digest)
+    monkeypatch.setattr(identity, "syntax_digest", lambda tree: real(tree) + "changed" * (tree in changed))
 
     def digest_with(name: str | None) -> str:
         identity._digest.cache_clear()
         changed.clear()
-        changed.update([file_of(name)] if name else [])
+        changed.update([identity._source(name)] if name else [])
         return code_digest(entry.removeprefix("tasks."), passed_over)
 
     before, inside = digest_with(None), closure([entry], {*NO_RESULT, *passed_over} - {entry})
@@ -93,6 +95,104 @@ def test_a_digest_changes_with_a_modules_name(tmp_path: Path, monkeypatch: pytes
     for cached in (identity._digest, identity._source, identity.imported):
         cached.cache_clear()
     assert len(digests) == 2
+
+
+MODULE = '''"""A module."""
+
+import functools
+
+#: A bound.
+LIMIT = 3
+
+
+@functools.cache
+def scaled(value, factor=2.0):
+    """Scaled."""
+    return [factor * value + LIMIT, f"{value:g}", None]
+
+
+class Options:
+    """Options."""
+
+    kind: str = "flat"
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""A module."""', '"""Another text."""'),
+        ('"""A module."""\n', ""),
+        ('"""Scaled."""', '"""As many times as ``factor`` says.\n\n    Args:\n        factor: of the value.\n    """'),
+        ('    """Options."""\n\n', ""),
+        ("#: A bound.", "# The bound of everything.\n\n"),
+        ("return [factor * value + LIMIT,", "return [\n        (factor * value) + LIMIT,  # first\n        "),
+        ('"flat"', "'flat'"),
+    ],
+)
+def test_words_and_layout_keep_the_digest_of_a_module(old: str, new: str) -> None:
+    """A result costs privacy: to mend a sentence must not make anybody run again."""
+    changed = MODULE.replace(old, new)
+    assert changed != MODULE
+    assert syntax_digest(ast.parse(changed)) == syntax_digest(ast.parse(MODULE))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("LIMIT = 3", "LIMIT = 3.0"),
+        ("LIMIT = 3", "LIMIT = '3'"),
+        ("LIMIT = 3", "LIMIT = None"),
+        ("factor=2.0", "factor=2.5"),
+        ("factor=2.0", "factor"),
+        ("factor=2.0", "*, factor=2.0"),
+        ("@functools.cache\n", ""),
+        ("@functools.cache", "@functools.lru_cache"),
+        ("factor * value", "value * factor"),
+        ("factor * value", "factor / value"),
+        ("{value:g}", "{value:e}"),
+        (", None]", ", 0]"),
+        (", None]", "]"),
+        ("class Options:", "class Options(dict):"),
+        ('kind: str = "flat"', 'kind: str = "l1"'),
+        ('kind: str = "flat"', "kind: str"),
+        ('    """Scaled."""\n', '    __doc__ = """Scaled."""\n'),
+        ("import functools", "import functools, math"),
+    ],
+)
+def test_any_change_of_code_changes_the_digest_of_a_module(old: str, new: str) -> None:
+    changed = MODULE.replace(old, new)
+    assert changed != MODULE
+    assert syntax_digest(ast.parse(changed)) != syntax_digest(ast.parse(MODULE))
+
+
+def test_every_constant_of_a_module_that_decides_is_part_of_its_digest() -> None:
+    """On a real module, one constant after the other."""
+    source = file_of("dptune.mechanisms.quantile").read_text(encoding="utf-8")
+    before, tree = syntax_digest(ast.parse(source)), ast.parse(source)
+    documentation = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation]
+    assert len(constants) > 10
+    for constant in constants:
+        real, constant.value = constant.value, "another value"
+        assert syntax_digest(tree) != before, ast.unparse(constant)
+        constant.value = real
+
+
+def test_what_docstrings_say_decides_nothing() -> None:
+    """The help of a part's options is read at run time; what prints it is called by the command line alone."""
+    printing = {"option_rows", "describe_parts", "describe_options"}
+    readers = set()
+    for name in closure(ENTRIES, NO_RESULT):
+        used = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(identity._source(name))}
+        if used & {"__doc__", "getdoc", "docstring_parser"}:
+            readers.add(name)
+        elif name != "dptune.mechanisms.registry":
+            assert not used & printing, name
+    assert readers == {"dptune.mechanisms.options", "dptune.mechanisms.registry"}
 
 
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:

@@ -18,18 +18,18 @@ from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
 from tasks.policy import audit as policy_audit
-from tasks.policy.gradient import Job, check_environments, jobs, run_job
+from tasks.policy.gradient import PolicyCell, check_environments, policy_cells, run_cell
 from tasks.report.policy import rows_of, write_page
 from tasks.report.policy_plots import _but_for_noise, _line_name
-from tasks.settings.policy import Policy, Study, expanded, swept
+from tasks.settings.policy import PolicySettings, Study, expanded, swept
 
 RIVERSWIM = "dptune/Riverswim-v0"
 QUICK = {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2}
 
 
-def settings(runs: dict[str, Any], environment: str = RIVERSWIM, **training: Any) -> Policy:
+def settings(runs: dict[str, Any], environment: str = RIVERSWIM, **training: Any) -> PolicySettings:
     study = {"environment": environment, "training": QUICK | training, "runs": runs}
-    return Policy(
+    return PolicySettings(
         name="tiny",
         delta=1e-5,
         seeds=(0, 1),
@@ -52,8 +52,8 @@ def test_a_sweep_is_one_run_for_every_combination() -> None:
     assert [(run.method.noise_multiplier, run.training.users) for run in found if run.method] == [
         (1, 2), (1, 4), (3, 2), (3, 4)
     ]  # fmt: skip
-    assert len(jobs(chosen)) == 8
-    assert len({job.directory for job in jobs(chosen)}) == 8
+    assert len(policy_cells(chosen)) == 8
+    assert len({cell.directory for cell in policy_cells(chosen)}) == 8
     assert swept("a", {"x": 1}) == [("a", {"x": 1})]
 
 
@@ -98,7 +98,7 @@ def test_an_environment_that_cannot_be_is_named_before_anything_runs(
 def test_published_accounting_allows_what_has_no_epsilon() -> None:
     raw = {"noise_multiplier": 1, "critic": "raw", "accounting": "published"}
     silent = {"noise_multiplier": 0, "accounting": "published"}
-    assert len(jobs(settings({"raw": raw, "silent": silent}))) == 4
+    assert len(policy_cells(settings({"raw": raw, "silent": silent}))) == 4
 
 
 @pytest.mark.parametrize(
@@ -111,41 +111,43 @@ def test_published_accounting_allows_what_has_no_epsilon() -> None:
     ],
 )
 def test_a_run_has_a_curve_and_the_price_of_its_ledger(empty: Path, entry: dict[str, Any]) -> None:
-    (job, _) = jobs(settings({"a": entry}))
-    result = run_job(job)
-    assert result == json.loads((job.directory / "result.json").read_text())
+    (cell, _) = policy_cells(settings({"a": entry}))
+    result = run_cell(cell)
+    assert result == json.loads((cell.directory / "result.json").read_text())
     assert [point["users"] for point in result["points"]] == [4, 8]
     assert result["final_return"] == result["points"][-1]["mean_return"]
-    certified = read_ledger(job.directory / "ledger.jsonl").epsilons.certified
+    certified = read_ledger(cell.directory / "ledger.jsonl").epsilons.certified
     assert certified == (pytest.approx(3, rel=1e-3) if "epsilon" in entry else math.inf)
     assert float(result["epsilon_certified"]) == certified
 
 
 def test_ucb_vi_is_for_tables(empty: Path) -> None:
-    (job, _) = jobs(settings({"a": {"baseline": "ucb_vi"}}, environment="CartPole-v1"))
+    (cell, _) = policy_cells(settings({"a": {"baseline": "ucb_vi"}}, environment="CartPole-v1"))
     with pytest.raises(ConfigError, match="Riverswim"):
-        run_job(job)
+        run_cell(cell)
 
 
 def test_a_run_whose_episodes_span_updates_ends_with_an_error(empty: Path) -> None:
-    (job, _) = jobs(settings({"a": {"noise_multiplier": 1, "continuing": True}}, environment="CartPole-v1", steps=3))
+    (cell, _) = policy_cells(
+        settings({"a": {"noise_multiplier": 1, "continuing": True}}, environment="CartPole-v1", steps=3)
+    )
     with pytest.raises(UserReuseError):
-        run_job(job)
-    assert not (job.directory / "result.json").exists()
+        run_cell(cell)
+    assert not (cell.directory / "result.json").exists()
 
 
 def test_an_interrupted_ucb_vi_is_charged_twice(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job, _) = jobs(settings({"a": {"baseline": "ucb_vi", "epsilon": 3}}))
+    (cell, _) = policy_cells(settings({"a": {"baseline": "ucb_vi", "epsilon": 3}}))
     with monkeypatch.context() as patched:
         patched.setattr("dptune.policy.ucb_vi.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            run_job(job)
-    assert float(run_job(job)["epsilon_certified"]) > 4
+            run_cell(cell)
+    assert float(run_cell(cell)["epsilon_certified"]) > 4
 
 
 def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) -> None:
     chosen = settings({"l2": {"algorithm": "l2", "epsilon": 3}, "ucb_vi": {"baseline": "ucb_vi"}})
-    results = [run_job(Job.model_validate(job.model_dump())) for job in jobs(chosen)]
+    results = [run_cell(PolicyCell.model_validate(cell.model_dump())) for cell in policy_cells(chosen)]
     rows = {row.label: row for row in rows_of(results)}
     assert {label: row.seeds for label, row in rows.items()} == {"l2": 2, "ucb_vi": 2}
     finals = [result["final_return"] for result in results if result["label"] == "l2"]
@@ -185,7 +187,7 @@ def test_the_page_shows_language_models_and_tenants(empty: Path) -> None:
     assert (empty / "rlhf.png").exists()
 
 
-def attacked() -> Policy:
+def attacked() -> PolicySettings:
     return settings({"a": {"noise_multiplier": 1}}).model_copy(update={"audit_trials": 500})
 
 
@@ -245,7 +247,7 @@ def test_a_line_over_noise_joins_runs_that_differ_in_nothing_else(empty: Path) -
             "tabular": entry | {"epsilon": 3, "form": "additive"},
         }
     )
-    results = [run_job(job) for job in jobs(chosen)]
+    results = [run_cell(cell) for cell in policy_cells(chosen)]
     lines: dict[str, list[Any]] = {}
     for result in results:
         lines.setdefault(_but_for_noise(result), []).append(result)

@@ -20,7 +20,7 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score
-from tasks.prediction.ensembles import Plan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
+from tasks.prediction.ensembles import EnsemblePlan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
 from tasks.report.prediction import PAGE, PICTURE, comparisons, write_page
 from tasks.settings.params import load_settings
 
@@ -85,7 +85,7 @@ def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeli
     salt = (first.directory / "salt").read_text()
     open_plan(first)
     assert (first.directory / "salt").read_text() == salt
-    read = Plan.model_validate_json((first.directory / "plan.json").read_text())
+    read = EnsemblePlan.model_validate_json((first.directory / "plan.json").read_text())
     assert read == first
 
 

@@ -20,11 +20,11 @@ from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training.model import BaseModel, load_base
+from dptune.training.model import ModelSource, load_base
 from dptune.training.pretrain import Pretraining, pretrain
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.policy import rlhf
-from tasks.policy.rlhf import Plan, Rlhf, cells, run_cell, settings_of, violations
+from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
 
 SMALL = (
     *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),
@@ -69,7 +69,9 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
     secret = json.loads((directory / "prompts.json").read_text())["canaries"][0]["secret"]
     assert secret not in (directory / "results.json").read_text() + (directory / "ledger.jsonl").read_text()
-    PeftModel.from_pretrained(load_base(BaseModel(str(PUBLIC_MODEL)), torch.device("cpu")), str(directory / "adapter"))
+    PeftModel.from_pretrained(
+        load_base(ModelSource(str(PUBLIC_MODEL)), torch.device("cpu")), str(directory / "adapter")
+    )
     before = (directory / "results.json").stat().st_mtime_ns
     assert run_cell(cell) == results
     assert (directory / "results.json").stat().st_mtime_ns == before
@@ -93,7 +95,7 @@ def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -
     """A canary that takes part against its coin would hide from the audit whatever its update does."""
     (cell,) = cells(settings_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
-    drawn = Plan.drawn(cell, hosts)
+    drawn = PromptPlan.drawn(cell, hosts)
     for first in (0, 1):
         coins = [(place + first) % 2 for place in range(len(drawn.canaries))]
         canaries = tuple(replace(one, included=coin) for one, coin in zip(drawn.canaries, coins, strict=True))
@@ -108,7 +110,7 @@ def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
     """2 x 4,000 coins: within 6 deviations of a half, and no plan like another; false alarm below 1e-8."""
     (cell,) = cells(small("users=2000", "canaries=4000"))
     hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts"})
-    one, other = (Plan.drawn(cell, hosts) for _ in range(2))
+    one, other = (PromptPlan.drawn(cell, hosts) for _ in range(2))
     for plan in (one, other):
         assert abs(sum(canary.included for canary in plan.canaries) - 2000) < 6 * 0.5 * 4000**0.5
     assert [canary.included for canary in one.canaries] != [canary.included for canary in other.canaries]

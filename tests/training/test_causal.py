@@ -28,7 +28,7 @@ from transformers import (
 
 from dptune.errors import ConfigError
 from dptune.training.causal import check_causal, most_positions
-from dptune.training.model import BaseModel, load_base
+from dptune.training.model import ModelSource, load_base
 
 _SMALL = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 97}
 _BART = {
@@ -44,7 +44,7 @@ def loaded(model: Any, folder: Path, **changes: Any) -> Any:
     if changes:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
-    return load_base(BaseModel(str(folder)), CPU)
+    return load_base(ModelSource(str(folder)), CPU)
 
 
 @pytest.mark.parametrize("family", families(*CAUSAL))
@@ -100,7 +100,7 @@ def test_an_encoder_is_refused_before_its_weights_are_read(family: str, tmp_path
         loaded(model, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="is an encoder"):
-        load_base(BaseModel(str(tmp_path)), CPU)
+        load_base(ModelSource(str(tmp_path)), CPU)
 
 
 @pytest.mark.parametrize("family", ["bert-generation", "xlnet"])
@@ -175,7 +175,7 @@ def test_weights_that_are_cut_off_are_refused_with_their_reason(tmp_path: Path) 
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"model\.source.*cannot be loaded"):
-        load_base(BaseModel(str(tmp_path)), CPU)
+        load_base(ModelSource(str(tmp_path)), CPU)
 
 
 def test_the_width_of_a_model_goes_by_several_names() -> None:

@@ -37,7 +37,7 @@ from dptune.training.loop import train
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
-from dptune.training.spec import Plan, RunSpec, header_of
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
 
 def static(model: Any, noise: float = 1.0, radius: float = 1.0) -> Any:
@@ -54,7 +54,7 @@ def nonprivate(model: Any) -> Any:
     return build("nonprivate", {"pairs": len(lora_pairs(model))})
 
 
-def trained(directory: Path, plan: Plan | None = None, entropy: Entropy | None = None, **options: Any) -> Any:
+def trained(directory: Path, plan: TrainingPlan | None = None, entropy: Entropy | None = None, **options: Any) -> Any:
     """A run of ``static`` from a fresh, equal start; returns the model."""
     model, tokens, entropy = options.pop("model", None) or adapted(), records(), entropy or OsEntropy()
     units = options.pop("units", None) or each_record(tokens)

@@ -11,9 +11,9 @@ from tiny_models import CPU, adapted, gpt2, llama, trainable
 
 from dptune.errors import ConfigError
 from dptune.training.model import (
-    BaseModel,
     DivergedError,
     Lora,
+    ModelSource,
     assert_trained,
     attach_lora,
     frozen_fingerprint,
@@ -28,19 +28,19 @@ IDS = torch.arange(1, 9)[None]
 @pytest.mark.parametrize("revision", [None, "main", "abc", "A" * 40, "0" * 39, "0" * 40 + "\n"])
 def test_a_hub_model_without_a_pinned_commit_is_refused(revision: str | None) -> None:
     with pytest.raises(ConfigError, match=r"model\.revision"):
-        BaseModel("openai-community/gpt2", revision)
+        ModelSource("openai-community/gpt2", revision)
 
 
 def test_a_pinned_hub_model_and_a_local_folder_are_accepted(tmp_path: Path) -> None:
-    assert BaseModel("openai-community/gpt2", "0123456789" * 4).revision == "0123456789" * 4
-    assert BaseModel(str(tmp_path)).revision is None
+    assert ModelSource("openai-community/gpt2", "0123456789" * 4).revision == "0123456789" * 4
+    assert ModelSource(str(tmp_path)).revision is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_local_checkpoint_loads_frozen(tmp_path: Path, dtype: str) -> None:
     base = gpt2()
     base.save_pretrained(tmp_path)
-    loaded = load_base(BaseModel(str(tmp_path), dtype=dtype), CPU)
+    loaded = load_base(ModelSource(str(tmp_path), dtype=dtype), CPU)
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     assert next(loaded.parameters()).dtype == getattr(torch, dtype)
     if dtype == "float32":
@@ -52,12 +52,12 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
     base.config.save_pretrained(tmp_path)
     torch.save(base.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"model\.source"):
-        load_base(BaseModel(str(tmp_path)), CPU)
+        load_base(ModelSource(str(tmp_path)), CPU)
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.source"):
-        load_base(BaseModel(str(tmp_path)), CPU)
+        load_base(ModelSource(str(tmp_path)), CPU)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

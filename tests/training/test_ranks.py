@@ -28,7 +28,7 @@ from dptune.training.data import PrivacyUnits
 from dptune.training.loop import follow, train
 from dptune.training.per_sample import lora_pairs
 from dptune.training.ranks import Ranks, joined, own_device
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import RunSpec, TrainingPlan
 
 NOISE = 0.5
 RLDP = {"interval": 2, "warmup": 2, "design": "AB", "batch_size": 2}
@@ -42,7 +42,7 @@ class Case:
     directory: Path
     name: str = "static"
     options: dict[str, Any] = field(default_factory=dict)
-    plan: Plan = field(default_factory=make_plan)
+    plan: TrainingPlan = field(default_factory=make_plan)
     seed: int | None = None
     canaries: int = 0
     absent: tuple[int, ...] = ()

@@ -25,7 +25,7 @@ from dptune.training.model import Lora, attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import Run, StepReport
-from dptune.training.spec import Plan, RunSpec
+from dptune.training.spec import RunSpec, TrainingPlan
 from dptune.training.together import shared_copy, train_together
 
 STEPS = 5
@@ -45,7 +45,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 class Cell:
     """A run that can be opened alone or beside others, from an equal start."""
 
-    def __init__(self, name: str, seed: int, units: PrivacyUnits, plan: Plan, **header: Any) -> None:
+    def __init__(self, name: str, seed: int, units: PrivacyUnits, plan: TrainingPlan, **header: Any) -> None:
         self.name, self.seed, self.units, self.plan, self.header = name, seed, units, plan, header
         self.entropy = FixedSeed(seed)
         self.model: Any = None

@@ -16,7 +16,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens, with_context
 from dptune.training.model import Lora, attach_lora
-from dptune.training.spec import Plan
+from dptune.training.spec import TrainingPlan
 
 torch.set_num_threads(1)  # so small that a second thread only waits for the first
 
@@ -123,7 +123,7 @@ def each_record(tokens: Tokens) -> PrivacyUnits:
     return PrivacyUnits.of("record", np.arange(len(tokens.rows)), 1)
 
 
-def make_plan(of: int = 8, **changes: Any) -> Plan:
+def make_plan(of: int = 8, **changes: Any) -> TrainingPlan:
     """A schedule for ``of`` units."""
     values = {
         "sample_rate": 0.5,
@@ -133,7 +133,7 @@ def make_plan(of: int = 8, **changes: Any) -> Plan:
         "warmup_steps": 1,
         "checkpoint_every": 2,
     }
-    return Plan(**(values | changes))
+    return TrainingPlan(**(values | changes))
 
 
 def make_header(entropy: Entropy | None = None, of: PrivacyUnits | None = None, **changes: Any) -> RunHeader:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dptune.errors import ConfigError
 from dptune.tuning.defaults import default_batch, default_delta, schedule_of
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 
 
 @given(units=st.integers(1, 10**9))
@@ -21,7 +21,7 @@ def test_a_default_delta_is_a_power_of_ten_at_most_a_tenth_of_one_over_the_units
 
 @given(units=st.integers(4, 10**8), parameters=st.integers(1, 10**11))
 def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> None:
-    chosen = schedule_of(Settings(4.0), units, parameters, None)
+    chosen = schedule_of(TuneSettings(4.0), units, parameters, None)
     assert 0 < chosen.sample_rate <= 0.25
     assert chosen.batch <= 1024
     assert 12 <= chosen.steps <= max(140, 3 * units // 1024 + 4)
@@ -35,7 +35,7 @@ def test_more_units_never_make_a_smaller_batch(fewer: int, more: int) -> None:
 
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
-    asked = Settings(
+    asked = TuneSettings(
         4.0, delta=1e-7, batch=10, epochs=2, learning_rate=0.1, max_length=20, options={"max_grad_norm": 2}
     )
     chosen = schedule_of(asked, 100, 1000, 32)
@@ -54,10 +54,10 @@ def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
 @pytest.mark.parametrize(("delta", "units"), [(0.01, 100), (0.5, 2), (1e-3, 5000)])
 def test_a_delta_that_publishing_one_unit_would_satisfy_is_refused(delta: float, units: int) -> None:
     with pytest.raises(ConfigError, match=r"delta: .* 1 over the .* units or more.*Fix: use"):
-        schedule_of(Settings(4.0, delta=delta), units, 1000, None)
+        schedule_of(TuneSettings(4.0, delta=delta), units, 1000, None)
 
 
 def test_a_length_beyond_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_length: 33 exceeds the model's 32"):
-        schedule_of(Settings(4.0, max_length=33), 100, 1000, 32)
-    assert schedule_of(Settings(4.0), 100, 1000, 32).max_length == 32
+        schedule_of(TuneSettings(4.0, max_length=33), 100, 1000, 32)
+    assert schedule_of(TuneSettings(4.0), 100, 1000, 32).max_length == 32

@@ -28,7 +28,7 @@ from dptune.training.model import trainable_state
 from dptune.tuning.base import open_base
 from dptune.tuning.prepare import Prepared, prepare
 from dptune.tuning.run import HELD_OUT, PUBLIC
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable
 
 ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
@@ -43,7 +43,7 @@ def loaded(folder: Path) -> Any:
 
 
 def prepared(records: list[dict[str, Any]], **settings: Any) -> Prepared:
-    chosen = Settings(**{"epsilon": 8.0, **QUICK, **settings})
+    chosen = TuneSettings(**{"epsilon": 8.0, **QUICK, **settings})
     return prepare(RecordSource(records, unit="customer_id"), open_base(str(checkpoint()), chosen), chosen)
 
 
@@ -309,7 +309,7 @@ def test_adaptive_mechanisms_tune_within_the_budget(mechanism: str, options: dic
 
 
 def test_adapters_start_alike_whatever_the_records_are(tmp_path: Path) -> None:
-    base = open_base(str(checkpoint()), Settings(8.0, rank=2))
+    base = open_base(str(checkpoint()), TuneSettings(8.0, rank=2))
     one, other = (trainable_state(_attached(base)) for _ in range(2))
     assert all(np.array_equal(one[name], other[name]) for name in one)
 

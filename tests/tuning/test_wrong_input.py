@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.files import locked
-from dptune.tuning.settings import Settings
+from dptune.tuning.settings import TuneSettings
 
 
 def refused(folder: Path, *arguments: str, model: Path | str | None = None, data: Path | None = None) -> str:
@@ -67,7 +67,7 @@ def test_a_wrong_option_is_named_with_its_fix(name: str, tmp_path: Path) -> None
 def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     assert "--epsilom" in refused(tmp_path, "--epsilom", "2")
     with pytest.raises(ConfigError, match=r"epoch: is no setting\. Fix: use epochs"):
-        Settings.of(epsilon=4.0, epoch=2)
+        TuneSettings.of(epsilon=4.0, epoch=2)
 
 
 @pytest.mark.parametrize(

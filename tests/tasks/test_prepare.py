@@ -18,10 +18,9 @@ from dptune.errors import DataError
 from dptune.privacy.entropy import OsEntropy
 from dptune.training import token_file
 from dptune.training.data import tokenize
-from dptune.training.model import BaseModel, load_tokenizer
+from dptune.training.model import ModelSource, load_tokenizer
 from dptune.training.token_file import MappedRows
-from tasks.experiment import prepare as job
-from tasks.experiment.prepare import PreparedCell, prepare, shared_inputs
+from tasks.experiment.prepare import PreparedCell, _token_file, prepare, shared_inputs
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 
@@ -46,7 +45,7 @@ def prepared(cell: Any) -> PreparedCell:
 def test_the_records_of_a_cell_are_those_of_its_files(pipeline: Path) -> None:
     cell = static()
     found = prepared(cell)
-    tokenizer = load_tokenizer(BaseModel(cell.model.source))
+    tokenizer = load_tokenizer(ModelSource(cell.model.source))
     files = ((found.spec.tokens, TRAIN), (found.evaluation, EVAL), (found.spec.public, PUBLIC_VALIDATION))
     for tokens, path in files:
         expected = tokenize(read_records(path).text.to_pylist(), tokenizer, cell.training.max_length)
@@ -90,11 +89,11 @@ def test_the_files_are_their_owners(pipeline: Path) -> None:
 
 def test_a_name_tests_no_guess_of_the_records(pipeline: Path) -> None:
     """The same records under another salt have another name: it takes the secret to work the name out."""
-    before = job._token_file(static(), TRAIN)
+    before = _token_file(static(), TRAIN)
     records = read_records(TRAIN)
     write_records(TRAIN, replace(records, about={**records.about, "salt": "another"}))
     assert read_about(TRAIN)["salt"] == "another"
-    assert job._token_file(static(), TRAIN) != before
+    assert _token_file(static(), TRAIN) != before
 
 
 def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +105,7 @@ def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeyp
 def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> None:
     cell = static()
     prepared(cell)
-    path = job._token_file(cell, TRAIN)
+    path = _token_file(cell, TRAIN)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train-.*\.arrow: is torn.*Fix: remove it"):
         prepared(cell)
