@@ -19,6 +19,7 @@ from dptune.cli.ledgers import set_aside, verify
 from dptune.cli.noise_search import search
 from dptune.cli.pricing import account, calibrate
 from dptune.cli.step_audit import audit
+from dptune.cli.suggest import suggest
 from dptune.cli.tune import tune
 
 # Without rich's boxes: of a wrong option, the last line is the error and not a border, and help keeps what is written
@@ -51,6 +52,6 @@ def _main(
         load_variable()
 
 
-for _command in (tune, account, calibrate, search, audit, verify, mechanisms, set_aside, generate, serve):
+for _command in (tune, suggest, account, calibrate, search, audit, verify, mechanisms, set_aside, generate, serve):
     # The whole first line: what is taken from a docstring otherwise is cut off.
     app.command(short_help=(_command.__doc__ or "").partition("\n")[0])(reports_errors(_command))

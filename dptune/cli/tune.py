@@ -144,7 +144,7 @@ def tune(
     try:
         _tune(model, revision, source, given, out, dry_run, as_json)
     except DptuneError as error:
-        raise DptuneError(_by_option(str(error))) from None
+        raise DptuneError(by_option(str(error))) from None
     except KeyboardInterrupt:
         notice("stopped", _where(out))
         raise typer.Exit(_INTERRUPTED) from None
@@ -170,7 +170,7 @@ def _tune(
     check_mechanism(settings, base)
     prepared = prepare(described, base, settings)
     for note in prepared.notes:
-        notice("warning", _by_option(note))
+        notice("warning", by_option(note))
     if dry:
         show(_plan(prepared) | _needed(prepared), as_json)
         return
@@ -178,7 +178,7 @@ def _tune(
     _ended(tuned, prepared, as_json)
 
 
-def _by_option(message: str) -> str:
+def by_option(message: str) -> str:
     """A message of the library with this command's names for what it names."""
     field, colon, rest = message.partition(": ")
     named = f"--{message}" if colon and rest and field in _WORDS else message

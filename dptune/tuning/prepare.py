@@ -133,13 +133,13 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
     held_out = settings.eval_share if settings.telemetry == "research" else 0.0
     length = max_length_of(settings, base.positions)
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
-    units = _units_of(sides.train, source.unit, settings.records_per_unit)
+    units = units_of_side(sides.train, source.unit, settings.records_per_unit)
     schedule = schedule_of(settings, len(units), base.parameters, base.positions)
     tokens, evaluation, public = (
-        _tokens(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
+        tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
     assert tokens is not None  # there is a train side, or read_sides raised
-    mechanism = _calibrated(settings, base, schedule)
+    mechanism = calibrate_mechanism(settings, base, schedule)
     if isinstance(mechanism.mechanism.controller, Rldp) and public is None:
         problem = f"{settings.mechanism} follows the loss on public records"
         raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
@@ -157,14 +157,15 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
     )
 
 
-def _units_of(records: Records, column: str | None, most: int) -> PrivacyUnits:
+def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:
+    """The units of one side's records; ``most`` bounds what a unit of many brings to a batch."""
     if column is None:
         return PrivacyUnits.records(len(records))
     kind = f"column {column}" if column in _TAKEN else column
     return PrivacyUnits.of(kind, np.array([record.unit for record in records], dtype=np.int64), most)
 
 
-def _tokens(records: Records, tokenizer: Any, length: int, settings: TuneSettings) -> Tokens | None:
+def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: TuneSettings) -> Tokens | None:
     """Token ids; None without records. Raises: ConfigError if more than half are cut, or none counts in the loss."""
     if not records:
         return None
@@ -178,7 +179,8 @@ def _tokens(records: Records, tokenizer: Any, length: int, settings: TuneSetting
     return tokens
 
 
-def _calibrated(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:
+def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:
+    """The mechanism with the least noise that keeps the schedule within ``settings.epsilon``. Raises: ConfigError."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
     priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
     found = calibrated(

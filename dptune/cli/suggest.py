@@ -1,0 +1,150 @@
+"""``dptune suggest``: what to set for a private run, from public facts alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dptune.cli.catalogue import completions
+from dptune.cli.console import show, show_progress
+from dptune.cli.options import AsJson, Options, read_options
+from dptune.cli.tune import by_option
+from dptune.errors import DptuneError
+
+if TYPE_CHECKING:
+    from dptune.tuning.base import Base
+    from dptune.tuning.suggest import Suggestion
+
+
+def suggest(
+    model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")],
+    units: Annotated[int, typer.Option(help="How many units will be trained on; public.", min=1)],
+    epsilon: Annotated[float, typer.Option(help="The budget, certified.")],
+    delta: Annotated[float | None, typer.Option(help="Of the guarantee, below 1 over the units.")] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="Records of nobody, of the same kind as the private ones.")
+    ] = None,
+    trials: Annotated[
+        bool,
+        typer.Option("--trials", help="Train on the public records at five learning rates; takes five runs' time."),
+    ] = False,
+    unit: Annotated[str | None, typer.Option(help="Column of the public records whose values name units.")] = None,
+    text: Annotated[str | None, typer.Option(help="Column of texts.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")] = None,
+    completion: Annotated[str | None, typer.Option(help="Column of completions.")] = None,
+    messages: Annotated[str | None, typer.Option(help="Column of chats.")] = None,
+    template: Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")] = None,
+    mechanism: Annotated[str, typer.Option(help="See `dptune mechanisms`.", autocompletion=completions)] = "static",
+    options: Options = None,
+    revision: Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")] = None,
+    batch: Annotated[float | None, typer.Option(help="Expected units of a batch.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the units.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW's; trials take multiples of it.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a record.")] = None,
+    records_per_unit: Annotated[int, typer.Option(help="Most records of a unit in a batch.")] = 4,
+    rows: Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")] = 16,
+    rank: Annotated[int, typer.Option(help="Of LoRA.")] = 8,
+    alpha: Annotated[int, typer.Option(help="Of LoRA.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of the adapters' start; public.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda:0; else a GPU where there is one.")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the frozen weights.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what to set for a private run, and why; reads no private record."""
+    settings = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "mechanism": mechanism,
+        "options": read_options(options),
+        "batch": batch,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+        "records_per_unit": records_per_unit,
+        "rows": rows,
+        "rank": rank,
+        "alpha": alpha,
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+    }
+    columns = {
+        "text": text,
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages,
+        "template": template,
+        "unit": unit,
+    }
+    try:
+        _suggest(model, revision, units, public, columns, settings, trials, as_json)
+    except DptuneError as error:
+        raise DptuneError(by_option(str(error))) from None
+
+
+def _suggest(
+    model: str,
+    revision: str | None,
+    units: int,
+    public: Path | None,
+    columns: dict[str, Any],
+    settings: dict[str, Any],
+    trials: bool,
+    as_json: bool,
+) -> None:
+    from dptune.corpus.reading.source import RecordSource
+    from dptune.tuning.places import check_data, check_model
+    from dptune.tuning.settings import TuneSettings
+
+    chosen = TuneSettings.of(**settings)
+    check_model(model, revision)
+    source = None if public is None else RecordSource(str(public), **columns)
+    if source is not None:
+        check_data(source)
+    show_progress()
+    from dptune.tuning.base import open_base
+    from dptune.tuning.prepare import check_mechanism
+    from dptune.tuning.suggest import suggest as found
+
+    base = open_base(model, chosen, revision)
+    check_mechanism(chosen, base)
+    suggestion = found(base, chosen, units, source, trials=trials)
+    show(_figures(base, suggestion, units, epsilon=chosen.epsilon), as_json)
+    if not as_json:
+        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_options(suggestion, chosen)}")
+
+
+def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> dict[str, Any]:
+    schedule, mechanism = suggestion.schedule, suggestion.mechanism.mechanism
+    found: dict[str, Any] = {
+        "model": base.name,
+        "units": units,
+        "epsilon": epsilon,
+        "delta": schedule.delta,
+        "mechanism": mechanism.name,
+        **schedule.options,
+        "noise_multiplier": mechanism.effective_noise_multiplier(mechanism.knobs()),
+        "batch": schedule.batch,
+        "epochs": schedule.epochs,
+        "steps": schedule.steps,
+        "learning_rate": schedule.learning_rate,
+        "warmup_steps": schedule.warmup_steps,
+        "max_length": schedule.max_length,
+    }
+    if suggestion.norms:
+        found["public_norms_10_50_90_percent"] = [f"{norm:.3g}" for norm in suggestion.norms]
+    if suggestion.trials:
+        found["public_perplexity_before"] = suggestion.perplexity_before
+        found |= {f"public_perplexity_at_{rate:g}": value for rate, value in suggestion.trials.items()}
+    return found | {"chosen_because": [f"{name}: {reason}" for name, reason in schedule.reasons.items()]}
+
+
+def _options(suggestion: Suggestion, settings: Any) -> str:
+    schedule = suggestion.schedule
+    given = [f"--epsilon {settings.epsilon:g} --delta {schedule.delta:g} --mechanism {settings.mechanism}"]
+    given += [f"--set {name}={value}" for name, value in schedule.options.items()]
+    given.append(f"--batch {schedule.batch:g} --epochs {schedule.epochs:g} --learning-rate {schedule.learning_rate:g}")
+    given.append(f"--max-length {schedule.max_length}")
+    return " ".join(given)

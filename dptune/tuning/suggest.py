@@ -1,0 +1,211 @@
+"""Hyper-parameters from public facts alone: lengths, gradient norms and learning rates tried on public records.
+
+What a private run is set to must not follow its records, or its epsilon is not what was paid. Public records of the
+same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number of steps of
+the private run, so that it meets the same noise, and costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.corpus.reading.read import read_sides
+from dptune.corpus.reading.source import Fractions, RecordSource
+from dptune.errors import ConfigError, DivergedError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Calibrated
+from dptune.mechanisms.registry import build, describe_options, of_model
+from dptune.privacy.entropy import OsEntropy
+from dptune.progress import Meter
+from dptune.training.data import PrivacyUnits, Tokens, micro_batches
+from dptune.training.evaluation import perplexity
+from dptune.training.loop import train
+from dptune.training.model import attach_lora
+from dptune.training.per_sample import lora_pairs, per_sample_gradients
+from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.tuning.base import Base
+from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
+from dptune.tuning.prepare import calibrate_mechanism, tokens_of_side, units_of_side
+from dptune.tuning.settings import TuneSettings
+
+_HELD_OUT = 0.2
+#: Units whose gradient norms are measured: a tenth of so many is known to some three per cent of them.
+_MEASURED = 256
+_LENGTH_SHARE, _NORM_SHARE = 0.99, 0.1
+#: Learning rates that are tried, as multiples of the schedule's.
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class PublicRecords:
+    """Public records as tokens.
+
+    Attributes:
+        tokens: of the records that trials train on, and ``units`` whose they are.
+        evaluation: of the others, on which trials are compared.
+    """
+
+    tokens: Tokens = field(repr=False)
+    units: PrivacyUnits = field(repr=False)
+    evaluation: Tokens = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A schedule for a private run, from public facts alone.
+
+    Attributes:
+        schedule: with the reason of each choice.
+        mechanism: calibrated to the budget.
+        norms: 10, 50 and 90 % quantiles of the gradient norms of public units at the start; empty if none were given.
+        trials: perplexity of held-out public records by learning rate; infinite where a trial diverged.
+        perplexity_before: of the same records, without training; None without trials.
+    """
+
+    schedule: TuneSchedule
+    mechanism: Calibrated
+    norms: tuple[float, ...] = ()
+    trials: dict[float, float] = field(default_factory=dict)
+    perplexity_before: float | None = None
+
+
+def suggest(
+    base: Base, settings: TuneSettings, units: int, public: RecordSource | None = None, *, trials: bool = False
+) -> Suggestion:
+    """Choose what ``settings`` leave open for a run on ``units`` private units.
+
+    Args:
+        public: records of nobody. From them come ``max_length`` and, for a mechanism that has one, the radius.
+        trials: train on them at each of ``FACTORS`` times the schedule's learning rate, and take the best.
+
+    Raises: ConfigError and DataError as ``tune``; ConfigError for trials without public records, or with fewer than a
+        batch.
+    """
+    if public is None:
+        if trials:
+            raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")
+        schedule = schedule_of(settings, units, base.parameters, base.positions)
+        return Suggestion(schedule, calibrate_mechanism(settings, base, schedule))
+    records = read_public(public, base, settings)
+    reasons: dict[str, str] = {}
+    if settings.max_length is None:
+        length = length_for(records.tokens, max_length_of(settings, base.positions))
+        reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
+        settings, records = replace(settings, max_length=length), read_public(public, base, settings, length)
+    model = attach_lora(base.load(), base.lora, settings.seed)
+    norms = unit_norms(model, records, settings)
+    found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
+    if _takes_radius(settings) and "max_grad_norm" not in settings.options:
+        radius = float(f"{np.quantile(norms, _NORM_SHARE):.2g}")
+        settings = replace(settings, options={**settings.options, "max_grad_norm": radius})
+        reasons["max_grad_norm"] = f"{1 - _NORM_SHARE:.0%} of the public gradients are longer: nearly all are clipped"
+    schedule = schedule_of(settings, units, base.parameters, base.positions)
+    mechanism = calibrate_mechanism(settings, base, schedule)
+    measured: dict[float, float] = {}
+    before = None
+    if trials:
+        before = perplexity(model, records.evaluation, settings.rows)
+        rates = [schedule.learning_rate * factor for factor in FACTORS]
+        measured = {rate: _trial(base, settings, schedule, mechanism, records, rate) for rate in rates}
+        best = min(measured, key=lambda rate: measured[rate])
+        if not math.isfinite(measured[best]):
+            raise DivergedError("every trial diverged. Fix: give a lower learning_rate, of which others are multiples.")
+        reasons["learning_rate"] = _why(best, rates)
+        schedule = replace(schedule, learning_rate=best)
+    schedule = replace(schedule, reasons=schedule.reasons | reasons)
+    return Suggestion(schedule, mechanism, found, measured, before)
+
+
+def read_public(source: RecordSource, base: Base, settings: TuneSettings, length: int | None = None) -> PublicRecords:
+    """Read public records, of which a fifth of the units are for comparing. Raises: DataError as ``prepare``."""
+    sides = read_sides(replace(source, split=Fractions(1 - _HELD_OUT, _HELD_OUT, 0.0)))
+    width = length or max_length_of(settings, base.positions)
+    allowed = replace(settings, cut_records=True)  # the length is what is being chosen
+    tokens, evaluation = (tokens_of_side(side, base.tokenizer, width, allowed) for side in (sides.train, sides.eval))
+    if tokens is None or evaluation is None:
+        raise ConfigError("public", "holds too few records to compare trials on", fix="give more of them")
+    return PublicRecords(tokens, units_of_side(sides.train, source.unit, settings.records_per_unit), evaluation)
+
+
+def length_for(tokens: Tokens, most: int) -> int:
+    """The least multiple of 8 that holds 99 % of the records and the padding that every row has, at most ``most``."""
+    lengths = [len(row) for row in tokens.rows]
+    needed = float(np.quantile(lengths, _LENGTH_SHARE, method="higher")) + 1
+    return max(3, min(most, 8 * math.ceil(needed / 8)))
+
+
+def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> NDArray[np.float64]:
+    """(units,) l2 norm of the whole gradient of each of the first public units, as a run would clip it."""
+    pairs, device = lora_pairs(model), next(model.parameters()).device
+    drawn = [one[: records.units.most] for one in records.units.members[:_MEASURED] if len(one)]
+    norms = []
+    for part in micro_batches(drawn, settings.rows):
+        ids, mask = records.tokens.batch(part.records, device, height=settings.rows)
+        found = per_sample_gradients(model, pairs, ids, mask, part.owners_of(len(ids), device), part.units)
+        norms.append(found.norms().square().sum(1).sqrt())
+    return np.asarray(torch.cat(norms).cpu(), dtype=np.float64)
+
+
+def _takes_radius(settings: TuneSettings) -> bool:
+    if any(row[0] == "stabiliser" for row in describe_options(settings.mechanism)):
+        return False  # it normalises: AdamW takes the same steps at every radius
+    return any(row[0] == "max_grad_norm" for row in describe_options(settings.mechanism))
+
+
+def _why(best: float, rates: list[float]) -> str:
+    if best in (rates[0], rates[-1]):
+        return "the best of the trials, at the end of what was tried: try beyond it"
+    return f"the best of {len(rates)} trials on public records"
+
+
+def _trial(
+    base: Base,
+    settings: TuneSettings,
+    schedule: TuneSchedule,
+    calibrated: Calibrated,
+    records: PublicRecords,
+    learning_rate: float,
+) -> float:
+    """Perplexity of the held-out public records after the private run's schedule on the others."""
+    count = len(records.units)
+    if count < schedule.batch:
+        problem = f"has {count} units to train on, fewer than a batch of {schedule.batch:g}"
+        raise ConfigError("public", problem, fix="give more public records, or leave trials out")
+    model = attach_lora(base.load(), base.lora, settings.seed)
+    mechanism = _again(settings, base, calibrated.mechanism, schedule)
+    plan = TrainingPlan(
+        sample_rate=schedule.batch / count,
+        expected_batch_size=schedule.batch,
+        steps=schedule.steps,
+        learning_rate=learning_rate,
+        warmup_steps=schedule.warmup_steps,
+        physical_batch_size=settings.rows,
+        checkpoint_every=schedule.steps,
+    )
+    entropy = OsEntropy()
+    header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")
+    spec = RunSpec(model, records.tokens, records.units, mechanism, plan, header, public=records.tokens)
+    with (
+        tempfile.TemporaryDirectory(prefix="dptune-trial-") as folder,
+        Meter(f"trial at learning rate {learning_rate:g}", total=plan.steps, unit="steps", keep=True) as meter,
+    ):
+        try:
+            with train(spec, Path(folder), entropy, lambda report: meter.update(report.releases)) as ledger:
+                ledger.finish()
+        except DivergedError:
+            return math.inf
+        return perplexity(model, records.evaluation, settings.rows)
+
+
+def _again(settings: TuneSettings, base: Base, calibrated: Mechanism, schedule: TuneSchedule) -> Mechanism:
+    """A new mechanism with the same noise: a controller learns during its run."""
+    options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
+    return build(settings.mechanism, options | {"noise_multiplier": calibrated.noise.noise_multiplier})
