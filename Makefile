@@ -41,8 +41,10 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
+# DVC's own last line names a stage; the stage's own, which names the cause, is said once more after it.
 repro: $(SETUP)
-	@$(ACTIVATE) dvc repro
+	@rm -f data/error.txt
+	@$(ACTIVATE) dvc repro || { test ! -e data/error.txt || cat data/error.txt >&2; exit 2; }
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
@@ -72,10 +74,10 @@ ui: $(SETUP)
 	@$(ACTIVATE) python -m flows.ui
 
 paper: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && dvc repro
+	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && $(MAKE) repro
 
 paper-certified: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper-certified.yaml && dvc repro
+	@$(ACTIVATE) python -m tasks.profile profiles/paper-certified.yaml && $(MAKE) repro
 
 # Not data/runs: the ledgers there are all that tells what was spent on the records.
 clean:

@@ -100,7 +100,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
 
     Raises: DptuneError at once if another process holds it, unless told to ``wait`` for that.
     """
-    with path.open("w") as file:
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags, PRIVATE_FILE)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:

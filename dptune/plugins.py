@@ -21,12 +21,21 @@ from importlib import import_module, machinery, metadata
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import sha256
 
 #: Names of modules, separated by commas.
 VARIABLE = "DPTUNE_PLUGINS"
 _SUFFIXES = (*machinery.SOURCE_SUFFIXES, *machinery.EXTENSION_SUFFIXES)
+
+
+#: Modules that have registered something.
+_REGISTERING: set[str] = set()
+
+
+def note_registered(module: str) -> None:
+    """Remember that a module registers something. Every registry calls it."""
+    _REGISTERING.add(module)
 
 
 @dataclass(frozen=True)
@@ -54,18 +63,22 @@ def load(modules: Iterable[str], field: str = "plugins") -> None:
     Args:
         field: what names them, for errors.
 
-    Raises: ConfigError naming the module that cannot be imported, and why.
+    Raises: ConfigError naming the module that cannot be imported, and why, or that registers nothing.
     """
     for module in modules:
         if os.getcwd() not in sys.path and "" not in sys.path:
             sys.path.append(os.getcwd())  # the command `dptune` starts without it, python -m with it
         try:
             import_module(module)
-        except ConfigError:
+        except DptuneError:
             raise
         except Exception as error:  # whatever a module may raise
             problem = f"{module!r} cannot be imported ({type(error).__name__}: {error})"
             raise ConfigError(field, problem, fix="give the name of a module in this folder or installed") from error
+        package = module.partition(".")[0]
+        if not any(other.partition(".")[0] == package for other in _REGISTERING):
+            problem = f"{module!r} registers nothing, so it adds nothing to dptune"
+            raise ConfigError(field, problem, fix="name the module whose decorators register a part, source or score")
 
 
 def load_variable() -> None:
@@ -78,7 +91,7 @@ def load_installed(group: str) -> None:
     for entry in metadata.entry_points(group=group):
         try:
             entry.load()
-        except ConfigError:
+        except DptuneError:
             raise
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value

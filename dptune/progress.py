@@ -31,6 +31,7 @@ class Meter:
         self._description, self._total, self._unit = description, total, unit
         self.done = done
         self._started = self._spoke = time.monotonic()
+        size = shutil.get_terminal_size()
         self._bar = tqdm(
             desc=description,
             total=total,
@@ -39,8 +40,9 @@ class Meter:
             unit_scale=unit == "B",
             leave=keep,
             disable=not sys.stderr.isatty(),
-            # A terminal that does not tell its width says 0, and tqdm would then draw nothing at all.
-            ncols=shutil.get_terminal_size().columns,
+            # A terminal that does not tell its size says 0 and 0, and tqdm would then draw nothing at all.
+            ncols=size.columns,
+            nrows=size.lines,
         )
 
     def update(self, done: int) -> None:

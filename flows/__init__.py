@@ -2,6 +2,8 @@
 
 import os
 
+import tasks  # noqa: F401 (it says where dptune is not installed)
+
 # Prefect waits 20 s for its temporary server, which a busy machine exceeds; read when prefect is first imported.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 # Progress of work inside a flow's own process belongs to the run's logs too.

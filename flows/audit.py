@@ -5,7 +5,6 @@ python -m flows.audit        # what the DVC stage runs
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,18 @@ from prefect.context import TaskRunContext
 
 from dptune.files import private_directory
 from flows.child import end_server_with_me
+from flows.command import run_flow
 from flows.experiment import available_devices
+from flows.failures import FlowError, flow_error
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.experiment.checks import check_models
 from tasks.experiment.results import publish_audit
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
 from tasks.report.experiment import listed_cells, report
 from tasks.settings.params import Audit, load_settings
 from tasks.stage import run_stage
+
+_FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit again with another audit.seed"
 
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
@@ -40,14 +44,15 @@ def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[st
 def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> list[str]:
     """Attack every cell that the last experiment listed.
 
-    Raises: RuntimeError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
+    Raises: FlowError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
     """
     end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     device = available_devices(settings.experiment)[0]
     private_directory(AUDITS)
     configured = attack.with_options(result_storage=AUDITS.resolve())
-    problems: list[str] = []
+    violations: list[str] = []
+    errors: dict[str, BaseException] = {}
     cells = [RUNS / name for name in listed_cells(EXPERIMENT)]
     for number, directory in enumerate(cells, start=1):
         again = configured.with_options(refresh_cache=not audit_file(directory).exists())
@@ -55,11 +60,16 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         found = state.result(raise_on_failure=False)
         if audit_file(directory).exists():
             publish_audit(directory, audit_file(directory))  # also of an earlier audit that MLflow did not take
-        problems += [f"{directory.name}: {found}"] if isinstance(found, BaseException) else found
+        if isinstance(found, BaseException):
+            errors[directory.name] = found
+        else:
+            violations += found
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
-    if problems:
+    if violations or errors:
         _show()
-        raise RuntimeError("; ".join(problems))
+        summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
+        failed = flow_error(summary, list(errors.values())) if errors else None
+        raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
     return [str(audit_file(directory)) for directory in cells]
 
 
@@ -73,11 +83,10 @@ def _show() -> None:
 
 def main() -> None:
     """Run the flow on params.yaml; a violation ends it with its sentence and status 1."""
-    try:
-        audit()
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    settings = load_settings()
+    listed_cells(EXPERIMENT)
+    check_models(settings)
+    run_flow(audit)
 
 
 if __name__ == "__main__":

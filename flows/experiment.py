@@ -25,30 +25,23 @@ from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
+from flows.command import run_flow
+from flows.failures import CellError, flow_error
 from flows.places import free_place
 from flows.runners import THREADS, started
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
+from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, grouped
-from tasks.paths import DATA, EXPERIMENT, RUNS, TRAIN
+from tasks.experiment.standing import standing
+from tasks.paths import DATA, ERROR, EXPERIMENT, RUNS, TRAIN
 from tasks.settings.params import Experiment, load_settings, merge
-from tasks.stage import USER_ERROR, run_stage
+from tasks.stage import run_stage
 
 _LAST_LINES = 15
+_UNDER_WAY: list[Cell] = []  # the cells of this process' flow, for the last line after Ctrl-C
 # A cell takes these from its flow: Dask and Ray give one thread to whatever their workers start.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
-
-
-class CellError(Exception):
-    """A cell's process ended with an error; ``hopeless`` when trying again cannot mend it."""
-
-    def __init__(self, label: str, status: int, output: str) -> None:
-        super().__init__(label, status, output)  # all of them, from which another process makes it anew
-        self.hopeless = status == USER_ERROR
-
-    def __str__(self) -> str:
-        label, status, output = self.args
-        return f"cell {label} ended with status {status}:\n{output}"
 
 
 @dataclass(frozen=True)
@@ -140,13 +133,14 @@ def experiment(
         params: the parameter file.
         overrides: any other sections to merge over it, such as ``{"training": {"epochs": 3}}``.
 
-    Raises: RuntimeError naming every cell that failed, after all others have run.
+    Raises: FlowError naming every cell that failed, after all others have run.
     """
     chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
     given = {key: value for key, value in chosen.items() if value is not None}
     end_server_with_me()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
+    _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device
     groups = grouped(cells, settings.experiment.cells_together, places)
     with started(settings.experiment, places) as task_runner:
@@ -161,11 +155,11 @@ def experiment(
             )
             for group in groups
         ]
-        failed = _failures(groups, futures)
+        failed, errors = _failures(groups, futures)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
     tracking.finish_parent(parent, failed=bool(failed), timed=timed)
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}")
+        raise flow_error(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}", errors)
     return [str(cell.directory) for cell in cells]
 
 
@@ -186,9 +180,13 @@ def _context(settings: Experiment, devices: list[str], parent: str) -> DispatchC
     return DispatchContext(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
 
 
-def _failures(groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]) -> list[str]:
-    """Wait for every cell; the labels of those that failed."""
-    logger, failed, done = get_run_logger(), [], 0
+def _failures(
+    groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]
+) -> tuple[list[str], list[BaseException]]:
+    """Wait for every cell; the labels of those that failed, and what ended them."""
+    logger, done = get_run_logger(), 0
+    failed: list[str] = []
+    errors: list[BaseException] = []
     total = sum(len(group.cells) for group in groups)
     for group, future in zip(groups, futures, strict=True):
         future.wait()
@@ -197,7 +195,19 @@ def _failures(groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]) 
         logger.info("%d of %d cells: %s %s", done, total, group.label, name)
         if not state.is_completed():
             failed += [cell.label for cell in group.unfinished or group.cells]
-    return failed
+            errors.append(error_of(future))
+    return failed, errors
+
+
+def error_of(future: PrefectFuture[Any]) -> BaseException:
+    """What ended a task that failed."""
+    if not future.state.is_final():
+        return DptuneError(f"{future.state.name}: its worker was lost. Fix: start workers again, and run again.")
+    try:
+        found = future.state.result(raise_on_failure=False)
+    except Exception as error:
+        return error
+    return found if isinstance(found, BaseException) else RuntimeError(str(future.state.message))
 
 
 def available_devices(settings: Experiment) -> list[str]:
@@ -221,9 +231,10 @@ def tags_of(settings: Experiment) -> dict[str, str]:
 
 
 def _run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:
+    ERROR.unlink(missing_ok=True)
     status = subprocess.run(command, cwd=home, env=environment, check=False).returncode
     if status != 0:
-        raise CellError(label, status, "see its output above")
+        raise CellError(label, status, ERROR.read_text(encoding="utf-8") if ERROR.exists() else "")
 
 
 def run_process(
@@ -268,12 +279,11 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the flow on params.yaml; failed cells end it with a message and status 1."""
-    try:
-        experiment()
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    """Run the flow on params.yaml, which is read before Prefect starts a server."""
+    settings = load_settings()
+    check_inputs()
+    check_models(settings)
+    run_flow(experiment, lambda: standing(_UNDER_WAY))
 
 
 if __name__ == "__main__":

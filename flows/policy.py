@@ -6,7 +6,6 @@ python -m flows.policy        # `make policy`
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import ValidationError
 
-from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child, end_server_with_me
-from flows.experiment import run_process
+from flows.command import run_flow
+from flows.experiment import error_of, run_process
+from flows.failures import flow_error
 from flows.places import free_place
 from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
@@ -31,6 +31,7 @@ from tasks.policy.tenants import TENANTS
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import PolicySettings
+from tasks.settings.refusals import refusal
 from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
 
@@ -75,7 +76,7 @@ def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any, proc
 def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
     """Run every study, attack the release, and write data/policy/policy.html.
 
-    Raises: RuntimeError naming the runs that failed, after all others.
+    Raises: FlowError naming the runs that failed, after all others.
     """
     end_server_with_me()
     settings = policy_of(load_settings(Path(params), overrides))
@@ -97,7 +98,8 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         publish(result, parent)
     if failed:
         tracking.finish_parent(parent, failed=True, timed=False)
-        raise RuntimeError(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}")
+        errors = [error_of(futures[name]) for name in failed]
+        raise flow_error(f"{len(failed)} of {len(futures)} runs failed: {', '.join(failed)}", errors)
     extra = {"audits": attacks, **other_results(settings)}
     publish_others(settings, extra, parent)
     write_json(RunFolder(POLICY).results, {"runs": results, **extra})
@@ -119,7 +121,7 @@ def policy_of(settings: Settings) -> PolicySettings:
     try:
         return chosen.model_copy(update={"rlhf": Rlhf.model_validate(entries)})
     except ValidationError as error:
-        raise ConfigError("policy.rlhf", error.errors()[0]["msg"], fix="correct it") from None
+        raise refusal(error, "policy.rlhf", entries) from None
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
@@ -209,15 +211,12 @@ def _publish(
 
 
 def main() -> None:
-    """Run the flow on params.yaml; failed runs end it with a message and status 1."""
-    processes = load_settings().policy.processes
-    try:
-        # As many workers as there are slots: whoever waits for a slot asks for it every few seconds only.
-        workers: Any = ThreadPoolTaskRunner(max_workers=processes)
-        print(policy.with_options(task_runner=workers)())
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    """Run the flow on params.yaml, which is read before Prefect starts a server."""
+    settings = policy_of(load_settings())
+    check_environments(settings)
+    # As many workers as there are slots: whoever waits for a slot asks for it every few seconds only.
+    workers: Any = ThreadPoolTaskRunner(max_workers=settings.processes)
+    run_flow(lambda: print(policy.with_options(task_runner=workers)()))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python -m flows.prediction        # what the DVC stage runs
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,12 @@ from prefect import flow, get_run_logger, task, unmapped
 from dptune.files import private_directory
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child, end_server_with_me
-from flows.experiment import available_devices, run_process, tags_of
+from flows.command import run_flow
+from flows.experiment import available_devices, error_of, run_process, tags_of
+from flows.failures import flow_error
 from flows.places import free_place
 from tasks import tracking
+from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import PLAN, EnsemblePlan, close_plan, compared, open_plan, plans, served
@@ -45,7 +47,7 @@ def score_all(settings: Settings, chosen: list[EnsemblePlan], serving: Path, dev
 def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
     """Tune the ensembles, score the protocols, and say which ensemble answers prompts.
 
-    Raises: RuntimeError naming the shards that failed, after all others.
+    Raises: FlowError naming the shards that failed, after all others.
     """
     end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
@@ -59,14 +61,16 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
         open_plan(plan)
         places = settings.experiment.cells_per_device
         futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
-        failed = []
+        failed: list[str] = []
+        errors: list[BaseException] = []
         for shard, future in enumerate(futures):
             future.wait()
             logger.info("%d of %d shards: %s", shard + 1, plan.models, future.state.name)
             if not future.state.is_completed():
                 failed.append(str(shard))
+                errors.append(error_of(future))
         if failed:
-            raise RuntimeError(f"shards {', '.join(failed)} of {plan.directory} failed")
+            raise flow_error(f"shards {', '.join(failed)} of {plan.directory} failed", errors)
         serves = protocol if plan.models == protocol.models else None
         close_plan(plan, serves, settings.experiment.telemetry)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
@@ -81,12 +85,11 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
 
 
 def main() -> None:
-    """Run the flow on params.yaml; failed shards end it with a message and status 1."""
-    try:
-        prediction()
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    """Run the flow on params.yaml, which is read before Prefect starts a server."""
+    settings = load_settings()
+    check_inputs()
+    check_models(settings)
+    run_flow(prediction)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DATA = Path("data")
+CHECKED = DATA / "checked.json"
 RAW = DATA / "raw"
 RAW_MANIFEST = RAW / "source.json"
 NARRATIVES = DATA / "narratives" / "narratives.parquet"
@@ -28,3 +29,6 @@ ENSEMBLES = DATA / "ensembles"
 #: Not DVC's: token ids of the records, made again whenever they are missed; safe to remove between runs.
 TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
+#: The last line of the last command that failed; and the tracebacks of failures that nobody foresaw.
+ERROR = DATA / "error.txt"
+FAILURES = DATA / "failures.log"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
@@ -32,7 +32,8 @@ def apply_profile(profile: Path, params: Path = PARAMS) -> None:
     try:
         base, over = (yaml.load(path.read_text(encoding="utf-8")) or {} for path in (params, profile))
     except (OSError, YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(profile), f"cannot be read ({error})", fix="give a YAML file of parameters") from None
+        problem = f"cannot be read ({_reason(error)})"
+        raise ConfigError(str(profile), problem, fix="give a YAML file of parameters") from None
     if not (isinstance(base, dict) and isinstance(over, dict)):
         raise ConfigError(str(profile), "is no table of parameters", fix="give a YAML file of parameters")
     load_settings(params, over)
@@ -41,6 +42,13 @@ def apply_profile(profile: Path, params: Path = PARAMS) -> None:
     yaml.dump(base, text)
     write_text(params, text.getvalue())
     params.chmod(0o644)
+
+
+def _reason(error: Exception) -> str:
+    """The reason in one line: YAML's own spreads over four."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return str(getattr(error, "strerror", None) or error).splitlines()[0]
 
 
 def _overlay(base: Any, over: Any) -> None:

@@ -6,19 +6,24 @@ import functools
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from dptune.cli.console import Command
 from dptune.errors import DptuneError
-from dptune.files import private_directory
-from tasks.paths import DATA
+from dptune.files import PRIVATE_FILE, private_directory, write_text
+from tasks.paths import DATA, ERROR, FAILURES
 
 #: Exit status of an error that trying again cannot mend.
 USER_ERROR = 2
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
 
 
 def run_command(work: Callable[..., None]) -> None:
@@ -30,12 +35,15 @@ def run_command(work: Callable[..., None]) -> None:
     def run(**given: Any) -> None:
         run_stage(functools.partial(work, **given))
 
-    app.command()(run)
+    app.command(cls=Command)(run)
     app()
 
 
 def run_stage(work: Callable[[], None]) -> None:
-    """Run a stage's work; a problem that the user can fix ends it with a message and status 2."""
+    """Run a stage's work; whatever ends it, the last line says the cause and the fix.
+
+    A problem that the user can fix has status 2; any other has status 1, and its traceback is kept in a file.
+    """
     os.umask(0o077)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("dptune").setLevel(logging.INFO)  # Prefect, if it was first, lets only warnings through
@@ -49,12 +57,46 @@ def run_stage(work: Callable[[], None]) -> None:
             # DVC makes its copies readable to all; the folder around them keeps others out.
             private_directory(Path(".dvc") / "cache")
         work()
-    except DptuneError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (DptuneError, OSError) as error:
+        say_error(last_error(error))
         sys.exit(USER_ERROR)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        missing = isinstance(error, FileNotFoundError)
-        fix = "run `dvc repro`, which makes it" if missing else "free space or make it writable"
-        print(f"error: {where}{error.strerror or error}. Fix: {fix}.", file=sys.stderr)
-        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        print("stopped; run again to go on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        keep_failure(error)
+        say_error(unknown_failure(error))
+        raise SystemExit(1) from error
+
+
+def say_error(sentence: str) -> None:
+    """Print the last line of a command that failed, and keep it for whoever started the command."""
+    with suppress(OSError):  # a full disk, say, of which the sentence may be about
+        write_text(ERROR, f"error: {sentence}\n")
+    print(f"error: {sentence}", file=sys.stderr)
+
+
+def last_error(error: DptuneError | OSError) -> str:
+    """The sentence of an error that the user can fix."""
+    if isinstance(error, DptuneError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    missing = isinstance(error, FileNotFoundError)
+    fix = "run `dvc repro`, which makes it" if missing else "free space or make it writable"
+    return f"{where}{error.strerror or error}. Fix: {fix}."
+
+
+def unknown_failure(error: BaseException) -> str:
+    """The sentence of an error that nobody foresaw."""
+    lines = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+    return f"{what}. Fix: the traceback is in {FAILURES}; run again to go on, and report it if it comes back."
+
+
+def keep_failure(error: BaseException) -> None:
+    """Add an error's traceback to the file of failures, for the owner's eyes only."""
+    text = "".join([f"{' '.join(sys.orig_argv)}\n", *traceback.format_exception(error), "\n"])
+    with suppress(OSError):
+        descriptor = os.open(FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)

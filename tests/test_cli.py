@@ -40,7 +40,7 @@ FIELDS = [
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, list(arguments), prog_name="dptune")
 
 
 def answer(*arguments: str) -> dict[str, Any]:
@@ -130,6 +130,7 @@ def test_calibrate_from_records_batch_and_epochs(accounting: str, noise: float) 
         ([*ACCOUNT, "--set", "noise_multiplier=-1"], ["noise_multiplier"]),
         ([*ACCOUNT, "--set", "noise_multiplier=loud"], ["noise_multiplier", "loud"]),
         ([*ACCOUNT, "--set", "noise_multiplier"], ["--set noise_multiplier", "KEY=VALUE"]),
+        ([*ACCOUNT, "--set", "=1"], ["--set =1", "KEY=VALUE"]),
         ([*ACCOUNT, "--set", "noise_multiplier=1", "--set", "sigma=1"], ["sigma", "noise_multiplier"]),
         ([*ACCOUNT, "--set", "noise_multiplier=1", "--set", "pairs=nan"], ["pairs"]),
         ([*ACCOUNT[:-1], "0", "--set", "noise_multiplier=1"], ["delta"]),
@@ -140,6 +141,7 @@ def test_calibrate_from_records_batch_and_epochs(accounting: str, noise: float) 
         ([*CALIBRATE], ["--records", "--batch", "--epochs"]),
         ([*CALIBRATE, "--sample-rate", "0.01", "--steps", "9", "--records", "9"], ["--records"]),
         ([*CALIBRATE, "--records", "9", "--batch", "10", "--epochs", "1"], ["batch"]),
+        ([*CALIBRATE, "--records", "73271", "--batch", "16", "--epochs", "1e12"], ["epochs: 1e+12 passes", "lower"]),
         ([*CALIBRATE, "--sample-rate", "0.01", "--steps", "9", "--set", "noise_multiplier=1"], ["noise_multiplier"]),
         ([*CALIBRATE, "--epsilon", "-1", "--sample-rate", "0.01", "--steps", "9"], ["epsilon"]),
         (["calibrate", "nonprivate", *CALIBRATE[2:], "--sample-rate", "0.01", "--steps", "9"], ["nonprivate"]),
@@ -150,6 +152,24 @@ def test_calibrate_from_records_batch_and_epochs(accounting: str, noise: float) 
 def test_a_mistake_exits_2_and_names_its_option(arguments: list[str], names: list[str]) -> None:
     message = refusal(*arguments)
     assert all(name in message for name in names), message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        ([*ACCOUNT[:-1], "0.5", "--set", "noise_multiplier=1"], "delta 0.5 is large"),
+        (["account", "dppg", "--delta", "0.02", "--set", "noise_multiplier=1"], "delta 0.02 is large"),
+        ([*CALIBRATE[:-1], "1e-3", "--records", "1000", "--batch", "10", "--epochs", "1"], "1 over the 1000 units"),
+        ([*CALIBRATE[:-1], "9e-4", "--records", "1000", "--batch", "10", "--epochs", "1"], ""),
+        ([*ACCOUNT, "--set", "noise_multiplier=1"], ""),
+    ],
+)
+def test_a_delta_that_protects_nobody_is_warned_of(arguments: list[str], warned: str) -> None:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    assert warned in done.stderr
+    assert done.stderr.count("warning: ") == bool(warned)
+    json.loads(done.stdout)
 
 
 def test_verify_recomputes_from_the_file_alone(tmp_path: Path) -> None:
@@ -226,11 +246,17 @@ def test_audit_has_the_agreed_fields_and_respects_a_sound_step() -> None:
     assert found["epsilon_audited"] <= found["epsilon_certified"] == pytest.approx(4.3772, abs=1e-3)
 
 
-def test_audit_catches_published_rldp() -> None:
+def test_audit_catches_published_rldp(caplog: pytest.LogCaptureFixture) -> None:
     """It claims 2.1; what eight audits found has mean 4.0 and deviation 0.4: a miss is rarer than 1e-5."""
     options = ("--set", "pairs=24", "--set", "noise_multiplier=2")
-    found = answer("audit", "rldp_published", *options, "--trials", "2000", "--confidence", "0.95")
+    done = run("audit", "rldp_published", *options, "--trials", "2000", "--confidence", "0.95", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
     assert found["epsilon_audited"] > found["epsilon_published"]
+    shown, claimed = (f"{found[name]:.4g}" for name in ("epsilon_audited", "epsilon_published"))
+    sentence = f"the attack shows epsilon >= {shown} at confidence 0.95, more than the {claimed} that rldp_published"
+    assert sentence in done.stderr
+    assert "audit rldp_published: done" in caplog.text  # it says how far it is
     assert found["epsilon_certified"] == "inf"
 
 
@@ -439,12 +465,20 @@ def test_help_cuts_no_sentence_off_and_keeps_what_is_in_brackets(command: list[s
 @pytest.mark.parametrize(
     ("arguments", "last"),
     [
-        (["account", "static", "--delta", "much"], "Error: Invalid value for '--delta'"),
-        (["account", "static"], "Error: Missing option '--delta'"),
-        (["nosuch"], "Error: No such command 'nosuch'"),
+        (["account", "static", "--delta", "much"], "error: Invalid value for '--delta': 'much' is not a number. Fix: "),
+        (["account", "static"], "error: Missing option '--delta'. Fix: see `dptune account --help`."),
+        (["account"], "error: Missing argument 'mechanism'. Fix: see `dptune account --help`."),
+        (["account", "--steps", "0"], "error: Invalid value for '--steps': '0' is below 1. Fix: "),
+        (["nosuch"], "error: No such command 'nosuch'. Fix: see `dptune --help`."),
+        (
+            ["tune", "--epsilom", "2"],
+            "error: No such option: --epsilom. Fix: use --epsilon, or see `dptune tune --help`",
+        ),
         (["verify", "/nowhere"], "error: /nowhere: cannot be read"),
         ([*SEARCH, "--out", "/proc/x"], "error: /proc/x: No such file or directory. Fix: "),
     ],
 )
 def test_the_last_line_of_a_refusal_is_its_reason(arguments: list[str], last: str) -> None:
-    assert refusal(*arguments).splitlines()[-1].startswith(last)
+    said = refusal(*arguments).splitlines()[-1]
+    assert said.startswith(last)
+    assert said.count("Fix: ") == 1

@@ -23,11 +23,11 @@ for _ in progress(range(6), "working", total=6):
 """
 
 
-def drawn_at_a_terminal(columns: int) -> str:
-    """What the work writes to a terminal of that width."""
+def drawn_at_a_terminal(columns: int, rows: int) -> str:
+    """What the work writes to a terminal of that size."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
     process = subprocess.Popen([sys.executable, "-c", _WORK], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     written = b""
@@ -41,9 +41,9 @@ def drawn_at_a_terminal(columns: int) -> str:
     return written.decode()
 
 
-@pytest.mark.parametrize("columns", [0, 100])
-def test_a_terminal_shows_a_bar(columns: int) -> None:
-    written = drawn_at_a_terminal(columns)
+@pytest.mark.parametrize(("columns", "rows"), [(0, 40), (100, 40), (0, 0)])
+def test_a_terminal_shows_a_bar(columns: int, rows: int) -> None:
+    written = drawn_at_a_terminal(columns, rows)
     assert written.count("working") >= 3
     assert "%|" in written
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError, DataError
-from dptune.plugins import Plugin, load_installed, plugins_of
+from dptune.plugins import Plugin, load_installed, note_registered, plugins_of
 
 Losses = NDArray[np.float64]
 Score = Callable[[Losses, Losses], Losses]
@@ -37,6 +37,7 @@ def score(name: str) -> Callable[[Score], Score]:
         if name in BUILT_IN or (other is not None and other.__module__ != function.__module__):
             raise ConfigError("plugins", f"score {name!r} of {function.__module__} exists already", fix="rename it")
         _SCORES[name] = function
+        note_registered(function.__module__)
         return function
 
     return register

@@ -13,7 +13,7 @@ import typer
 
 from dptune import __version__
 from dptune.cli.catalogue import mechanisms
-from dptune.cli.console import reports_errors
+from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, verify
 from dptune.cli.noise_search import search
@@ -24,7 +24,7 @@ from dptune.cli.tune import tune
 # Without rich's boxes: of a wrong option, the last line is the error and not a border, and help keeps what is written
 # in brackets, such as [data/search], which rich takes for markup. Tracebacks show no local variables: they may be
 # secret.
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:

@@ -26,7 +26,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; empty begins a new one.")] = "",
-    tokens: Annotated[int, typer.Option(help="At most so many.", min=1)] = 32,
+    tokens: Annotated[int, typer.Option(help="At most so many, and no more than are left.", min=1)] = 32,
     ensemble: Ensemble = None,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -40,6 +40,7 @@ def generate(
     where = _device(device)
     deployment, answers = deploy(ensemble or _served(), where), []
     try:
+        _check_left(tokens, deployment.budget)
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
     except (BudgetError, LedgerError) as error:
@@ -59,6 +60,14 @@ def generate(
     if budget["earlier"]:
         about += f" Runs that were set aside had spent epsilon {budget['earlier_epsilon']} on the same records before."
     typer.echo(about, err=True)
+
+
+def _check_left(tokens: int, budget: dict[str, Any]) -> None:
+    """Refuse to spend the rest of a budget on half an answer. Raises: ConfigError if fewer tokens are left."""
+    left = budget["tokens_left"]
+    if 0 < left < tokens:
+        problem = f"{tokens} are asked for, and {left} of {budget['tokens']} are left for good"
+        raise ConfigError("--tokens", problem, fix=f"use --tokens {left} to spend all of them, or fewer")
 
 
 def serve(
@@ -132,8 +141,9 @@ def _served() -> Path:
     try:
         return Path(json.loads(_PIPELINE.read_text(encoding="utf-8"))["served"])
     except (OSError, ValueError, KeyError):
-        fix = "run `dvc repro` or `python -m flows.prediction`, or give --ensemble"
-        raise ConfigError("--ensemble", "is not given, and the pipeline has made none here", fix=fix) from None
+        problem = f"is not given, and {_PIPELINE} names none: the stage prediction has not ended here"
+        fix = "run `dvc repro prediction` where params.yaml lies (it says why, if it fails), or give --ensemble"
+        raise ConfigError("--ensemble", problem, fix=fix) from None
 
 
 def _device(name: str) -> Any:

@@ -38,7 +38,7 @@ def verify(
     if as_json:
         return
     if card is not None:
-        typer.echo(f"{card} says what the ledger says, of these very weights.")
+        typer.echo(f"{card} says what the ledger says, of these very weights, their configuration and the tokenizer.")
     if not contents.complete:
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
     for plugin in contents.header.plugins:

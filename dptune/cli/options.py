@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dptune.cli.catalogue import completions
+from dptune.cli.console import notice
 from dptune.errors import ConfigError
 from dptune.options import assignments
 
@@ -25,6 +26,14 @@ Accounting = Literal["certified", "noise_only", "published"]
 def read_options(given: list[str] | None) -> dict[str, Any]:
     """Options of a mechanism, as texts. Raises: ConfigError for one without ``=``, or given twice."""
     return dict(assignments(given or []))
+
+
+def warn_of_delta(delta: float, units: int | None = None) -> None:
+    """Print what makes a delta worthless, if anything does."""
+    from dptune.privacy.calibration import delta_warning
+
+    if warning := delta_warning(delta, units):
+        notice("warning", warning)
 
 
 def without_noise(options: dict[str, Any]) -> dict[str, Any]:

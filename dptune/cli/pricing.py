@@ -23,6 +23,7 @@ from dptune.cli.options import (
     read_options,
     refuse_sampling,
     sampling_of,
+    warn_of_delta,
     without_noise,
 )
 from dptune.errors import ConfigError
@@ -43,6 +44,7 @@ def account(
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
+    warn_of_delta(delta)
     if mechanism in PROTOCOLS:
         refuse_sampling(mechanism, sample_rate, steps)
         show(figures.of_answers(protocol_of(mechanism, read_options(options) | {"delta": delta})), as_json)
@@ -78,6 +80,7 @@ def calibrate(
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
     chosen = read_options(options)
+    warn_of_delta(delta, records)
     if mechanism in PROTOCOLS:
         refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
         show(figures.of_answers(protocol_of(mechanism, chosen | {"epsilon": epsilon, "delta": delta})), as_json)

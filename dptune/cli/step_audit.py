@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.catalogue import check_mechanism
-from dptune.cli.console import notice, show
+from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Delta, Mechanism, Options, read_options
 from dptune.errors import ConfigError
 
@@ -46,6 +46,7 @@ def audit(
     from dptune.policy.method import NAME
 
     torch.set_num_threads(1)  # vectors here are short
+    show_progress()
     chosen = read_options(options)
     if mechanism == NAME:
         _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
@@ -113,6 +114,11 @@ def _show_audit(
     attacked = Counter([found.release]) if sum(releases.values()) == 1 and found.release.part is None else releases
     verdict = judged(found, certificate(attacked, found.delta), false_alarms)
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
+    claimed = result["epsilon_published"]
+    if found.epsilon_audited > claimed:
+        shown = f"the attack shows epsilon >= {found.epsilon_audited:.4g} at confidence {found.confidence:g}"
+        why = f" ({'; '.join(result['leaks'])})" if result["leaks"] else ""
+        notice("warning", f"{shown}, more than the {claimed:.4g} that {result['mechanism']} claims{why}.")
     if verdict.accusation:
         notice("Accused", f"{verdict.accusation}.")
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dptune.cli.catalogue import completions
-from dptune.cli.console import notice, show
+from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Options, read_options
 from dptune.errors import DptuneError
 
@@ -40,10 +40,27 @@ _OPTIONS = {
     "eval_share": "--eval-share",
     "learning_rate": "--learning-rate",
     "target_modules": "--target-modules",
-    "options.noise_multiplier": "--set noise_multiplier",
+    "options.": "--set ",
 }
 #: Names that are words too, and so are meant only where a message begins with them.
-_WORDS = ("epsilon", "delta", "batch", "epochs", "rows", "rank", "alpha", "mechanism", "device", "public", "out")
+_WORDS = (
+    "data",
+    "label",
+    "seed",
+    "dtype",
+    "telemetry",
+    "epsilon",
+    "delta",
+    "batch",
+    "epochs",
+    "rows",
+    "rank",
+    "alpha",
+    "mechanism",
+    "device",
+    "public",
+    "out",
+)
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
@@ -137,26 +154,27 @@ def _tune(
     model: str, revision: str | None, source: dict[str, Any], given: dict[str, Any], out: Path, dry: bool, as_json: bool
 ) -> None:
     from dptune.corpus.reading.source import RecordSource
+    from dptune.tuning.places import check_data, check_folder, check_model
     from dptune.tuning.settings import TuneSettings
 
     settings, described = TuneSettings.of(**given), RecordSource(**source)
+    check_model(model, revision)
+    check_folder(out)
+    check_data(described)
     _logged()
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import check_mechanism, prepare
-    from dptune.tuning.run import check_folder, run
+    from dptune.tuning.run import run
 
     base = open_base(model, settings, revision)
     check_mechanism(settings, base)
-    check_folder(out)
     prepared = prepare(described, base, settings)
     for note in prepared.notes:
         notice("warning", _by_option(note))
     if dry:
         show(_plan(prepared) | _needed(prepared), as_json)
         return
-    if not as_json:
-        show(_plan(prepared), as_json)
-    tuned = run(prepared, out)
+    tuned = run(prepared, out, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
     _ended(tuned, prepared, as_json)
 
 
@@ -174,15 +192,11 @@ def _modules(given: str | None) -> Any:
 
 
 def _logged() -> None:
-    """Let progress be seen where no terminal draws a bar."""
-    import logging
-    import sys
+    """Let progress be seen, and no warning that is for developers of other libraries."""
     import warnings
 
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
-    if not sys.stderr.isatty():
-        logging.basicConfig(format="%(message)s")
-        logging.getLogger("dptune.progress").setLevel(logging.INFO)
+    show_progress()
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
@@ -213,7 +227,9 @@ def _needed(prepared: Prepared) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
 
     found = estimate(prepared.base, prepared.schedule, prepared.settings.rows)
-    return {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
+    figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
+    about = "rough projections from shapes, before any weight is read; the time may be several times longer"
+    return {**{name: float(f"{value:.2g}") for name, value in figures.items()}, "estimates_are": about}
 
 
 def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from dptune.corpus.reading.source import Format, RecordSource
 from dptune.corpus.sources import acquire_synthetic, acquire_uci
 from dptune.corpus.text import acquire_text, write_corpus
 from dptune.errors import ConfigError, DataError, DptuneError
-from dptune.plugins import load_installed, plugins_of
+from dptune.plugins import load_installed, note_registered, plugins_of
 from dptune.units import RECORD
 
 Texts = Callable[..., Iterable[str]]
@@ -76,6 +76,7 @@ def source(name: str) -> Callable[[Texts], Texts]:
         SOURCES[name] = Source(
             partial(_acquire_texts, name, read), partial(_bind, name, read), _text, module=read.__module__
         )
+        note_registered(read.__module__)
         return read
 
     return register

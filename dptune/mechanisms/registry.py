@@ -35,7 +35,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import convert, make_part, option_names, option_rows
-from dptune.plugins import check_part, is_outside, load_installed
+from dptune.plugins import check_part, is_outside, load_installed, note_registered
 
 Value = TypeVar("Value")
 #: Modules of this package that hold no part, and are slow to import.
@@ -57,6 +57,7 @@ class Registry(Mapping[str, Value]):
             problem = f"{self.kind} {name!r} is registered by {self._modules[name]} and by {module}"
             raise ConfigError("plugins", problem, fix="give one of them another name")
         self._values[name], self._modules[name] = value, module
+        note_registered(module)
 
     def module_of(self, name: str) -> str:
         """The module that registered ``name``."""

@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from dptune.errors import ConfigError
 
+#: Of a run: more are a slip of the keyboard.
+MOST_STEPS = 10**12
 _LOWEST, _HIGHEST = 1e-2, 1e4
+_LARGE_DELTA = 1e-2
 _TOLERANCE = 1e-4  # relative error of the multiplier
 
 
@@ -25,7 +28,7 @@ def calibrate(
         roughly: a cheaper function close to ``epsilon_of``, for a first search.
 
     Raises:
-        ConfigError: target not positive, or out of reach of any multiplier up to 1e4 (infinite epsilon: a leak).
+        ConfigError: target not positive, or out of reach of any multiplier up to 1e4: of a leak, or of too many steps.
     """
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
@@ -48,11 +51,7 @@ def _search(epsilon_of: Callable[[float], float], target: float, start: float, s
         while above > 0:
             low, high, stride = high, high + stride, 2 * stride if stride < math.log(2) else stride
             if high > math.log(_HIGHEST):
-                raise ConfigError(
-                    "epsilon",
-                    f"no noise reaches {target}",
-                    fix="use a mechanism without leaks, or published accounting",
-                )
+                raise _out_of_reach(epsilon_of(_HIGHEST), target)
             above = excess(high)
     else:
         while excess(low) <= 0:
@@ -63,6 +62,17 @@ def _search(epsilon_of: Callable[[float], float], target: float, start: float, s
     while epsilon_of(z) > target:
         z *= 1 + _TOLERANCE / 4
     return z
+
+
+def _out_of_reach(least: float, target: float) -> ConfigError:
+    """The error for a target below ``least``, the epsilon of the highest noise multiplier."""
+    if math.isinf(least):
+        fix = "use a mechanism without leaks, or published accounting"
+        return ConfigError("epsilon", f"no noise reaches {target:g}", fix=fix)
+    problem = (
+        f"{target:g} is out of reach: even at a noise multiplier of {_HIGHEST:g} the accountant counts {least:.3g}"
+    )
+    return ConfigError("epsilon", problem, fix="raise epsilon, or lower the steps, the epochs or the batch")
 
 
 def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
@@ -78,4 +88,23 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
         raise ConfigError("batch", f"{batch} is not in (0, {records}]", fix="use an expected batch below the records")
     if not epochs > 0:
         raise ConfigError("epochs", f"{epochs} is not positive", fix="use a positive number of epochs")
+    steps = epochs * math.ceil(records / batch)
+    if steps > MOST_STEPS:
+        problem = f"{epochs:g} passes are {steps:.3g} steps, and at most {MOST_STEPS:g} are priced"
+        raise ConfigError("epochs", problem, fix="lower the epochs, or raise the batch")
     return batch / records, math.ceil(epochs * math.ceil(records / batch))
+
+
+def delta_warning(delta: float, units: int | None = None) -> str | None:
+    """What makes a delta worthless, as one sentence; None where nothing does.
+
+    Args:
+        units: of the training data; None where they are not known.
+    """
+    if units is not None and delta * units >= 1:
+        whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"
+        return f"delta {delta:g} is {whose}; use {0.1 / units:.1g}, say"
+    if delta > _LARGE_DELTA:
+        whose = "with that probability the guarantee may not hold at all"
+        return f"delta {delta:g} is large: {whose}; use less than 1 over the units"
+    return None

@@ -34,7 +34,7 @@ class LedgerError(DptuneError):
     """A ledger that cannot be trusted or continued; the message names the file, the line and the reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LedgerContents:
     """The contents of a ledger file, after every line was checked."""
 
@@ -49,6 +49,12 @@ class LedgerContents:
     def epsilons(self) -> Epsilons:
         """The three epsilons, recomputed from the file alone."""
         return self.header.price(self.composition)
+
+    def __repr__(self) -> str:
+        """One line: whose, how many releases, and the chain that tells this ledger from others."""
+        state = "complete" if self.complete else "not complete"
+        about = f"{self.header.mechanism}, {self.header.data!r}, unit {self.header.unit!r}"
+        return f"LedgerContents({about}, {self.releases} releases, {state}, chain {self.chain[:12]})"
 
 
 def read_ledger(path: Path) -> LedgerContents:

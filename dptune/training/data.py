@@ -132,6 +132,11 @@ class _Singles(Sequence[NDArray[np.int64]]):
         gone = place < len(self._absent) and self._absent[place] == record
         return np.array([] if gone else [record], dtype=np.int64)
 
+    @property
+    def last_record(self) -> int:
+        """See ``PrivacyUnits.last_record``."""
+        return len(self) - 1
+
 
 class _Grouped(Sequence[NDArray[np.int64]]):
     """Records in the order of their units, and where each unit starts: two flat arrays, however many units."""
@@ -162,6 +167,11 @@ class _Grouped(Sequence[NDArray[np.int64]]):
     def most(self) -> int:
         """Number of records of the largest unit."""
         return int(np.diff(self._starts).max())
+
+    @property
+    def last_record(self) -> int:
+        """See ``PrivacyUnits.last_record``."""
+        return int(self._order.max(initial=-1))
 
 
 @dataclass(frozen=True)
@@ -250,6 +260,16 @@ class PrivacyUnits:
 
     def __len__(self) -> int:
         return len(self.members) + len(self.planted)
+
+    @property
+    def last_record(self) -> int:
+        """Highest index of a record that some unit may name, -1 without any. Private.
+
+        Units that this module made answer at once; members of another kind are read one by one.
+        """
+        if isinstance(self.members, _Singles | _Grouped):
+            return self.members.last_record
+        return max((int(max(records)) for records in self.members if len(records)), default=-1)
 
     def part(self, rank: int, world: int) -> PrivacyUnits:
         """The units that one of ``world`` processes draws: a range of them, by public numbers alone.

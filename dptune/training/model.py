@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ from dptune.errors import ConfigError, DivergedError
 from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
 from dptune.training.per_sample import lora_pairs
+from dptune.training.pinned import check_pinned
 
 #: The query and value projections of every attention block, by model type (GPT-2 fuses q, k and v).
 TARGET_MODULES = {"gpt2": ("c_attn",), "llama": ("q_proj", "v_proj"), "mistral": ("q_proj", "v_proj")}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _log = logging.getLogger(__name__)
 
 
@@ -47,12 +46,7 @@ class ModelSource:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if not Path(self.source).is_dir() and not (self.revision and _COMMIT.fullmatch(self.revision)):
-            raise ConfigError(
-                "model.revision",
-                f"{self.source!r} is no local directory and its revision {self.revision!r} is no commit",
-                fix="pin the hub model to a 40-digit commit, or give the path of a checkpoint",
-            )
+        check_pinned(self.source, self.revision)
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,9 @@ def _check(spec: RunSpec, entropy: Entropy) -> None:
 def _check_units(spec: RunSpec) -> None:
     units, plan, mechanism = spec.units, spec.plan, spec.mechanism
     federation = mechanism.clipper.federation
+    if units.last_record >= len(spec.tokens.rows):
+        problem = f"name record {units.last_record}, and the last of tokens.rows is {len(spec.tokens.rows) - 1}"
+        raise ConfigError("units", problem, fix="build both from the same records")
     if not math.isclose(plan.sample_rate * len(units), plan.expected_batch_size):
         raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
     if (federation is not None) != (units.kind == "client"):

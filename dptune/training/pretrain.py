@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,6 +69,25 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
 
 
+def without_weights(plan: Pretraining) -> Any:
+    """The layers of the model that ``pretrain`` makes, with no memory behind them (device "meta")."""
+    with torch.device("meta"):
+        return GPT2LMHeadModel(_configuration(plan, plan.vocabulary, 0)).requires_grad_(False)
+
+
+def _configuration(plan: Pretraining, vocabulary: int, end_of_text: int) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=plan.max_length,
+        n_layer=plan.layers,
+        n_embd=plan.width,
+        n_head=plan.heads,
+        bos_token_id=end_of_text,
+        eos_token_id=end_of_text,
+        pad_token_id=end_of_text,
+    )
+
+
 def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directory: Path) -> dict[str, float]:
     """Train tokenizer and model on public texts; write both to ``directory`` as a hub checkpoint is laid out.
 
@@ -76,17 +96,7 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
     tokenizer = train_tokenizer(texts, plan.vocabulary)
     tokens = tokenize(texts, tokenizer, plan.max_length)
     torch.manual_seed(plan.seed)
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=plan.max_length,
-        n_layer=plan.layers,
-        n_embd=plan.width,
-        n_head=plan.heads,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = fuse_activations(GPT2LMHeadModel(config))
+    model = fuse_activations(GPT2LMHeadModel(_configuration(plan, len(tokenizer), tokenizer.eos_token_id)))
     model.train()
     fit(
         model,

@@ -25,6 +25,7 @@ from dptune.training.model import (
 )
 from dptune.training.per_sample import lora_pairs
 from dptune.training.together import shared_copy
+from dptune.tuning.places import check_model
 from dptune.tuning.settings import TuneSettings
 
 
@@ -87,7 +88,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-        checkpoint = ModelSource(_existing(str(model)), revision, dtype)
+        checkpoint = ModelSource(check_model(str(model), revision), revision, dtype)
         config = load_config(checkpoint)
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
         empty = without_weights(checkpoint, config)
@@ -144,19 +145,6 @@ def _described(
         checkpoint=checkpoint,
         given=None if checkpoint else model,
     )
-
-
-def _existing(source: str) -> str:
-    """The source; raises ConfigError for what can only be a path and is none."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            problem = f"{source!r} holds no config.json, so it is no checkpoint"
-            raise ConfigError("model.source", problem, fix="give the folder that save_pretrained wrote")
-        return str(path)
-    if path.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ConfigError("model.source", f"{source!r} is no folder", fix="check the path of the checkpoint's folder")
-    return source
 
 
 def _tokenizer_of(checkpoint: ModelSource) -> Any:

@@ -9,11 +9,9 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from dptune.privacy.ledger_file import LedgerContents
-from dptune.privacy.run_folder import RunFolder
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 _DIGITS = 4
@@ -64,8 +62,12 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def privacy_section(contents: LedgerContents, ledger_sha256: str, weights_sha256: str) -> str:
-    """The guarantee in words and numbers, between two marks. Epsilons are rounded up."""
+def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str:
+    """The guarantee in words and numbers, between two marks. Epsilons are rounded up.
+
+    Args:
+        digests: SHA-256 by name, of the ledger and of the files that it is the ledger of.
+    """
     header, prices = contents.header, contents.epsilons
     rates = sorted({release.sample_rate for release in contents.composition})
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
@@ -89,8 +91,7 @@ def privacy_section(contents: LedgerContents, ledger_sha256: str, weights_sha256
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",
-        RunFolder(Path()).ledger.name: f"SHA-256 {ledger_sha256}",
-        "adapter_model.safetensors": f"SHA-256 {weights_sha256}",
+        **{name: f"SHA-256 {digest}" for name, digest in digests.items()},
     }
     told = "Perplexity on held-out private records, which" if header.telemetry == "research" else "What"
     not_covered = [

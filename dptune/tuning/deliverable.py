@@ -10,13 +10,11 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from dptune.files import naming, write_text
+from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
-from dptune.tuning.verifying import CARD, section_of
-
-CONFIG = "adapter_config.json"
+from dptune.tuning.verifying import CARD, CONFIG, section_of
 
 
 def partial_of(folder: RunFolder) -> Path:
@@ -46,6 +44,9 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     partial = partial_of(folder)
     shutil.copyfile(folder.ledger, partial / folder.ledger.name)
     _write_card(partial, str(result["base"]), card_text(section_of(partial), result))
+    for path in partial.rglob("*"):  # the libraries that wrote them left some of them to everybody
+        path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
+    partial.chmod(PRIVATE_DIRECTORY)
     shutil.rmtree(folder.adapter, ignore_errors=True)
     partial.rename(folder.adapter)
 

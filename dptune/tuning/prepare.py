@@ -13,8 +13,9 @@ from dptune.corpus.reading.read import Records, Sides, read_sides
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
-from dptune.mechanisms.registry import MECHANISMS, build, of_model, takes_noise
+from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
+from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
@@ -25,6 +26,8 @@ from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.tuning.settings import TuneSettings
 from dptune.units import MADE_OF_OTHERS, RECORD
 
+#: Below which a run is warned that noise hides nearly all that its records say.
+_FEW_UNITS = 100
 #: Names that ledgers use for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
@@ -104,6 +107,12 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
+    if not any(part in options for part in ("like", *PARTS)):  # else the options are those of other parts
+        known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs")]
+        for option in settings.options:
+            if option not in known:
+                problem = f"mechanism {name!r} has no such option that is yours to set"
+                raise ConfigError(f"options.{option}", problem, fix=f"use one of {', '.join(known)}")
     probe = build(name, options | {"noise_multiplier": 1.0})
     leaks = probe.release(probe.knobs(), 0.1).leaks
     if leaks:
@@ -144,7 +153,7 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
         units=units,
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
-        notes=(*base.notes, *_notes(sides, source, tokens, settings)),
+        notes=(*base.notes, *_few(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
     )
 
 
@@ -179,6 +188,17 @@ def _calibrated(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> C
         "certified",
     )
     assert planned(found.mechanism, priced)
+    return found
+
+
+def _few(units: int, delta: float) -> list[str]:
+    """Warnings about what so few units can give. Their number is public."""
+    found = [warning] if (warning := delta_warning(delta, units)) else []
+    if units < _FEW_UNITS:
+        found.append(
+            f"{units} units are few: noise that hides one of them hides nearly all that they say together; "
+            "expect little, or give more records"
+        )
     return found
 
 

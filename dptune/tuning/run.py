@@ -31,6 +31,7 @@ from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
 from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
+from dptune.tuning.places import check_data, check_folder
 from dptune.tuning.prepare import Prepared, prepare
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import check_deliverable
@@ -120,27 +121,24 @@ def tune(
         unit=unit,
         public=public,
     )
+    check_data(source)
     base = open_base(model, chosen, revision, tokenizer)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
     check_folder(folder)
     return run(prepare(source, base, chosen), folder)
 
 
-def check_folder(folder: Path) -> None:
-    """Raises: ConfigError for a folder that holds something other than a run."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
-    files = RunFolder(folder)
-    if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
-        fix = "give a new folder, or that of a run to go on with"
-        raise ConfigError("out", f"{folder} holds files and no run of dptune tune", fix=fix)
-
-
-def run(prepared: Prepared, out: Path, on_step: Callable[[StepReport], None] = lambda report: None) -> Tuned:
+def run(
+    prepared: Prepared,
+    out: Path,
+    on_step: Callable[[StepReport], None] = lambda report: None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Tuned:
     """Train, or take up what ``out`` holds; a finished run is only loaded.
 
     Args:
         on_step: called after each step; ``report.private`` must not be told under private telemetry.
+        on_start: called once nothing speaks against the run, before any work.
 
     Raises: as ``tune``; ConfigError if ``out`` was started with other settings or records.
     """
@@ -148,6 +146,7 @@ def run(prepared: Prepared, out: Path, on_step: Callable[[StepReport], None] = l
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
         _check_same(prepared, folder)
+        on_start()
         model = None if is_complete(folder.ledger) else _trained(prepared, folder, on_step)
         if partial_of(folder).exists() and folder.result.exists():
             deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))

@@ -10,7 +10,21 @@ from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import END, START, privacy_section
 
-WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
+WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+#: Files of a tokenizer, as transformers names them.
+_TOKENIZER = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
 
 
 class CardError(DptuneError):
@@ -18,20 +32,20 @@ class CardError(DptuneError):
 
 
 def check_deliverable(path: Path) -> LedgerContents:
-    """What the ledger of a deliverable says, once its card was found to say the same of these very weights.
+    """What the ledger of a deliverable says, once its card was found to say the same of these very files.
 
     Raises: LedgerError for a ledger that is torn or edited; CardError for a card that says something else, and for
-        weights that it is not about; DptuneError for a folder without one of them.
+        an adapter or a tokenizer that it is not about; DptuneError for a folder without one of them.
     """
     card = path / CARD
     contents = read_ledger(RunFolder(path).ledger)
-    for needed in (card, path / WEIGHTS):
+    for needed in (card, path / WEIGHTS, path / CONFIG):
         if not needed.is_file():
             raise DptuneError(f"{needed}: is missing. Fix: take the whole folder that the run delivered.")
     said, right = _written_section(card), section_of(path)
     for line, expected in zip(said.splitlines(), right.splitlines(), strict=False):
         if line != expected:
-            problem = f"says {line.strip()!r} where ledger and weights say {expected.strip()!r}"
+            problem = f"says {line.strip()!r} where ledger and files say {expected.strip()!r}"
             raise CardError(f"{card}: {problem}. Fix: do not trust it; take the card that the run delivered.")
     if said != right:
         raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
@@ -39,9 +53,11 @@ def check_deliverable(path: Path) -> LedgerContents:
 
 
 def section_of(path: Path) -> str:
-    """The card's section on privacy as ledger and weights have it."""
+    """The card's section on privacy as ledger, adapter and tokenizer have it."""
     ledger = RunFolder(path).ledger
-    return privacy_section(read_ledger(ledger), sha256(ledger), sha256(path / WEIGHTS))
+    files = (ledger, path / WEIGHTS, path / CONFIG, *(path / name for name in _TOKENIZER))
+    digests = {file.name: sha256(file) for file in files if file.is_file()}
+    return privacy_section(read_ledger(ledger), digests)
 
 
 def _written_section(card: Path) -> str:

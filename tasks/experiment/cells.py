@@ -25,7 +25,7 @@ from dptune.privacy.run_folder import RunFolder
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.bounds import StrictModel
-from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, options_on
+from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, learning_rate_of, options_on
 
 #: In a run's folder, once its results are in MLflow.
 PUBLISHED = "published"
@@ -71,6 +71,12 @@ class Cell(StrictModel):
         return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
+def of_a_pass(cell: Cell) -> dict[str, Any]:
+    """The settings that cells in the same passes share: all of model, adapters and schedule but the learning rate."""
+    training = cell.training.model_dump(mode="json", exclude={"learning_rate"})
+    return cell.model_dump(mode="json", include={"model", "lora"}) | {"training": training}
+
+
 def federation(cell: Cell) -> Federation | None:
     """The clients of the cell's mechanism, if it clips what they send and not gradients of the data's own units."""
     noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
@@ -95,6 +101,7 @@ def grid(settings: Settings) -> list[Cell]:
         for mechanism in experiment.mechanisms:
             options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
+            rate = learning_rate_of(options) or settings.training.learning_rate
             inputs = digests(model, options) | plugin_digest(mechanism, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
             cells += [
@@ -112,7 +119,7 @@ def grid(settings: Settings) -> list[Cell]:
                     unit=settings.data.unit,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
-                    training=settings.training,
+                    training=settings.training.model_copy(update={"learning_rate": rate}),
                     inputs=inputs,
                     plugins=plugin_modules(mechanism, options),
                 )

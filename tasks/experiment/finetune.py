@@ -91,6 +91,7 @@ def run_cells(
         # In one order everywhere, or two processes with the same cells could wait for each other for ever.
         for cell in sorted(cells, key=lambda cell: cell.directory):
             locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
+            _remove_torn_checkpoints(cell.directory)
         waiting = [cell for cell in cells if not is_finished(cell.directory)]
         errors: dict[Path, Exception] = {}
         if ranks.broadcast(bool(waiting)):
@@ -105,6 +106,12 @@ def run_cells(
                     errors[cell.directory] = _failed(cell.label, error)
     if errors:
         raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
+
+
+def _remove_torn_checkpoints(directory: Path) -> None:
+    """Remove what a killed process left of a checkpoint half-written; call it with the folder's lock held."""
+    for torn in directory.glob(f".{RunFolder(directory).checkpoint.name}.*.partial"):
+        torn.unlink()
 
 
 def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:

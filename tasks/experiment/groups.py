@@ -8,9 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.experiment.cells import Cell, federation, is_finished
-
-_SHARED = {"model_name", "model", "lora", "training", "unit"}
+from tasks.experiment.cells import Cell, federation, is_finished, of_a_pass
 
 
 @dataclass(frozen=True)
@@ -58,4 +56,4 @@ def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list
 
 def _inputs(cell: Cell) -> str:
     inputs = {name: digest for name, digest in cell.inputs.items() if name not in ("plugins", "policy")}
-    return json.dumps([cell.model_dump(mode="json", include=_SHARED), inputs], sort_keys=True)
+    return json.dumps([cell.model_name, cell.unit, of_a_pass(cell), inputs], sort_keys=True)

@@ -27,7 +27,7 @@ from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, tokenized
 from dptune.units import RECORD
-from tasks.experiment.cells import Cell, federation, plugin_digest, policy_digest, shared_digests
+from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.params import TrainingSettings
 
@@ -110,8 +110,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     was made for, or if the run would leak what private telemetry promises to keep.
     """
     _check_inputs(cell, shared.digests)
-    for name in ("model", "lora", "training"):
-        if getattr(cell, name) != getattr(shared.cell, name):
+    for name, setting in of_a_pass(cell).items():
+        if setting != of_a_pass(shared.cell)[name]:
             problem = f"is not that of {shared.cell.label}, beside which {cell.label} is to run"
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -48,6 +49,7 @@ from tasks.settings.bounds import (
     printable,
 )
 from tasks.settings.policy import PolicySettings
+from tasks.settings.refusals import refusal
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.sweeps import combinations
 
@@ -389,6 +391,7 @@ class Settings(StrictModel):
 
     def _check_options(self, name: str, options: dict[str, Any], *, chosen: bool) -> bool:
         accounting = options.pop("accounting", self.experiment.accounting)
+        learning_rate_of(options)
         if accounting not in ACCOUNTINGS:
             raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
         if options.get("init_from") == "":
@@ -407,6 +410,21 @@ def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
     """A mechanism's entry on one base model; its ``on_model: {MODEL: {OPTION: VALUE}}`` says what differs there."""
     special = entry.get("on_model", {}).get(model, {})
     return {key: value for key, value in entry.items() if key != "on_model"} | special
+
+
+def learning_rate_of(options: dict[str, Any]) -> float | None:
+    """Take ``learning_rate`` out of a mechanism's entry: its own, or None where it has training's.
+
+    Raises: ConfigError if it is none.
+    """
+    if (rate := options.pop("learning_rate", None)) is None:
+        return None
+    try:
+        return TypeAdapter(LearningRate).validate_python(rate)
+    except ValidationError:
+        raise ConfigError(
+            "learning_rate", f"{rate!r} is not within 0 and 10", fix="use a number such as 0.01"
+        ) from None
 
 
 def _expanded(content: dict[str, Any]) -> dict[str, Any]:
@@ -445,21 +463,19 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     Raises: ConfigError naming each entry that is wrong.
     """
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = load_yaml(text)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None
     except ValueError as error:
         raise ConfigError(str(path), f"is not YAML as it should be ({error})", fix="correct that line") from None
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
+    merged = merge(content, overrides or {})
     try:
-        return Settings.model_validate(merge(content, overrides or {}))
+        return Settings.model_validate(merged)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        )
-        raise ConfigError(str(path), problems, fix="correct these entries") from None
+        raise refusal(error, str(path), merged, "" if overrides else text) from None
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from dptune.errors import ConfigError
 from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed, StrictModel
+from tasks.settings.refusals import refusal
 from tasks.settings.strict_yaml import load_assignments
 
 _FEWEST_CANARIES = 12
@@ -71,5 +71,4 @@ def settings_of(options: Iterable[str]) -> Rlhf:
     try:
         return Rlhf.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError("policy.rlhf", problems, fix="correct these entries") from None
+        raise refusal(error, "policy.rlhf", values) from None

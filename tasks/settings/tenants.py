@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from dptune.errors import ConfigError
+from dptune.invalid import problem_of
 from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed, StrictModel
 from tasks.settings.strict_yaml import load_assignments
 
@@ -78,10 +79,9 @@ LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seed
 
 def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
     """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
-    values = (LARGE if size == "large" else Tenants()).model_dump()
+    values = (LARGE if size == "large" else Tenants()).model_dump() | load_assignments(changes)
     try:
-        return Tenants.model_validate(values | load_assignments(changes))
+        return Tenants.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(place, f"{first['msg']} (it is {first['input']!r})", fix="correct it") from None
+        raise ConfigError(".".join(map(str, first["loc"])), problem_of(first), fix="correct it") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dptune.errors import DataError
 from dptune.files import write_json, write_text
 from flows import audit as module
 from flows.audit import audit
+from flows.failures import FlowError
 from tasks import tracking
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
@@ -61,16 +63,19 @@ def test_a_violation_fails_the_flow_with_its_sentence(finished: Path, monkeypatc
     sentence = "small.static: an attack shows epsilon >= 9 at confidence 0.95, but its ledger certifies 2"
     monkeypatch.setattr(module, "audit_cell", lambda *_: {"violations": [sentence]})
     monkeypatch.setattr(module, "publish_audit", lambda *_: None)
-    with pytest.raises(RuntimeError, match="certifies 2"):
+    with pytest.raises(FlowError, match="certifies 2") as found:
         audit()
+    assert found.value.status == 1
+    assert found.value.cause.startswith(f"{sentence}. Fix: trust no epsilon of this run: ")
 
 
 def test_a_run_without_its_ledger_fails_the_flow(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (finished / "ledger.jsonl").unlink()
     with pytest.raises(SystemExit) as ended:
         module.main()
-    assert ended.value.code == 1
-    assert "an adapter without its ledger has no epsilon to check" in capsys.readouterr().err
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"error: .*ledger\.jsonl: is missing: an adapter without its ledger has no epsilon .*Fix: ", last)
 
 
 def test_without_an_experiment_it_says_so(server: str, pipeline: Path) -> None:

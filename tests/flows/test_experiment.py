@@ -27,9 +27,10 @@ from flows import child
 from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
-from tasks.paths import EVAL, EXPERIMENT, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
+from tasks.paths import ERROR, EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
+from tasks.stage import run_stage
 
 QUICK = {"experiment": {"cells_per_device": 4}}
 # A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
@@ -48,6 +49,7 @@ tries = sum(json.loads(run)["label"] == label for run in runs)
 with open("ran.jsonl", "a") as file:
     print(json.dumps(dict(label=label, device=device, start=started, end=time.time(), argv=sys.argv[4:])), file=file)
 print("a line of", label)
+print(plan.get("say", ""), "\\n", "and a warning at the end", sep="")
 statuses = plan.get("status", {{}}).get(label, [])
 sys.exit(statuses[tries] if tries < len(statuses) else 0)
 """
@@ -294,17 +296,50 @@ def test_settings_that_are_wrong_stop_the_flow_before_any_cell(stand_in: Callabl
     assert ran() == []
 
 
-def test_the_command_ends_with_a_message_and_a_status(
-    stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_last_line_of_a_failed_command_is_the_first_cells_cause(
+    stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A cell that failed for a reason of its own makes the status 1 and has its traceback kept; a user's error is 2."""
     write_params()
-    stand_in(status={"nonprivate": [1]})
     monkeypatch.setattr(module.sys, "exit", sys.exit, raising=False)
-    monkeypatch.setattr(module.sys, "stderr", sys.stderr)
+    said = "error: lora.rank: is too large. Fix: lower it."
+    stand_in(status={"nonprivate": [2, 2], f"static{BUDGET}": [1, 0]}, say=said)
+    kept = []
+    for failed, status in ((2, 1), (1, 2)):
+        with pytest.raises(SystemExit) as ended:
+            run_stage(module.main)
+        assert ended.value.code == status
+        printed = capfd.readouterr()
+        summary, last = printed.err.splitlines()[-2:]
+        assert last == said
+        assert ERROR.read_text() == f"{said}\n"
+        assert summary.startswith(f"{failed} of 2 cells failed: small.nonprivate.seed0")
+        assert "Traceback" not in printed.err + printed.out
+        kept.append(FAILURES.read_text())
+    assert kept[0].count("Traceback") == 1
+    assert kept[1] == kept[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"experiment": {"epsilons": [-1]}}, r"params\.yaml: experiment\.epsilons\.0: "),
+        ({"experiment": {"devices": ["cuda:99"]}}, r"experiment\.devices: 'cuda:99' cannot be used"),
+        ({"lora": {"target_modules": ["nosuch"]}}, r"lora\.target_modules .*experiment\.models\.small"),
+        (None, r"data/canaries/train\.parquet: is missing: the stage canaries makes it"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_server_starts(
+    pipeline: Path, changes: Any, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params(changes or {})
+    if changes is None:
+        TRAIN.unlink()
+    monkeypatch.setattr(module, "experiment", lambda: pytest.fail("the flow was started"))
     with pytest.raises(SystemExit) as ended:
-        module.main()
-    assert ended.value.code == 1
-    assert "error: 1 of 2 cells failed: small.nonprivate.seed0" in capsys.readouterr().err
+        run_stage(module.main)
+    assert ended.value.code == 2
+    assert re.fullmatch(rf"error: {named}.* Fix: .*\.\n", capsys.readouterr().err)
 
 
 def test_devices_are_those_named_or_all(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

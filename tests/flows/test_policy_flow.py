@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,10 @@ def test_runs_are_made_once_and_told_to_mlflow(
     _write(runs | {"spans": SPANS})
     with pytest.raises(SystemExit) as ended:  # a failed run is named, after all others
         module.main()
-    assert ended.value.code == 1
-    assert "1 of 2 runs failed: swim.spans.seed0" in capsys.readouterr().err
+    assert ended.value.code == 2
+    summary, last = capsys.readouterr().err.splitlines()[-2:]
+    assert summary == "1 of 2 runs failed: swim.spans.seed0"
+    assert re.fullmatch(r"error: user \d is in a second update, .* Fix: reset the environment .*", last)
     folders = {path.name.rsplit("-", 1)[0]: path for path in (POLICY / "runs").iterdir()}
     assert {name for name, path in folders.items() if (path / "result.json").exists()} == {"swim.l2.seed0"}
     made = {

@@ -116,11 +116,13 @@ def test_a_shard_that_fails_is_named(
 
     def broken(label: str, _command: list[str]) -> None:
         if label == "shard 1":
-            raise OSError("no")
+            raise RuntimeError("no")
 
     monkeypatch.setattr(module, "run_process", broken)
     monkeypatch.setattr(module, "tune_one", module.tune_one.with_options(retries=0))
     with pytest.raises(SystemExit) as ended:
         module.main()
     assert ended.value.code == 1
-    assert "shards 1 of" in capsys.readouterr().err
+    summary, last = capsys.readouterr().err.splitlines()[-2:]
+    assert "shards 1 of" in summary
+    assert last.startswith("error: RuntimeError: no. Fix: the traceback is in data/failures.log")

@@ -425,8 +425,17 @@ def test_the_command_answers_and_then_refuses(ensemble: Path) -> None:
     told = CliRunner().invoke(app, arguments)
     assert f"of {TOKENS} tokens left" in told.stderr
     assert "for one shard" in told.stderr
+    left = json.loads(CliRunner().invoke(app, [*arguments[:-1], "1", "--json"]).stdout)["tokens_left"]
+    many = CliRunner().invoke(app, [*arguments[:-1], "1000"])
+    assert many.exit_code == 2
+    assert many.stderr.strip() == (
+        f"error: --tokens: 1000 are asked for, and {left} of {TOKENS} are left for good. "
+        f"Fix: use --tokens {left} to spend all of them, or fewer."
+    )
+    verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / "ledger.jsonl"), "--json"]).stdout)
+    assert verified["steps"] == TOKENS - left  # nothing was spent
     for _ in range(TOKENS):
-        last = CliRunner().invoke(app, arguments)
+        last = CliRunner().invoke(app, [*arguments[:-1], "1"])
     assert last.exit_code == 2
     assert "tokens are spent" in last.stderr
     verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / "ledger.jsonl"), "--json"]).stdout)

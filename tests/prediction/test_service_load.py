@@ -1,4 +1,4 @@
-"""Fifty clients on loopback for a minute, a budget that ends in the middle, and a server that is killed."""
+"""Fifty clients on loopback, a budget that ends in the middle of their requests, and a server that is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dptune.prediction.deployment import deploy
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.ledger_file import read_ledger
 
-CLIENTS = 50
+CLIENTS, REFUSALS = 50, 3
 
 
 def _free_port() -> int:
@@ -37,30 +37,37 @@ class Server:
         self.url = f"http://127.0.0.1:{(port := _free_port())}"
         command = [sys.executable, "-m", "dptune.cli", "serve", "--ensemble", str(ensemble), "--port", str(port)]
         self.process = subprocess.Popen(command)
-        for _ in range(600):
+        while True:  # only the test's own limit ends a wait for what never comes
             try:
-                httpx.get(f"{self.url}/budget", timeout=5)
+                httpx.get(f"{self.url}/budget", timeout=None)
                 return
             except httpx.HTTPError:
                 assert self.process.poll() is None, "the server ended at once"
                 time.sleep(0.2)
-        raise AssertionError("the server does not answer")
 
     def end(self, how: signal.Signals) -> None:
         os.kill(self.process.pid, how)
-        self.process.wait(timeout=60)
+        self.process.wait()
 
 
-def _clients(url: str, seconds: float, tokens: int) -> tuple[list[dict[str, Any]], list[str], int]:
-    """What fifty clients got in that time, or until they lost the server: replies, the details of refusals, losses."""
+def _clients(
+    url: str, tokens: int, permits: threading.Semaphore | None = None
+) -> tuple[list[dict[str, Any]], list[str], int]:
+    """What fifty clients got until each was refused a few times or lost the server: replies, refusals, losses.
+
+    Args:
+        permits: each request takes one, and waits for it.
+    """
     replies: list[dict[str, Any]] = []
     refusals: list[str] = []
     lost = [0] * CLIENTS
-    until = time.monotonic() + seconds
 
     def client(number: int) -> None:
-        with httpx.Client(timeout=60) as session:
-            while time.monotonic() < until:
+        refused = 0
+        with httpx.Client(timeout=None) as session:
+            while refused < REFUSALS:
+                if permits is not None:
+                    permits.acquire()
                 try:
                     found = session.post(f"{url}/generate", json={"prompt": f"the {number}", "tokens": tokens})
                 except httpx.HTTPError:
@@ -71,6 +78,7 @@ def _clients(url: str, seconds: float, tokens: int) -> tuple[list[dict[str, Any]
                 else:
                     assert found.status_code == 403
                     refusals.append(found.json()["detail"])
+                    refused += 1
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
     for thread in threads:
@@ -80,40 +88,41 @@ def _clients(url: str, seconds: float, tokens: int) -> tuple[list[dict[str, Any]
     return replies, refusals, sum(lost)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "budget"), [(6.0, 60), pytest.param(60.0, 2500, marks=pytest.mark.slow)], ids=["short", "a minute"]
-)
-def test_exactly_the_budget_is_answered(tmp_path: Path, seconds: float, budget: int) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("budget", [60, pytest.param(2500, marks=pytest.mark.slow)])
+def test_exactly_the_budget_is_answered(tmp_path: Path, budget: int) -> None:
     ensemble = build(tmp_path / "ensemble", tokens=budget)
     server = Server(ensemble)
-    replies, refusals, lost = _clients(server.url, seconds, 3)
-    assert httpx.get(f"{server.url}/budget").json()["tokens_left"] == 0
+    replies, refusals, lost = _clients(server.url, 3)
+    assert httpx.get(f"{server.url}/budget", timeout=None).json()["tokens_left"] == 0
     server.end(signal.SIGTERM)
     assert lost == 0
     assert sum(len(reply["answered"]) for reply in replies) == budget
-    assert refusals
+    assert len(refusals) == CLIENTS * REFUSALS
     assert all(f"all {budget} tokens are spent" in refusal for refusal in refusals)
     contents = read_ledger(ensemble / "ledger.jsonl")
     assert (contents.releases, contents.complete) == (budget, True)
     assert contents.epsilons.certified <= 8
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow  # two servers' starts; test_predictor.py kills a process without one
 def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
     """kill -9 under load, then the same ensemble opened again, as a new server opens it."""
     budget = 80
     ensemble = build(tmp_path / "ensemble", tokens=budget)
     server = Server(ensemble)
+    permits = threading.Semaphore(budget - 1)  # however late the kill comes, the budget is not spent
 
     def kill_in_the_middle() -> None:
-        until = time.monotonic() + 30
-        while (ensemble / "ledger.jsonl").read_bytes().count(b"\n") < budget // 3 and time.monotonic() < until:
+        while (ensemble / "ledger.jsonl").read_bytes().count(b"\n") < budget // 3:
             time.sleep(0.01)
         server.end(signal.SIGKILL)
+        permits.release(CLIENTS)
 
     killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
-    before, _, lost = _clients(server.url, 60.0, 1)
+    before, _, lost = _clients(server.url, 1, permits)
     killer.join()
     assert lost == CLIENTS
     charged = (ensemble / "ledger.jsonl").read_bytes().count(b"\n") - 1  # less the first; the kill tore the last

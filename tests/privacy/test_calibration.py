@@ -67,3 +67,16 @@ def test_bad_sampling_is_refused_by_name(values: tuple[int, float, float], field
     with pytest.raises(ConfigError) as caught:
         sampling(*values)
     assert caught.value.field == field
+
+
+def test_a_target_out_of_reach_names_its_cause() -> None:
+    with pytest.raises(ConfigError, match=r"even at a noise multiplier of 10000 the accountant counts 5\. Fix: raise"):
+        calibrate(lambda z: 5.0, 2.0)
+    with pytest.raises(ConfigError, match=r"no noise reaches 2\. Fix: use a mechanism without leaks"):
+        calibrate(lambda z: math.inf, 2.0)
+
+
+@pytest.mark.parametrize("epochs", [1e12, math.inf])
+def test_more_steps_than_any_run_has_are_the_fault_of_the_epochs(epochs: float) -> None:
+    with pytest.raises(ConfigError, match=r"epochs: .* at most 1e\+12 are priced"):
+        sampling(73271, 16, epochs)

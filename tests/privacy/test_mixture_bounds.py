@@ -317,8 +317,19 @@ def test_merged_laws_cost_a_little_more_and_never_less(norm: str, monkeypatch: p
     assert exact < renyi_epsilon(steps, 1e-5) < 1.08 * exact  # every number of a law is rounded up by itself
 
 
-def test_a_law_is_rounded_up_stochastically() -> None:
-    law = InverseScale(constant=0.3, gamma=(2.0, 0.7), exponential=0.4, uniform=(0.50, 0.51))
+@pytest.mark.parametrize(
+    "law",
+    [
+        InverseScale(constant=0.3),
+        InverseScale(gamma=(2.0, 0.7)),
+        InverseScale(exponential=0.4),
+        InverseScale(uniform=(0.50, 0.51)),
+        InverseScale(constant=0.3, gamma=(2.0, 0.7), exponential=0.4, uniform=(0.50, 0.51)),
+    ],
+    ids=["constant", "gamma", "exponential", "uniform", "all"],
+)
+def test_a_law_is_rounded_up_stochastically(law: InverseScale) -> None:
+    """Each part by itself too, for in a sum one that grows hides one that shrinks."""
     for step in (0.001, 0.1, 3.0):
         larger = law.rounded_up(step)
         # E exp(-u x) falls and E exp(u x) grows as u grows.

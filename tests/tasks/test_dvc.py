@@ -12,7 +12,8 @@ from tiny_pipeline import ROOT, repository_params
 
 from tasks import paths
 
-STAGES = ["acquire", "verbalize", "split", "canaries", "pretrain", "experiment", "audit", "report", "prediction"]
+BEFORE = ["checks", "acquire", "verbalize", "split", "canaries", "pretrain"]
+STAGES = [*BEFORE, "experiment", "audit", "report", "prediction"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,8 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any) -> None:
     assert needs("experiment") == {"canaries", "split", "pretrain"}
     assert needs("audit") == {"experiment", "canaries", "split"}
     assert needs("report") == {"experiment", "audit"}
-    assert needs("acquire") == needs("pretrain") == set()
+    assert needs("acquire") == needs("pretrain") == {"checks"}
+    assert needs("checks") == set()
 
 
 def test_the_secrets_never_enter_the_cache(repository: Any) -> None:
@@ -114,7 +116,7 @@ def test_every_command_is_a_module_that_the_stage_depends_on(definition: dict[st
 
 def test_the_stages_write_where_the_tasks_do(definition: dict[str, Any]) -> None:
     made = [Path(path) for stage in definition["stages"].values() for path in outs(stage)]
-    others = ("DATA", "REPORT", "ENSEMBLES", "POLICY", "TOKENS")
+    others = ("DATA", "REPORT", "ENSEMBLES", "POLICY", "TOKENS", "ERROR", "FAILURES")
     every = [getattr(paths, name) for name in dir(paths) if name.isupper() and name not in others]
     assert [path for path in every if not any(path.is_relative_to(out) for out in made)] == []
 

@@ -134,6 +134,15 @@ def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) ->
     assert result["after"]["eval_perplexity"] != result["before"]["eval_perplexity"]
 
 
+def test_a_checkpoint_that_a_killed_process_left_half_written_is_removed(pipeline: Path) -> None:
+    cell = static()
+    cell.directory.mkdir(parents=True)
+    torn = cell.directory / ".checkpoint.safetensors.15530.partial"
+    torn.write_bytes(b"half")
+    run_cell(cell, "cpu")
+    assert not torn.exists()
+
+
 def test_a_finished_cell_is_not_run_again(pipeline: Path, noisy: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     cell = static()
     first = run_cell(cell, "cpu")

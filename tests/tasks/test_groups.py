@@ -9,16 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError
+from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import finetune
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.groups import CellGroup, grouped
+from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.paths import TOKENS, TRAIN
 from tasks.settings.params import Model
 
@@ -61,6 +64,17 @@ def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path)
     for other in others:
         assert sizes(grouped([first, other], 8)) == [1, 1]
     assert sizes(grouped([first, second.model_copy(update={"inputs": second.inputs | {"policy": "x"}})], 8)) == [2]
+
+
+def test_cells_with_learning_rates_of_their_own_share_a_pass(pipeline: Path) -> None:
+    entries = {"static": {"sweep": {"learning_rate": [0.01, 0.04]}}, "quantile": {}}
+    own = cells({"mechanisms": entries, "experiment": {"mechanisms": ["static", "quantile"]}})
+    (group,) = grouped(own, 8)
+    shared = shared_inputs(own[0], torch.device("cpu"))
+    rates = {cell.mechanism: prepare(cell, shared, OsEntropy()).spec.plan.learning_rate for cell in group.cells}
+    default = cells()[0].training.learning_rate
+    assert rates == {"static_learning_rate0.01": 0.01, "static_learning_rate0.04": 0.04, "quantile": default}
+    assert len({cell.directory for cell in own}) == 3
 
 
 def test_what_a_group_left_is_forgotten_with_any_change_of_its_members(pipeline: Path) -> None:

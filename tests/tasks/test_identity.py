@@ -26,7 +26,8 @@ ENTRIES = (
 )
 #: What MLflow is sent and what a page shows of a run is a result of a stage, if not of a run.
 NO_STAGE = {name: why for name, why in NO_RESULT.items() if name.startswith(("dptune", "tasks.settings", "flows"))} | {
-    name: NO_RESULT[name] for name in ("tasks.identity", "tasks.paths", "tasks.stage")
+    f"tasks{name}": NO_RESULT[f"tasks{name}"]
+    for name in ("", ".experiment.checks", ".experiment.standing", ".identity", ".paths", ".stage")
 }
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 

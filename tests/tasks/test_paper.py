@@ -161,6 +161,7 @@ ON_MODEL: dict[str, tuple[dict[str, Any], str]] = {
     "no table of options": ({"on_model": {"small": 3}}, "on_model"),
     "unknown model": ({"on_model": {"large": {"max_grad_norm": 2}}}, "large"),
     "unknown option": ({"on_model": {"small": {"radius": 2}}}, "radius"),
+    "no rate": ({"learning_rate": -1}, "learning_rate: -1 is not within 0 and 10"),
     "unknown accounting": ({"on_model": {"small": {"accounting": "rdp"}}}, "accounting"),
 }
 

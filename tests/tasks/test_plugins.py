@@ -360,6 +360,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
             "@clipper('flat')\nclass X(Flat): pass",
             r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
         ),
+        ("x = 1", "'bad' registers nothing, so it adds nothing to dptune"),
         ("from dptune.corpus.catalogue import source\n@source('uci')\ndef x(): yield ''", "'uci' of bad exists"),
     ],
 )
@@ -405,6 +406,29 @@ def test_a_digest_covers_all_files_of_a_package(write: Write) -> None:
     first = build("own", {"noise_multiplier": 1.0}).plugins
     write(helper, "x = 2")
     assert build("own", {"noise_multiplier": 1.0}).plugins != first
+
+
+DERIVED = """
+from dataclasses import dataclass
+from dptune.mechanisms.registry import clipper
+from their_parts import Tight
+
+@clipper("tighter")
+@dataclass(frozen=True)
+class Tighter(Tight):
+    '''g * C / (C + 2 ||g||).'''
+    def factors(self, norms, radius):
+        return super().factors(2 * norms, radius) / 2
+"""
+
+
+@pytest.mark.usefixtures("parts")
+def test_what_a_part_inherits_is_named_too(write: Write) -> None:
+    plugins.load([write("derived_parts", DERIVED)])
+    options = {"clipper": "tighter", "noise": "gaussian", "controller": "constant", "noise_multiplier": 1.0}
+    named = [name.partition(" ")[0] for name in build("tighter_static", options).plugins]
+    assert named == ["derived_parts", "their_parts"]
+    assert registry.plugin_modules("tighter_static", options) == ("derived_parts", "their_parts")
 
 
 SOURCE = """
@@ -482,7 +506,7 @@ PRICE = ["account", "own", "--set", "noise_multiplier=1", "--delta", "1e-5", "--
 def test_the_command_line_takes_plug_ins_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, named: str
 ) -> None:
-    write("elsewhere", "")
+    write("elsewhere", SCORE)
     (tmp_path / "beside.py").write_text(PARTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
@@ -498,7 +522,9 @@ def test_the_command_line_takes_plug_ins_from_the_current_folder(
     assert "own: Clips the whole gradient, smoothly; adds" in CliRunner().invoke(app, [*chosen, "mechanisms"]).stdout
 
 
-@pytest.mark.parametrize("arguments", [["--plugin", "nosuch", *PRICE], ["mechanisms", "static", "--parts"]])
+@pytest.mark.parametrize(
+    "arguments", [["--plugin", "nosuch", *PRICE], ["--plugin", "json", *PRICE], ["mechanisms", "static", "--parts"]]
+)
 def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2

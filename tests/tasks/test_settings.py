@@ -257,3 +257,45 @@ def test_every_ready_made_study_is_valid(profile: Path) -> None:
     chosen = load_settings(ROOT / "params.yaml", yaml.safe_load(profile.read_text())).experiment
     assert chosen.mechanisms
     assert chosen.epsilons
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"training": {"epochs": "many"}}, r"training\.epochs: 'many' is not a number \(line \d+\)\. Fix: correct"),
+        ({"training": {"epochs": -1}}, r"training\.epochs: -1 is below 1e-06 \(line \d+\)"),
+        ({"nosuch": 1}, r"nosuch: there is no such entry \(line \d+\)"),
+        ({"experiment": {"telemetry": "loud"}}, r"telemetry: 'loud' is not 'research' or 'private' \(line \d+\)"),
+        ({"experiment": {"devices": ["tpu"]}}, r"experiment\.devices\.0: 'tpu' is not of the form"),
+        ({"mechanisms": {"static": {"radius": 1}}}, r"radius: .* has no such option\. Fix: use one of .*pairs\.$"),
+    ],
+)
+def test_an_error_has_entry_value_line_and_one_fix_in_plain_words(
+    empty: Path, change: dict[str, Any], said: str
+) -> None:
+    write_params(change)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_settings()
+    message = str(caught.value)
+    assert message.count("Fix: ") == 1
+    assert not any(word in message for word in ("Input should", "Value error", "type=", "constrained"))
+
+
+def test_the_line_is_that_of_the_entry(empty: Path) -> None:
+    write_params({"training": {"epochs": "many"}})
+    lines = Path("params.yaml").read_text().splitlines()
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    number = int(str(caught.value).partition("(line ")[2].partition(")")[0])
+    assert lines[number - 1].strip() == "epochs: many"
+
+
+def test_a_profile_that_is_no_yaml_is_refused_in_one_line(empty: Path) -> None:
+    write_params({})
+    before = Path("params.yaml").read_bytes()
+    Path("notes.md").write_text("# Notes\n\nOne thing: another: a third.\n")
+    with pytest.raises(ConfigError) as caught:
+        apply_profile(Path("notes.md"))
+    assert str(caught.value).startswith("notes.md: cannot be read (line 3: ")
+    assert len(str(caught.value).splitlines()) == 1
+    assert Path("params.yaml").read_bytes() == before

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_pipeline import UNITS, mode, read_json, run_stages, write_params
+from tiny_pipeline import ROOT, UNITS, mode, read_json, run_stages, write_params
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
@@ -21,7 +23,19 @@ from tasks.corpus.acquire import acquire
 from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
 from tasks.corpus.verbalize import verbalize
-from tasks.paths import EVAL, MANIFEST, NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, RAW, SECRETS, SPLITS, TRAIN
+from tasks.paths import (
+    ERROR,
+    EVAL,
+    FAILURES,
+    MANIFEST,
+    NARRATIVES,
+    PUBLIC_MODEL,
+    PUBLIC_VALIDATION,
+    RAW,
+    SECRETS,
+    SPLITS,
+    TRAIN,
+)
 from tasks.stage import USER_ERROR, run_stage
 
 
@@ -185,9 +199,31 @@ def test_a_missing_file_is_not_blamed_on_the_disk(empty: Path, capsys: pytest.Ca
     assert "free space" not in message
 
 
-def test_a_fault_in_the_program_keeps_its_traceback(empty: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_stage(raising(ZeroDivisionError()))
+def test_a_fault_in_the_program_keeps_its_traceback_in_a_file(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_stage(raising(ZeroDivisionError("no\nmore")))
+    assert ended.value.code == 1
+    last = capsys.readouterr().err
+    assert re.fullmatch(r"error: ZeroDivisionError: no\. Fix: the traceback is in data/failures\.log; run .*\.\n", last)
+    assert ERROR.read_text() == last
+    kept = FAILURES.read_text()
+    assert "Traceback (most recent call last)" in kept
+    assert "in work" in kept
+    assert mode(FAILURES) == 0o600
+    with pytest.raises(SystemExit):
+        run_stage(raising(KeyError("second")))
+    assert FAILURES.read_text().startswith(kept), "an earlier failure is not lost"
+    assert "KeyError" in FAILURES.read_text()
+
+
+def test_ctrl_c_is_no_traceback(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_stage(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped; run again to go on\n"
 
 
 def test_the_wrapper_closes_data_and_dvcs_cache(empty: Path) -> None:
@@ -201,6 +237,38 @@ def test_the_wrapper_closes_data_and_dvcs_cache(empty: Path) -> None:
     run_stage(work)
     assert seen == [0o077]
     assert mode(Path("data")) == mode(Path(".dvc/cache")) == 0o700
+
+
+def test_a_python_without_dependencies_says_what_to_run() -> None:
+    command = [sys.executable, "-S", "-m", "tasks.experiment.checks"]  # -S: without the packages that are installed
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env={})
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert re.fullmatch(r"error: \S+ has no dptune\. Fix: run `make repro`, or first `.*activate`\.\n", ended.stderr)
+
+
+def test_make_repro_says_the_cause_after_dvcs_last_line(tmp_path: Path) -> None:
+    """Only make's own line, which no recipe can leave out, comes after it."""
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries.parent / ".installed").touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    dvc = binaries / "dvc"
+    dvc.write_text(
+        '#!/bin/sh\nmkdir -p data\ntest ! -e data/error.txt || exit 9\n$SAID\necho "ERROR: exited" >&2\nexit 1\n'
+    )
+    dvc.chmod(0o700)
+    for said, last in (("cp cause data/error.txt", "error: x. Fix: y."), ("", "ERROR: exited"), ("", "ERROR: exited")):
+        (tmp_path / "cause").write_text("error: x. Fix: y.\n")
+        environment = {**os.environ, "SAID": said}
+        ended = subprocess.run(
+            ["make", "repro"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 2
+        assert [line for line in ended.stderr.splitlines() if not line.startswith("make")][-1] == last
 
 
 def test_a_stage_as_a_process_ends_with_status_two(empty: Path) -> None:

@@ -300,3 +300,17 @@ def test_an_auditors_slots_are_drawn_like_all_units() -> None:
     assert np.abs(np.delete(counts, 4) / 4000 - 0.3).max() < 5 * (0.3 * 0.7 / 4000) ** 0.5
     assert [len(units.part(rank, 2)) for rank in (0, 1)] == [1 + 3, 2], "slots are rank 0's"
     assert len(units.with_slots(np.zeros(0, dtype=bool))) == 3
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.data())
+def test_the_last_record_of_units_is_the_highest_that_one_of_them_names(keys: list[int], data: st.DataObject) -> None:
+    absent = np.array(data.draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys))))
+    for units in (
+        PrivacyUnits.of("patient", np.array(keys), 3, absent),
+        PrivacyUnits.clients(3, np.array(keys), absent),
+    ):
+        members = [list(records) for records in units.members]
+        highest = max((record for one in members for record in one), default=-1)
+        assert units.last_record == highest
+        assert PrivacyUnits("patient", members, 3).last_record == highest
+    assert PrivacyUnits.records(len(keys), absent).last_record == len(keys) - 1, "an absent one may come back"

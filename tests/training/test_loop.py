@@ -304,6 +304,17 @@ def test_units_that_cannot_fit_a_micro_batch_are_refused_before_anything_is_char
     assert release_lines(tmp_path) == 0
 
 
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_units_of_records_that_the_tokens_lack_are_refused_before_anything_is_charged(
+    tmp_path: Path, unit: str
+) -> None:
+    """Later the refusal would come at the first step that draws one, and cost its charge."""
+    units = PrivacyUnits.of(unit, np.arange(len(records().rows) + 1), 1)
+    with pytest.raises(DptuneError, match=r"units: name record 8, and the last of tokens\.rows is 7"):
+        trained(tmp_path, make_plan(of=9), units=units)
+    assert release_lines(tmp_path) == 0
+
+
 def test_certified_runs_with_guessable_dropout_masks_are_refused(tmp_path: Path) -> None:
     model, tokens = adapted(dropout=0.1), records()
     spec = RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), make_header(epsilon=50.0))

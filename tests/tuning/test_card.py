@@ -17,7 +17,7 @@ def section(noise: float = 1.0, steps: int = 10, **header: str) -> tuple[LedgerC
     values = {"unit": "customer_id", "data": "complaints", **header}
     about = RunHeader("static", "gdp_clt", "certified", None, 1e-6, units=1000, **values)  # type: ignore[arg-type]
     contents = LedgerContents(about, Counter({Release(0.05, noise): steps}), steps, "0" * 64, True)
-    return contents, privacy_section(contents, "1" * 64, "2" * 64)
+    return contents, privacy_section(contents, {"ledger.jsonl": "1" * 64, "adapter_model.safetensors": "2" * 64})
 
 
 @given(noise=st.floats(0.5, 20), steps=st.integers(1, 50))

@@ -127,6 +127,7 @@ def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     assert other.exit_code == 2
     assert "--out: " in other.stderr
     assert "--learning-rate: 0.02 then, 0.5 now" in other.stderr
+    assert other.stdout == ""  # no table of what will not be done
     write_csv(tmp_path / "r.csv", rows()[1:])
     assert "other settings (records" in command(*arguments).stderr
 
@@ -231,6 +232,9 @@ def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("README.md", "## Perplexity", "<!-- dptune: checked by `dptune verify` -->\n## Privacy\n"),
         ("ledger.jsonl", '"unit":"customer_id"', '"unit":"record"'),
         ("adapter_model.safetensors", None, None),
+        ("adapter_config.json", '"lora_alpha": 16', '"lora_alpha": 64'),
+        ("tokenizer.json", None, None),
+        ("tokenizer_config.json", None, None),
     ],
 )
 def test_a_card_a_ledger_or_weights_that_were_changed_are_refused(
@@ -252,6 +256,15 @@ def test_a_card_a_ledger_or_weights_that_were_changed_are_refused(
     said = CliRunner().invoke(app, ["verify", str(copy)])
     assert said.exit_code == 2
     assert "Fix:" in said.stderr.strip().splitlines()[-1]
+
+
+def test_what_a_run_leaves_is_its_owners_and_its_ledger_prints_as_one_line(delivered: Path, tmp_path: Path) -> None:
+    for path in [delivered.parent, *delivered.parent.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    said = repr(check_deliverable(delivered))
+    assert len(said) < 200
+    assert "static" in said
+    assert "customer_id" in said
 
 
 def test_words_of_ones_own_may_be_added_to_a_card(delivered: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,10 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
     "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
     "no noise": (["--mechanism", "nonprivate"], "--mechanism: nonprivate has no noise", "use static"),
-    "mechanism's option": (["--set", "radius=1"], "mechanism 'static' has no such option", "use one of"),
+    "mechanism's option": (["--set", "radius=1"], "--set radius: mechanism 'static' has no such", "of max_grad_norm."),
     "option without =": (["--set", "radius"], "--set radius: has no '='", "KEY=VALUE"),
     "set twice": (["--set", "max_grad_norm=1", "--set", "max_grad_norm=2"], "is given twice", "give it once"),
-    "own noise": (["--set", "noise_multiplier=1"], "is what the budget decides", "leave it out"),
+    "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
     "target modules": (["--target-modules", "q_proj"], "--target-modules: no layer is called 'q_proj'", "c_attn"),
     "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
     "too long records": (["--max-length", "4"], "records have more than 3 tokens", "raise it"),
@@ -66,6 +68,35 @@ def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     assert "--epsilom" in refused(tmp_path, "--epsilom", "2")
     with pytest.raises(ConfigError, match=r"epoch: is no setting\. Fix: use epochs"):
         TuneSettings.of(epsilon=4.0, epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "gpt2"], "--revision: 'gpt2' is no local directory"),
+        (["--model", "./nowhere"], "--model: './nowhere' is no folder"),
+        (["--data", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["--data", "records.xyz"], "--format: the ending of records.xyz tells no format"),
+        (["--out", "records.xyz"], "--out: records.xyz is a file"),
+        (["--epsilon", "0"], "--epsilon: 0.0 is not a positive number"),
+        (["--text", "a", "--messages", "b"], "--data: text and messages cannot be given like this"),
+    ],
+)
+def test_paths_and_options_are_refused_before_torch_is_imported(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "records.xyz").write_text("text\na\n")
+    write_csv(tmp_path / "records.csv", rows())
+    given = {"--model": str(checkpoint()), "--data": "records.csv", "--epsilon": "8"}
+    given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    line = [part for pair in given.items() for part in pair]
+    code = (
+        "import sys\nfrom dptune.cli import app\ntry:\n    app(['tune', *sys.argv[1:]])\n"
+        "finally:\n    assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *line], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr.strip().splitlines()[-1]
 
 
 def _write(content: bytes, name: str = "records.csv") -> Callable[[Path], Path]:
@@ -137,7 +168,7 @@ def _other_family(folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "missing": (lambda folder: folder / "none", "--model: ", "check the path"),
-    "hub id without a commit": (lambda _: "gpt2", "--revision: 'gpt2' is no local directory", "40-digit commit"),
+    "hub id without a commit": (lambda _: "gpt2", "'gpt2' is no local directory, and no revision is given", "40-digit"),
     "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
     "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
     "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),
@@ -161,7 +192,9 @@ def test_a_wrong_model_is_refused_before_its_weights_and_the_records_are_read(na
     model = make(tmp_path)
     for weights in Path(model).glob("*.safetensors"):
         weights.write_bytes(b"unreadable")
-    line = refused(tmp_path, model=model, data=tmp_path / "never read.csv")
+    data = tmp_path / "never read.csv"
+    data.write_bytes(bytes(range(256)))
+    line = refused(tmp_path, model=model, data=data)
     assert problem in line, line
     assert fix in line.partition("Fix: ")[2], line
 
@@ -193,4 +226,7 @@ def test_a_dry_run_reads_no_weight_and_leaves_nothing(tmp_path: Path) -> None:
     assert said["noise_multiplier"] > 0
     assert said["estimated_memory_gib"] > 0
     assert said["estimated_minutes"] > 0
+    assert float(f"{said['estimated_minutes']:.2g}") == said["estimated_minutes"]
+    assert "rough projections" in said["estimates_are"]
+    assert f"{said['units']} units are few" in done.stderr
     assert not (tmp_path / "out").exists()

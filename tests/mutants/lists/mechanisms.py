@@ -390,4 +390,20 @@ MUTANTS = (
         "inputs = digests(model, options)",
         (f"{PLUGINS}::test_an_edit_of_a_plug_in_moves_its_cells_and_no_others",),
     ),
+    Mutant(
+        "bases_from_outside_unnamed",
+        "a ledger would not name the code that a clipper inherits",
+        "dptune/mechanisms/mechanism.py",
+        "classes = (base for part in (self.clipper, self.noise, self.controller) for base in type(part).__mro__)",
+        "classes = (type(part) for part in (self.clipper, self.noise, self.controller))",
+        (f"{PLUGINS}::test_what_a_part_inherits_is_named_too",),
+    ),
+    Mutant(
+        "edits_of_bases_move_no_cell",
+        "an edit of what a clipper inherits would leave its old results standing",
+        "dptune/mechanisms/registry.py",
+        "for cls in _resolve(name, entry)[0].values() for base in cls.__mro__}",
+        "for base in _resolve(name, entry)[0].values()}",
+        (f"{PLUGINS}::test_what_a_part_inherits_is_named_too",),
+    ),
 )

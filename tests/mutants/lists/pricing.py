@@ -416,4 +416,20 @@ MUTANTS = (
         "renyi",
         ("tests/privacy/test_published.py::test_a_law_whose_price_was_once_too_small",),
     ),
+    Mutant(
+        "sums_above_the_window_are_none",
+        "the largest sums of losses would count as if they never happened",
+        COMPOSED,
+        "rest = beyond * math.exp(top) + ",
+        "rest = ",
+        (COMPOSED_TESTS,),
+    ),
+    Mutant(
+        "narrow_uniform_parts_shrink",
+        "merged laws would be priced as noise that is larger than what was added",
+        MIXTURES,
+        "constant, low, high = constant + high, 0.0, 0.0",
+        "constant, low, high = constant + self.uniform[0], 0.0, 0.0",
+        ("tests/privacy/test_mixture_bounds.py::test_a_law_is_rounded_up_stochastically",),
+    ),
 )

@@ -218,4 +218,39 @@ MUTANTS = (
         "pass",
         ("tests/training/test_federated.py::test_the_model_is_left_bit_for_bit_as_it_was_even_when_a_client_fails",),
     ),
+    Mutant(
+        "units_of_unknown_records",
+        "the first step that draws such a unit would fail after its charge",
+        "dptune/training/opening.py",
+        "if units.last_record >= len(spec.tokens.rows):",
+        "if False:",
+        (
+            "tests/training/test_loop.py::"
+            "test_units_of_records_that_the_tokens_lack_are_refused_before_anything_is_charged",
+        ),
+    ),
+    Mutant(
+        "slots_without_an_auditor",
+        "a step that draws a slot would fail after its charge",
+        "dptune/training/opening.py",
+        "if spec.auditor is None and spec.units.planted.any():",
+        "if False:",
+        ("tests/audit/test_crafted.py::test_slots_without_an_auditor_are_refused",),
+    ),
+    Mutant(
+        "slots_of_every_rank",
+        "a canary would enter a batch once for each process, at a multiple of the sensitivity",
+        "dptune/training/data.py",
+        "return own if rank == 0 else replace(own, planted=self.planted[:0])",
+        "return own",
+        ("tests/training/test_ranks.py", "tests/training/test_data.py"),
+    ),
+    Mutant(
+        "ranks_with_other_plans",
+        "processes would draw at different rates, and the ledger would know one",
+        "dptune/training/opening.py",
+        '"plan": spec.plan,',
+        '"plan": "",',
+        ("tests/training/test_ranks.py::test_ranks_that_were_given_different_runs_are_refused_before_a_charge",),
+    ),
 )

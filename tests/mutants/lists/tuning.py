@@ -44,8 +44,16 @@ MUTANTS = (
         "weights_of_another_run",
         "a card with a small epsilon could be put beside weights that cost more",
         "dptune/tuning/verifying.py",
-        "sha256(path / WEIGHTS)",
-        '"0" * 64',
+        "(ledger, path / WEIGHTS, path / CONFIG,",
+        "(ledger, path / CONFIG,",
+        (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
+    ),
+    Mutant(
+        "tokenizer_of_another_run",
+        "a tokenizer that turns words into others could be put beside a card that vouches for the folder",
+        "dptune/tuning/verifying.py",
+        ", *(path / name for name in _TOKENIZER))",
+        ")",
         (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
     ),
     Mutant(

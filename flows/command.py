@@ -1,0 +1,84 @@
+"""What the command of every flow does around it: no traceback, one last line, and an end within seconds on Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from flows.failures import FlowError
+from tasks.stage import INTERRUPTED, say_error
+
+_SECONDS = 3.0
+
+
+def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
+    """Run a flow; parts that failed end it with their number, and on the last line with the cause of the first.
+
+    Args:
+        standing: how far it came, for the last line after Ctrl-C.
+    """
+    plain = _Plain()
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(plain)
+    try:
+        with _interruptible(standing):
+            work()
+    except FlowError as error:
+        print(error.summary, file=sys.stderr)
+        say_error(error.cause)
+        sys.exit(error.status)
+
+
+class _Plain(logging.Filter):
+    """Prefect's lines without tracebacks, which ``flow_error`` keeps, and without its server's farewell."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("prefect"):
+            record.exc_info = record.exc_text = None
+        return not record.getMessage().startswith("Stopping temporary server")
+
+
+@contextmanager
+def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
+    """End the whole process on Ctrl-C, and all that it started, as ``kill -9`` would: what lies on disk is made for it.
+
+    An exception would be told to Prefect's temporary server, which Ctrl-C ends first: minutes of retries.
+    """
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        logging.disable(logging.CRITICAL)
+        _end_children()
+        where = ""
+        with suppress(Exception):  # nothing may keep the process from ending
+            where = standing()
+        # Inside a flow, Prefect makes log lines of what is printed.
+        sys.stderr.write(f"\nstopped{where and ' '}{where}; run again to go on\n")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+
+    before: Any = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_children() -> None:
+    """End every process that this one started, and theirs: first with a word, then without."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.Error):
+            child.terminate()
+    for child in psutil.wait_procs(children, timeout=_SECONDS)[1]:
+        with suppress(psutil.Error):
+            child.kill()

@@ -1,0 +1,96 @@
+"""The command of a flow: Ctrl-C ends it and all that it started at once, with what it came to on the last line."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tiny_pipeline import ROOT, UNITS, static
+
+from dptune.privacy.calibration import sampling
+from dptune.privacy.entropy import OsEntropy
+from dptune.training.loop import train
+from dptune.training.run import StepReport
+from flows.failures import CellError, FlowError, flow_error
+from tasks.experiment.prepare import prepare, shared_inputs
+from tasks.experiment.standing import standing
+
+# A flow that hangs, in a thread too, beside a child that takes no hint.
+HANGING = """
+import subprocess, sys, threading
+from flows.command import run_flow
+stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+
+def work():
+    child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    thread = threading.Thread(target=child.wait)
+    thread.start()
+    print(child.pid, flush=True)
+    try:
+        thread.join()
+    except BaseException:
+        while True:  # as Prefect, which tells a server that is gone
+            pass
+
+run_flow(work, lambda: "at release 50 of 102")
+"""
+
+
+def test_ctrl_c_ends_a_flow_and_all_that_it_started(tmp_path: Path) -> None:
+    """Its end is waited for, however long: only the test's own limit stops one that hangs."""
+    environment = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    flow = subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment
+    )
+    assert flow.stdout is not None
+    child = psutil.Process(int(flow.stdout.readline()))
+    flow.send_signal(signal.SIGINT)
+    error = flow.communicate()[1]
+    assert error.splitlines()[-1] == "stopped at release 50 of 102; run again to go on"
+    assert flow.returncode == 130
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_how_far_cells_came_is_read_from_their_ledgers(pipeline: Path) -> None:
+    cell = static()
+    steps = sampling(UNITS, cell.training.expected_batch_size, cell.training.epochs)[1]
+    assert standing([cell]) == "before the first release"
+    cell.directory.mkdir(parents=True)
+    entropy = OsEntropy()
+    prepared = prepare(cell, shared_inputs(cell, torch.device("cpu")), entropy)
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(report: StepReport) -> None:
+        if report.releases == 3:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        train(prepared.spec, cell.directory, entropy, stop)
+    assert steps > 3
+    assert standing([cell]) == f"at release 3 of {steps}"
+    other = static({"training": {"epochs": 0.7}})
+    assert standing([cell, other]) == f"at release 3 of {steps}, with 0 of 2 cells finished"
+
+
+def test_the_first_parts_cause_is_said_whatever_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    killed, silent = CellError("a", -9, "a line"), CellError("b", 3, "")
+    assert flow_error("1 of 2", [killed, silent]).cause.startswith("a was killed, as the system does where memory")
+    assert flow_error("1 of 2", [silent, killed]).cause.startswith("b ended with status 3 and said no reason. Fix: ")
+    mended = CellError("c", 2, "a line\nerror: x: is wrong. Fix: mend it.\na farewell")
+    found = flow_error("1 of 2", [mended])
+    assert (found.cause, found.status, str(found)) == ("x: is wrong. Fix: mend it.", 2, "1 of 2")
+    assert flow_error("2 of 2", [mended, killed]).status == 1
+    again = pickle.loads(pickle.dumps(found))
+    assert isinstance(again, FlowError)
+    assert (again.summary, again.cause, again.status) == (found.summary, found.cause, found.status)
