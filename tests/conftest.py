@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,12 @@ sys.path[:0] = [
 settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True, derandomize=True)
 settings.register_profile("explore", settings.get_profile("dptune"), max_examples=400, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dptune"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported to collect the tests out of garbage collection, which would walk it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

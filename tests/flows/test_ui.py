@@ -77,6 +77,7 @@ class Interface:
             "DPTUNE_MLFLOW_PORT": str(self.mlflow),
             "PREFECT_HOME": str(directory / "data" / "prefect"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_RUNNER_POLL_FREQUENCY": "1",  # seconds; ten would only be waited for
         }
         self.log = directory / "ui.log"
         with self.log.open("wb") as log:

@@ -217,7 +217,9 @@ def build(path: Path, calls: Path, start: Any) -> None:
 
 def test_two_processes_at_once_make_one_file(tmp_path: Path) -> None:
     path, calls = tmp_path / "tokens" / "t.arrow", tmp_path / "calls"
-    context = multiprocessing.get_context("spawn")  # a fork of a worker full of threads may fail
+    # From a server that has imported torch: a fork of a worker full of threads may fail, and a fresh process is slow.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dptune.training.loop", "dptune.mechanisms.registry"])  # as tiny_ranks does
     start = context.Barrier(2)
     both = [context.Process(target=build, args=(path, calls, start), daemon=True) for _ in range(2)]
     for process in both:
