@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dptune.cli.catalogue import completions
-from dptune.cli.console import show, show_progress
+from dptune.cli.console import show
 from dptune.cli.options import AsJson, Options, read_options
-from dptune.cli.tune import by_option
+from dptune.cli.tune import by_option, modules, set_up_logs
 from dptune.errors import DptuneError
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def suggest(
     rows: Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")] = 16,
     rank: Annotated[int, typer.Option(help="Of LoRA.")] = 8,
     alpha: Annotated[int, typer.Option(help="Of LoRA.")] = 16,
+    target_modules: Annotated[str | None, typer.Option(help="Linear layers, by commas, or all-linear.")] = None,
+    loss_on: Annotated[Literal["completion", "assistant", "all"] | None, typer.Option(help="What is learned.")] = None,
     seed: Annotated[int, typer.Option(help="Of the adapters' start; public.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda:0; else a GPU where there is one.")] = None,
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the frozen weights.")] = None,
@@ -66,6 +69,8 @@ def suggest(
         "rows": rows,
         "rank": rank,
         "alpha": alpha,
+        "target_modules": modules(target_modules),
+        "loss_on": loss_on,
         "seed": seed,
         "device": device,
         "dtype": dtype,
@@ -103,7 +108,7 @@ def _suggest(
     source = None if public is None else RecordSource(str(public), **columns)
     if source is not None:
         check_data(source)
-    show_progress()
+    set_up_logs()
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import check_mechanism
     from dptune.tuning.suggest import suggest as found
@@ -113,7 +118,7 @@ def _suggest(
     suggestion = found(base, chosen, units, source, trials=trials)
     show(_figures(base, suggestion, units, epsilon=chosen.epsilon), as_json)
     if not as_json:
-        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_options(suggestion, chosen)}")
+        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_options(suggestion, chosen, columns)}")
 
 
 def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> dict[str, Any]:
@@ -141,10 +146,15 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
     return found | {"chosen_because": [f"{name}: {reason}" for name, reason in schedule.reasons.items()]}
 
 
-def _options(suggestion: Suggestion, settings: Any) -> str:
+def _options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
     schedule = suggestion.schedule
     given = [f"--epsilon {settings.epsilon:g} --delta {schedule.delta:g} --mechanism {settings.mechanism}"]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
     given.append(f"--batch {schedule.batch:g} --epochs {schedule.epochs:g} --learning-rate {schedule.learning_rate:g}")
-    given.append(f"--max-length {schedule.max_length}")
+    given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
+    if layers := settings.target_modules:
+        given.append(f"--target-modules {layers if isinstance(layers, str) else ','.join(layers)}")
+    given += [f"--{name} {shlex.quote(value)}" for name, value in columns.items() if value]
+    if settings.loss_on:
+        given.append(f"--loss-on {settings.loss_on}")
     return " ".join(given)

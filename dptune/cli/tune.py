@@ -121,7 +121,7 @@ def tune(
         "rows": rows,
         "rank": rank,
         "alpha": alpha,
-        "target_modules": _modules(target_modules),
+        "target_modules": modules(target_modules),
         "loss_on": loss_on,
         "eval_share": eval_share,
         "telemetry": telemetry,
@@ -161,7 +161,7 @@ def _tune(
     check_model(model, revision)
     check_folder(out)
     check_data(described)
-    _logged()
+    set_up_logs()
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import check_mechanism, prepare
     from dptune.tuning.run import run
@@ -185,13 +185,14 @@ def by_option(message: str) -> str:
     return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 
 
-def _modules(given: str | None) -> Any:
+def modules(given: str | None) -> Any:
+    """Names of layers from a text with commas; None and all-linear stay as they are."""
     if given is None or given == "all-linear":
         return given
     return tuple(name.strip() for name in given.split(","))
 
 
-def _logged() -> None:
+def set_up_logs() -> None:
     """Let progress be seen, and no warning that is for developers of other libraries."""
     import warnings
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,10 @@ def suggest(
     records = read_public(public, base, settings)
     reasons: dict[str, str] = {}
     if settings.max_length is None:
-        length = length_for(records.tokens, max_length_of(settings, base.positions))
-        reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
+        most = max_length_of(settings, base.positions)
+        length = length_for(records.tokens, most)
+        if length < most:
+            reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), read_public(public, base, settings, length)
     model = attach_lora(base.load(), base.lora, settings.seed)
     norms = unit_norms(model, records, settings)
@@ -145,7 +148,7 @@ def length_for(tokens: Tokens, most: int) -> int:
 def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> NDArray[np.float64]:
     """(units,) l2 norm of the whole gradient of each of the first public units, as a run would clip it."""
     pairs, device = lora_pairs(model), next(model.parameters()).device
-    drawn = [one[: records.units.most] for one in records.units.members[:_MEASURED] if len(one)]
+    drawn = [one[: records.units.most] for one in islice(records.units.members, _MEASURED) if len(one)]
     norms = []
     for part in micro_batches(drawn, settings.rows):
         ids, mask = records.tokens.batch(part.records, device, height=settings.rows)

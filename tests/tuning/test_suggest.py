@@ -1,0 +1,141 @@
+"""Suggestions follow public records alone, and a trial meets the noise, batch and steps of the private run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DivergedError
+from dptune.training.data import Tokens
+from dptune.training.losses import model_losses
+from dptune.training.model import attach_lora
+from dptune.tuning import suggest as module
+from dptune.tuning.base import open_base
+from dptune.tuning.settings import TuneSettings
+from dptune.tuning.suggest import FACTORS, length_for, read_public, suggest, unit_norms
+
+UNITS = 400
+
+
+def asked(**changes: Any) -> TuneSettings:
+    return TuneSettings(4.0, device="cpu", **QUICK | changes)
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> RecordSource:
+    return RecordSource(str(write_csv(tmp_path / "public.csv", rows(60))))
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=300), st.integers(3, 512))
+def test_the_length_holds_nearly_all_public_records_and_their_padding(lengths: list[int], most: int) -> None:
+    length = length_for(Tokens([np.zeros(n, dtype=np.int32) for n in lengths], 0, 512), most)
+    assert 3 <= length <= max(3, most)
+    if 3 < length < most:
+        assert length % 8 == 0
+        assert sum(n < length for n in lengths) >= 0.99 * len(lengths) - 1
+        assert max(lengths) >= length - 8
+
+
+@pytest.mark.parametrize("unit", [None, "customer_id"])
+def test_norms_are_those_of_a_loop_over_units(public: RecordSource, unit: str | None) -> None:
+    settings = asked()
+    base = open_base(checkpoint(), settings)
+    source = RecordSource(public.data, unit=unit)
+    records = read_public(source, base, settings)
+    model = attach_lora(base.load(), base.lora, 0)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    found = unit_norms(model, records, settings)
+    members = [one[: records.units.most] for one in records.units.members]
+    for norm, unit_records in zip(found, members, strict=True):
+        ids, mask = records.tokens.batch(unit_records, torch.device("cpu"))
+        gradients = torch.autograd.grad(model_losses(model, ids, mask).sum(), weights)
+        assert norm == pytest.approx(math.sqrt(sum(float(one.square().sum()) for one in gradients)), rel=1e-4)
+
+
+def test_the_radius_clips_nine_in_ten_of_the_public_units(public: RecordSource) -> None:
+    base = open_base(checkpoint(), asked())
+    found = suggest(base, asked(), UNITS, public)
+    low, middle, high = found.norms
+    assert found.schedule.options["max_grad_norm"] == pytest.approx(low, rel=0.05)
+    assert low <= middle <= high
+    assert {"max_grad_norm", "max_length"} <= set(found.schedule.reasons)
+    kept = suggest(base, asked(options={"max_grad_norm": 2.0}, max_length=16), UNITS, public).schedule
+    assert (kept.options["max_grad_norm"], kept.max_length) == (2.0, 16)
+    assert "max_grad_norm" not in suggest(base, asked(mechanism="auto_s"), UNITS, public).schedule.options
+
+
+def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
+    public: RecordSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, whole = [], module.train
+
+    def noted(spec: Any, *others: Any) -> Any:
+        specs.append(spec)
+        return whole(spec, *others)
+
+    monkeypatch.setattr(module, "train", noted)
+    base = open_base(checkpoint(), asked())
+    found = suggest(base, asked(), UNITS, public, trials=True)
+    rates = [spec.plan.learning_rate for spec in specs]
+    assert rates == [rates[2] * factor for factor in FACTORS]
+    assert list(found.trials) == rates
+    assert found.schedule.learning_rate == min(found.trials, key=lambda rate: found.trials[rate])
+    calibrated = found.mechanism.mechanism.noise.noise_multiplier
+    for spec in specs:
+        assert spec.mechanism.noise.noise_multiplier == calibrated
+        assert (spec.plan.steps, spec.plan.expected_batch_size) == (found.schedule.steps, found.schedule.batch)
+        assert spec.header.data == "public records"
+    assert len({id(spec.mechanism) for spec in specs}) == len(specs)
+
+
+def test_a_diverged_trial_is_not_chosen(public: RecordSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([3.0, math.inf, 2.0, math.inf, math.inf])
+    monkeypatch.setattr(module, "_trial", lambda *_: next(values))
+    base = open_base(checkpoint(), asked())
+    found = suggest(base, asked(learning_rate=0.01), UNITS, public, trials=True)
+    assert found.schedule.learning_rate == 0.01
+    monkeypatch.setattr(module, "_trial", lambda *_: math.inf)
+    with pytest.raises(DivergedError, match="lower learning_rate"):
+        suggest(base, asked(), UNITS, public, trials=True)
+
+
+def test_trials_need_public_records_and_a_batch_of_them(public: RecordSource) -> None:
+    base = open_base(checkpoint(), asked())
+    with pytest.raises(ConfigError, match="public: is missing"):
+        suggest(base, asked(), UNITS, trials=True)
+    with pytest.raises(ConfigError, match=r"public: has \d+ units to train on, fewer than a batch of 100"):
+        suggest(base, asked(batch=100), UNITS, public, trials=True)
+
+
+def test_the_command_it_prints_runs(tmp_path: Path) -> None:
+    public, private = (write_csv(tmp_path / f"{name}.csv", rows(60)) for name in ("public", "private"))
+    given = [
+        "--model",
+        str(checkpoint()),
+        "--epsilon",
+        "4",
+        "--batch",
+        "8",
+        "--epochs",
+        "2",
+        "--set",
+        "max_grad_norm=1",
+    ]
+    said = CliRunner().invoke(app, ["suggest", *given, "--units", "54", "--public", str(public), "--rank", "2"])
+    assert said.exit_code == 0, said.output
+    command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
+    command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
+    done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert done.exit_code == 0, done.output
