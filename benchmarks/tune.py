@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import _status, machine, quiet
+from benchmarks.measure import machine, quiet, status
 from dptune.files import write_text
 
 WIDTH, VOCABULARY, ROWS, BATCH, EPOCHS = 128, 2048, 16, 128, 2
@@ -140,14 +140,14 @@ def trial(name: str, folder: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     quiet()
     datasets.disable_progress_bars()
-    before = _status("VmRSS")
+    before = status("VmRSS")
     with TemporaryDirectory() as out, _counted() as tokens:
         started, busy = time.perf_counter(), _cpu()
         CONTENDERS[name](folder, Path(out))
         wall, cpu = time.perf_counter() - started, _cpu() - busy
         if not list((Path(out) / "adapter").glob("adapter_model.safetensors")):
             raise SystemExit(f"{name} left no adapter")
-    return {"wall": wall, "cpu": cpu, "memory": _status("VmHWM") - before, **tokens}
+    return {"wall": wall, "cpu": cpu, "memory": status("VmHWM") - before, **tokens}
 
 
 def _cpu() -> float:
@@ -201,6 +201,14 @@ def _alone(name: str, folder: Path) -> dict[str, float]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def _added(path: Path, shape: dict[str, Any], found: dict[str, list[dict[str, float]]]) -> Any:
+    """The rounds of a file and these. Exits if they are of other sizes or contenders."""
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if known["shape"] != shape or list(known["trials"]) != list(found):
+        raise SystemExit(f"{path} is of other sizes or contenders")
+    return {name: [*known["trials"][name], *trials] for name, trials in found.items()}
+
+
 def table(found: dict[str, list[dict[str, float]]], mean_tokens: float) -> str:
     """Ratios over the peer in the same round, and what a thousand records cost; median (least to most)."""
 
@@ -211,17 +219,16 @@ def table(found: dict[str, list[dict[str, float]]], mean_tokens: float) -> str:
         pairs = zip(values(name), values(PEER), strict=True)
         return _spread([ours / theirs for ours, theirs in pairs])
 
-    lines = [
-        "| who | CPU time / TRL | wall time / TRL | s CPU a thousand records | positions / token | peak MB | memory / TRL |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    columns = ["who", "CPU time / TRL", "wall time / TRL", "s of CPU a thousand records", "s of wall"]
+    columns += ["positions / token", "peak MB", "memory / TRL"]
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     for name, trials in found.items():
         cpu, wall = (over(name, lambda who, key=key: each(who, key)) for key in ("cpu", "wall"))
         memory = over(name, lambda who: [one["memory"] for one in found[who]])
         peak = statistics.median(one["memory"] for one in trials)
         padded = statistics.median(one["positions"] / one["tokens"] for one in trials)
-        seconds = statistics.median(each(name, "cpu"))
-        lines.append(f"| {name} | {cpu} | {wall} | {seconds:.3g} | {padded:.2f} | {peak:.0f} | {memory} |")
+        seconds = " | ".join(f"{statistics.median(each(name, key)):.3g}" for key in ("cpu", "wall"))
+        lines.append(f"| {name} | {cpu} | {wall} | {seconds} | {padded:.2f} | {peak:.0f} | {memory} |")
     return "\n".join(lines) + "\n"
 
 
@@ -242,6 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--output", type=Path, default=Path("data/benchmarks"))
+    parser.add_argument("--add", action="store_true", help="to the rounds that the output holds of the same sizes")
     parser.add_argument("--trial", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
@@ -259,6 +267,8 @@ def main(argv: list[str] | None = None) -> None:
     shape = {key: getattr(asked, key) for key in ("kind", "records", "least", "most", "width", "layers")}
     asked.output.mkdir(parents=True, exist_ok=True)
     name = f"tune-{asked.kind}-{asked.least}-{asked.most}"
+    if asked.add:
+        found = _added(asked.output / f"{name}.json", shape, found)
     data = {"machine": machine(torch.device("cpu")), "shape": shape, "trials": found}
     write_text(asked.output / f"{name}.json", json.dumps(data, indent=1) + "\n")
     text = table(found, found[PEER][0]["tokens"] / (asked.records * EPOCHS))

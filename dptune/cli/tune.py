@@ -212,7 +212,10 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
 def _needed(prepared: Prepared) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
 
-    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows)
+    units, private = prepared.units, prepared.settings.telemetry == "private"
+    brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
+    each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
+    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows, each)
     return {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
 
 
