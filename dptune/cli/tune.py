@@ -227,7 +227,10 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
 def _needed(prepared: Prepared) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
 
-    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows)
+    units, private = prepared.units, prepared.settings.telemetry == "private"
+    brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
+    each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
+    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows, each)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     about = "rough projections from shapes, before any weight is read; the time may be several times longer"
     return {**{name: float(f"{value:.2g}") for name, value in figures.items()}, "estimates_are": about}
