@@ -25,7 +25,7 @@ def test_contenders_train_on_the_same_file(tmp_path: Path) -> None:
     words = sum(len((one["prompt"] + one["completion"]).split()) + 1 for one in records)
     assert found[tune.PEER]["tokens"] == found["TRL, padded to the width"]["tokens"] == words * tune.EPOCHS
     drawn = found["dptune.tune"]["tokens"] / (words * tune.EPOCHS)
-    assert 0.5 < drawn < 1.5  # Poisson batches
+    assert 1.3 < drawn < 1.7  # three Poisson batches of 128 where two epochs are 260: 1.48, give or take 0.01
     assert found[tune.PEER]["positions"] < found["TRL, padded to the width"]["positions"]
     of_checks = found["dptune.tune"]["positions"] % (tune.WIDTH * tune.ROWS)
     assert of_checks < tune.WIDTH  # whole batches, and a few positions that show the model to be causal
