@@ -312,6 +312,33 @@ class Uniform(Normal):
         started("static", noise="uniform")
 
 
+PLAIN = """
+from dataclasses import dataclass
+from dptune.mechanisms.interfaces import AdditiveNoise
+from dptune.mechanisms.registry import noise
+
+@noise("plain")
+@dataclass(frozen=True)
+class Plain(AdditiveNoise):
+    noise_multiplier: float
+    def deviation(self, noise_multiplier):
+        return noise_multiplier
+    def add(self, sums, scales, noise_multiplier, entropy):
+        return [total.float() + noise_multiplier * scale for total, scale in zip(sums, scales)]
+"""
+
+
+@pytest.mark.parametrize("said", ["", '    family = "unproven"\n'])
+def test_noise_of_ones_own_that_says_nothing_of_a_family_is_unproven(write: Write, said: str) -> None:
+    plugins.load([write("plain_noise", PLAIN + said)])
+    mechanism = started("static", noise="plain", noise_multiplier=2.0)
+    release = mechanism.release(mechanism.knobs(), RATE)
+    assert (release.noise, epsilons(Counter({release: 1}), 1e-5).certified) == ("unproven", math.inf)
+    assert not takes_noise("static", {"noise": "plain"}), "no multiplier has a price, so none is calibrated"
+    released = privatised(mechanism, [batch_of(torch.zeros(3, 8))])
+    assert all((block == 2.0).all() for block in released.blocks), "it is added all the same"
+
+
 def test_noise_that_a_controller_moves_without_saying_so_is_adaptive(write: Write) -> None:
     still, moves = "factor**self._releases,), initial.noise_multiplier)", "factor,), 1.0 + self._releases)"
     assert still in PARTS
