@@ -11,6 +11,7 @@ import typer
 from dptune.cli.catalogue import completions
 from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Options, read_options
+from dptune.corpus.reading.source import Format
 from dptune.errors import DptuneError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def tune(
     messages: Annotated[str | None, typer.Option(help="Column of chats.")] = None,
     template: Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")] = None,
     file_format: Annotated[
-        Literal["text", "table", "jsonl", "datasets"] | None,
+        Format | None,
         typer.Option("--format", help="Else by the file's ending."),
     ] = None,
     public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
