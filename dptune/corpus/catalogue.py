@@ -1,11 +1,11 @@
-"""Where records come from, by name: every source checks and takes its own options.
+"""Where records come from, by name. Every source declares and checks its own options.
 
-A source of one's own is a function that yields one text a record; its parameters are what ``data.options`` gives::
+A source of one's own is a function that yields one text a record; its parameters are the keys of ``data.options``::
 
     @source("letters")
     def letters(folder: str, newest: int = 100) -> Iterator[str]: ...
 
-They are registered by plug-ins (``dptune.plugins``): modules that are named, and entry points ``dptune.sources``.
+A plug-in registers it (``dptune.plugins``): a module named in params.yaml, or an entry point in ``dptune.sources``.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ Texts = Callable[..., Iterable[str]]
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceSettings:
     """What params.yaml says of the data.
 
     Attributes:
-        path: of a file or folder; None where none is given.
-        unit: of privacy, "record" or a column.
-        options: the source's own.
-        cached: the root of DVC's cache, if there is one.
+        path: a file or folder; None if the source needs none.
+        unit: the unit of privacy, "record" or the name of a column.
+        options: the source's own options, ``data.options``.
+        dvc_cache: the root of DVC's cache, if there is one.
     """
 
     path: Path | None = None
     unit: str = RECORD
     options: Mapping[str, Any] = field(default_factory=dict)
-    cached: Path | None = None
+    dvc_cache: Path | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A place that records come from, and what can be asked of it.
+    """A place that records come from, as functions of its settings.
 
     Attributes:
-        acquire: puts what it is given into a folder, whole or not at all; returns the file.
-        check: raises ConfigError for options that it does not take.
-        look: what its records are ("text", "pair" or "messages"), told in seconds; raises ConfigError or DataError for
-            what cannot be read.
-        units: what a unit may be; None: any column.
-        module: of a plug-in's function; empty for dptune's own.
+        acquire: writes the records into a folder, whole or not at all, and returns the file that holds them.
+        check: raises ConfigError for options that the source does not take.
+        look: returns the form of the records ("text", "pair" or "messages") within seconds; raises ConfigError or
+            DataError for what cannot be read.
+        units: the units of privacy that it knows; None allows any column.
+        module: name of the plug-in's module; empty for dptune's own sources.
     """
 
-    acquire: Callable[[Path, Given], Path]
-    check: Callable[[Given], object]
-    look: Callable[[Given], str]
+    acquire: Callable[[Path, SourceSettings], Path]
+    check: Callable[[SourceSettings], object]
+    look: Callable[[SourceSettings], str]
     units: tuple[str, ...] | None = (RECORD,)
     module: str = ""
 
 
 def source(name: str) -> Callable[[Texts], Texts]:
-    """Register a function that yields texts. Raises ConfigError if the name is taken."""
+    """Register a function that yields one text a record. Raises: ConfigError if the name is taken."""
 
     def register(read: Texts) -> Texts:
         other = SOURCES.get(name)
         if other is not None and other.module != read.__module__:
             raise ConfigError("plugins", f"source {name!r} of {read.__module__} exists already", fix="rename it")
         SOURCES[name] = Source(
-            partial(_acquire_texts, name, read), partial(_bind, name, read), _text, module=read.__module__
+            partial(_acquire_texts, name, read), partial(_bind, name, read), _look_of_text, module=read.__module__
         )
         note_registered(read.__module__)
         return read
@@ -92,56 +92,56 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _text(_given: Given) -> str:
+def _look_of_text(_given: SourceSettings) -> str:
     return "text"
 
 
 # --- the diabetes table ----------------------------------------------------------------------------------------
 
 
-def _none(name: str, given: Given) -> None:
+def _refuse_options(name: str, given: SourceSettings) -> None:
     if given.options:
         problem = f"source {name} takes none"
         raise ConfigError("data.options", problem, fix="leave them out, or use a plug-in's source")
 
 
-def _synthetic(directory: Path, given: Given) -> Path:
+def _synthetic(directory: Path, given: SourceSettings) -> Path:
     return acquire_synthetic(directory, **given.options).table
 
 
-def _uci(directory: Path, given: Given) -> Path:
-    return acquire_uci(directory, given.path, cached=given.cached).table
+def _uci(directory: Path, given: SourceSettings) -> Path:
+    return acquire_uci(directory, given.path, dvc_cache=given.dvc_cache).table
 
 
 # --- files of one's own ------------------------------------------------------------------------------------------
 
 
-def _path_of(name: str, given: Given) -> Path:
+def _path_of(name: str, given: SourceSettings) -> Path:
     if given.path is None:
         raise ConfigError("data.path", f"source {name} needs the path of a file", fix="give data.path")
     return given.path
 
 
-def _copy_text(directory: Path, given: Given) -> Path:
+def _copy_text(directory: Path, given: SourceSettings) -> Path:
     return acquire_text(directory, _path_of("text", given))
 
 
-def _look_at_text(given: Given) -> str:
+def _look_at_text(given: SourceSettings) -> str:
     path = _path_of("text", given)
     rows_of(RecordSource(path, format="text"), path)
     return "text"
 
 
-def _check_text(given: Given) -> None:
+def _check_text(given: SourceSettings) -> None:
     _path_of("text", given)
-    _none("text", given)
+    _refuse_options("text", given)
 
 
-def _of_file(name: Format) -> Source:
-    def check(given: Given) -> RecordSource:
+def _file_source(name: Format) -> Source:
+    def check(given: SourceSettings) -> RecordSource:
         return source_of(name, _path_of(name, given), given.unit, given.options)
 
-    def acquire(directory: Path, given: Given) -> Path:
+    def acquire(directory: Path, given: SourceSettings) -> Path:
         return acquire_file(directory, name, _path_of(name, given), given.unit, given.options)
 
     return Source(acquire, check, lambda given: form_at(check(given)), units=None)
@@ -150,7 +150,7 @@ def _of_file(name: Format) -> Source:
 # --- functions of plug-ins -----------------------------------------------------------------------------------------
 
 
-def _bind(name: str, read: Texts, given: Given) -> None:
+def _bind(name: str, read: Texts, given: SourceSettings) -> None:
     signature = inspect.signature(read)
     try:
         signature.bind(**given.options)
@@ -159,7 +159,7 @@ def _bind(name: str, read: Texts, given: Given) -> None:
         raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
 
-def _acquire_texts(name: str, read: Texts, directory: Path, given: Given) -> Path:
+def _acquire_texts(name: str, read: Texts, directory: Path, given: SourceSettings) -> Path:
     _bind(name, read, given)
     try:
         texts = list(read(**given.options))
@@ -173,8 +173,8 @@ def _acquire_texts(name: str, read: Texts, directory: Path, given: Given) -> Pat
 
 
 SOURCES: dict[str, Source] = {
-    "synthetic": Source(_synthetic, partial(_none, "synthetic"), _text, (RECORD, "patient")),
-    "uci": Source(_uci, partial(_none, "uci"), _text, (RECORD, "patient")),
+    "synthetic": Source(_synthetic, partial(_refuse_options, "synthetic"), _look_of_text, (RECORD, "patient")),
+    "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_text, (RECORD, "patient")),
     "text": Source(_copy_text, _check_text, _look_at_text),
-    **{name: _of_file(name) for name in FORMATS},
+    **{name: _file_source(name) for name in FORMATS},
 }

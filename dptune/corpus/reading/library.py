@@ -33,7 +33,7 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         problem = f"is no folder that the datasets library saved ({type(error).__name__})"
         raise DataError(problem, fix="save it again with save_to_disk", file=path) from None
-    return _of_library(found, str(path))
+    return _rows_of_dataset(found, str(path))
 
 
 def hub_rows(source: RecordSource, name: str) -> Rows:
@@ -45,10 +45,10 @@ def hub_rows(source: RecordSource, name: str) -> Rows:
     except Exception as error:  # whatever network, hub and library raise
         problem = f"cannot be loaded ({type(error).__name__})"
         raise DataError(problem, fix="check name, revision, data.part and network", file=name) from error
-    return _of_library(found, name)
+    return _rows_of_dataset(found, name)
 
 
-def _of_library(found: Any, file: str) -> Rows:
+def _rows_of_dataset(found: Any, file: str) -> Rows:
     if not len(found):
         raise DataError("holds no records", fix="give one at least", file=file)
     return Rows(file, tuple(found.column_names), 1, True, mappings(found, file))
