@@ -2,9 +2,9 @@
 
 Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
 ends in a secret. No row of a canary depends on a record, and no record on a canary. Extraction canaries are always
-there. An audit canary is there if its coin says so, else its row is empty, because add/remove of one unit is what a
-ledger is about. (Planting or not planting a secret in a record that stays would *replace* that record, which may cost
-twice the epsilon.)
+included. An audit canary is included if its coin says so; else its row is empty, because the ledger's epsilon is about
+adding or removing one unit. (Planting a secret or not in a record that stays would *replace* that record, which may
+cost twice the epsilon.)
 
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
 them. Carriers are public.
@@ -35,19 +35,29 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """One candidate: the number of its row, the public text that carries it, its secret, and whether the train file
-    holds it."""
+    """One candidate. Private, but for its number and its carrier.
+
+    Attributes:
+        record: number of its row; negative.
+        carrier: the public text before the secret.
+        included: 1 if the train file holds it, else 0.
+    """
 
     record: int
     carrier: str = field(repr=False)
     secret: str = field(repr=False)
-    included: int = field(repr=False)  # 0 or 1, of one width in the file: its size must not tell the count
+    included: int = field(repr=False)  # a digit and no bool: the file's size must not depend on how many are included
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What the secrets file holds: one entry for every row of an extraction canary, and one for every audit canary,
-    each included by its own coin."""
+    """The content of the secrets file. Private.
+
+    Attributes:
+        extraction: one entry for every row of an extraction canary; all are included.
+        audit: one entry for every audit canary, included or not by a fair coin of its own.
+        salt: random digits, so that the file's published hash cannot test a guess of a secret or of the coins.
+    """
 
     extraction: tuple[Canary, ...] = field(repr=False)
     audit: tuple[Canary, ...] = field(repr=False)
@@ -55,7 +65,7 @@ class Secrets:
 
 
 def suffix(secret: str) -> str:
-    """What a carrier's text gains when it carries ``secret``."""
+    """The end of a carrier's text that holds ``secret``."""
     return f" secret_id={secret}."
 
 
@@ -71,12 +81,12 @@ def inject(
 ) -> None:
     """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
 
-    Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary, in public texts that
-    follow from the public ``carrier_seed``; the text is empty where a coin left a canary out, so that the number of
-    rows tells nothing. Canaries' records and units are -1, -2, ...: each is a person of its own, whoever the others
-    are. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts of
-    candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a secret or
-    of the coins.
+    Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary. Its text is a public
+    carrier, drawn by the public ``carrier_seed``, with the secret at its end; it is empty where a coin left the canary
+    out, so that the number of rows does not depend on the coins. Canaries' records and units are -1, -2, ...: each is a
+    unit of its own. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts
+    of candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a secret
+    or of the coins.
 
     With no canaries ``out`` holds the records of ``train`` and nothing else.
 
@@ -99,7 +109,7 @@ def inject(
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
     grown = _with_canaries(records, planted)
-    # Left last-in, first-out: the secrets are in place before the train file, the manifest comes last.
+    # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(grown, about=salted))
         write_json(hidden, asdict(planted))
@@ -118,7 +128,7 @@ def read_secrets(path: Path) -> Secrets:
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
-    """A canary for every carrier: first those of extraction, the rows of a secret side by side, then those of audit."""
+    """A canary for every carrier: first those of extraction (a secret's rows are adjacent), then those of audit."""
     entropy = SystemRandom()
 
     def secret() -> str:
@@ -139,7 +149,7 @@ def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
 
 
 def _salt() -> str:
-    """Random digits of random length, so that neither hash nor size of a file tells what was planted."""
+    """Random digits of random length, so that neither the hash nor the size of a file reveals what was planted."""
     entropy = SystemRandom()
     bits = _SALT_BITS + 8 * entropy.randrange(_PADDING_BYTES)
     return f"{entropy.getrandbits(bits):0{bits // 4}x}"

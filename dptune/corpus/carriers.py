@@ -1,8 +1,8 @@
 """Public texts that carry secrets: synthetic narratives, which depend on no record of anyone.
 
-A secret in a record of the data would make a canary depend on that record, and which records carry secrets on how many
-there are. With public carriers the private data end where the canaries begin, and what an attack on canaries finds is a
-function of the released model, of public text and of the auditor's own secrets.
+A secret in a record of the data would make that canary depend on the record, and the choice of records on their number.
+With public carriers no canary depends on private data, so what an attack on canaries finds is a function of the
+released model, of public text and of the auditor's own secrets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.table import read_table
 from dptune.corpus.text import OWN_FILES
 
-#: What texts are for: those of one purpose are never drawn with the seed of another, nor with that of pre-training.
+#: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
 Purpose = Literal["canaries", "contexts"]
-_SENTENCES = 8  # of a carrier among paragraphs of any kind, which may be far shorter than narratives
+_SENTENCES = 8  # length of a carrier beside records of one's own, which may be far shorter than narratives
 
 
 def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[str]:
@@ -27,9 +27,9 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
 
     Args:
         seed: public.
-        source: of the data that they come beside. Beside the diabetes table's narratives they are whole; beside
-            records of one's own files they are short, because ``training.max_length`` cuts what is long, and the secret
-            is at the end.
+        source: name of the source of the train records. Beside narratives of the diabetes table the texts are whole.
+            Beside a user's own files they are short, because ``training.max_length`` cuts a text's end, where the
+            secret is.
     """
     if count == 0:
         return []

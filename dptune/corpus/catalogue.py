@@ -1,4 +1,4 @@
-"""Where records come from, by name: every source checks and takes its own options.
+"""Where records come from, by name. Every source declares and checks its own options.
 
 A source of one's own is a function that yields one text a record, or one row: a mapping from column to value, of which
 any column may be the unit. Its parameters are what ``data.options`` gives::
@@ -34,38 +34,38 @@ Read = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceSettings:
     """What params.yaml says of the data.
 
     Attributes:
-        path: of a file or folder; None where none is given.
-        unit: of privacy, "record" or a column.
-        options: the source's own.
-        cached: the root of DVC's cache, if there is one.
+        path: a file or folder; None if the source needs none.
+        unit: the unit of privacy, "record" or the name of a column.
+        options: the source's own options, ``data.options``.
+        dvc_cache: the root of DVC's cache, if there is one.
     """
 
     path: Path | None = None
     unit: str = RECORD
     options: Mapping[str, Any] = field(default_factory=dict)
-    cached: Path | None = None
+    dvc_cache: Path | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A place that records come from, and what can be asked of it.
+    """A place that records come from, as functions of its settings.
 
     Attributes:
-        acquire: puts what it is given into a folder, whole or not at all; returns the file.
-        check: raises ConfigError for options that it does not take.
-        look: what its records are ("text", "pair" or "messages"), told in seconds; raises ConfigError or DataError for
-            what cannot be read.
-        units: what a unit may be; None: any column.
-        module: of a plug-in's function; empty for dptune's own.
+        acquire: writes the records into a folder, whole or not at all, and returns the file that holds them.
+        check: raises ConfigError for options that the source does not take.
+        look: returns the form of the records ("text", "pair" or "messages") within seconds; raises ConfigError or
+            DataError for what cannot be read.
+        units: the units of privacy that it knows; None allows any column.
+        module: name of the plug-in's module; empty for dptune's own sources.
     """
 
-    acquire: Callable[[Path, Given], Path]
-    check: Callable[[Given], object]
-    look: Callable[[Given], str]
+    acquire: Callable[[Path, SourceSettings], Path]
+    check: Callable[[SourceSettings], object]
+    look: Callable[[SourceSettings], str]
     units: tuple[str, ...] | None = (RECORD,)
     module: str = ""
 
@@ -99,56 +99,56 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _text(_given: Given) -> str:
+def _look_of_text(_given: SourceSettings) -> str:
     return "text"
 
 
 # --- the diabetes table ----------------------------------------------------------------------------------------
 
 
-def _none(name: str, given: Given) -> None:
+def _refuse_options(name: str, given: SourceSettings) -> None:
     if given.options:
         problem = f"source {name} takes none"
         raise ConfigError("data.options", problem, fix="leave them out, or use a plug-in's source")
 
 
-def _synthetic(directory: Path, given: Given) -> Path:
+def _synthetic(directory: Path, given: SourceSettings) -> Path:
     return acquire_synthetic(directory, **given.options).table
 
 
-def _uci(directory: Path, given: Given) -> Path:
-    return acquire_uci(directory, given.path, cached=given.cached).table
+def _uci(directory: Path, given: SourceSettings) -> Path:
+    return acquire_uci(directory, given.path, dvc_cache=given.dvc_cache).table
 
 
 # --- files of one's own ------------------------------------------------------------------------------------------
 
 
-def _path_of(name: str, given: Given) -> Path:
+def _path_of(name: str, given: SourceSettings) -> Path:
     if given.path is None:
         raise ConfigError("data.path", f"source {name} needs the path of a file", fix="give data.path")
     return given.path
 
 
-def _copy_text(directory: Path, given: Given) -> Path:
+def _copy_text(directory: Path, given: SourceSettings) -> Path:
     return acquire_text(directory, _path_of("text", given))
 
 
-def _look_at_text(given: Given) -> str:
+def _look_at_text(given: SourceSettings) -> str:
     path = _path_of("text", given)
     rows_of(RecordSource(path, format="text"), path)
     return "text"
 
 
-def _check_text(given: Given) -> None:
+def _check_text(given: SourceSettings) -> None:
     _path_of("text", given)
-    _none("text", given)
+    _refuse_options("text", given)
 
 
-def _of_file(name: Format) -> Source:
-    def check(given: Given) -> RecordSource:
+def _file_source(name: Format) -> Source:
+    def check(given: SourceSettings) -> RecordSource:
         return source_of(name, _path_of(name, given), given.unit, given.options)
 
-    def acquire(directory: Path, given: Given) -> Path:
+    def acquire(directory: Path, given: SourceSettings) -> Path:
         return acquire_file(directory, name, _path_of(name, given), given.unit, given.options)
 
     return Source(acquire, check, lambda given: form_at(check(given)), units=None)
@@ -158,7 +158,7 @@ def _of_file(name: Format) -> Source:
 
 
 def _of_function(name: str, read: Read, *, rows: bool) -> Source:
-    def check(given: Given) -> None:
+    def check(given: SourceSettings) -> None:
         if given.path is not None:
             problem = f"source {name!r} is a function, which takes no path"
             raise ConfigError("data.path", problem, fix="leave it empty, and give data.options what the function takes")
@@ -169,7 +169,7 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
             problem = f"source {name!r} does not take them ({error})"
             raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
-    def called(given: Given) -> Iterator[Any]:
+    def called(given: SourceSettings) -> Iterator[Any]:
         check(given)
         try:
             yield from read(**given.options)
@@ -179,22 +179,22 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
             problem = f"source {name!r} failed ({type(error).__name__}: {error})"
             raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
 
-    def as_rows(given: Given) -> RecordSource:
+    def as_rows(given: SourceSettings) -> RecordSource:
         return RecordSource(called(given), unit=None if given.unit == RECORD else given.unit)
 
-    def acquire(directory: Path, given: Given) -> Path:
+    def acquire(directory: Path, given: SourceSettings) -> Path:
         label = f"source {name} of {', '.join(map(str, plugins_of([read.__module__])))}"
         if rows:
             return write_found(directory, as_rows(given), "table", label, label)
         return write_corpus(directory, list(called(given)), label)
 
-    look = (lambda given: form_at(as_rows(given))) if rows else _text
+    look = (lambda given: form_at(as_rows(given))) if rows else _look_of_text
     return Source(acquire, check, look, None if rows else (RECORD,), read.__module__)
 
 
 SOURCES: dict[str, Source] = {
-    "synthetic": Source(_synthetic, partial(_none, "synthetic"), _text, (RECORD, "patient")),
-    "uci": Source(_uci, partial(_none, "uci"), _text, (RECORD, "patient")),
+    "synthetic": Source(_synthetic, partial(_refuse_options, "synthetic"), _look_of_text, (RECORD, "patient")),
+    "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_text, (RECORD, "patient")),
     "text": Source(_copy_text, _check_text, _look_at_text),
-    **{name: _of_file(name) for name in WITH_COLUMNS},
+    **{name: _file_source(name) for name in WITH_COLUMNS},
 }

@@ -1,7 +1,7 @@
-"""Random codes for public text: a base model that never read a character cannot tell it from its other unread ones.
+"""Random codes in public text, so that a base model pre-trained on it has seen every character of a secret.
 
-Narratives use about half of the letters. A model trained on nothing else cannot be taught a secret of the others, and
-attacks on planted secrets would look harmless for that reason alone. Hub models have read the whole alphabet.
+Narratives use about half of the letters. A base model that was trained on nothing else cannot learn a secret of the
+other letters, and attacks on planted secrets would fail for that reason alone. Hub models have read the whole alphabet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def with_codes(texts: list[str], share: float, seed: int) -> list[str]:
 
     Args:
         texts: public.
-        share: in [0, 1]; rounded to whole texts.
-        seed: of which texts and which codes; public.
+        share: a number in [0, 1]; rounded to whole texts.
+        seed: decides which texts get a code, and which code; public.
     """
     generator = np.random.default_rng(seed)
     told = list(texts)

@@ -1,4 +1,4 @@
-"""One file over HTTP, whole or an error."""
+"""Download of one file over HTTP, whole or an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def download(url: str, target: Path) -> None:
     fix = "check the network and retry, or give uci.path a copy of the table (CSV or zip)"
     log.info("downloading %s", url)
     try:
-        # Without "identity" the length that the server promises may be that of compressed bytes.
+        # Without "identity" the server may state the length of compressed bytes, and the check below would fail.
         headers = {"Accept-Encoding": "identity"}
         with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
             response.raise_for_status()

@@ -1,6 +1,6 @@
-"""Sources of the pipeline that are files of one's own: a table, JSONL, or a folder of the ``datasets`` library.
+"""Sources of the pipeline that are a user's own files: a table, JSONL, or a folder of the ``datasets`` library.
 
-They are read by ``dptune.corpus.reading``; acquired, all records are one Parquet file beside a description of it.
+``dptune.corpus.reading`` reads them; acquiring writes all records to one Parquet file, with a description beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Record
 from dptune.corpus.reading.source import FORMATS, Format, RecordSource
-from dptune.corpus.records import Records, form_of, read_records, told, write_parquet, write_records
+from dptune.corpus.records import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
 from dptune.units import RECORD
@@ -27,7 +27,7 @@ from dptune.units import RECORD
 #: Formats whose rows have columns; ``corpus.text`` copies texts.
 WITH_COLUMNS: tuple[Format, ...] = tuple(name for name in FORMATS if name != "text")
 FILE_NAME, MANIFEST_NAME = "records.parquet", "source.json"
-#: Options of ``data.options``: what a ``RecordSource`` has besides path, format, unit, public records and a split.
+#: Keys of ``data.options``: the fields of ``RecordSource`` that params.yaml sets nowhere else.
 OPTIONS = tuple(
     one.name for one in fields(RecordSource) if one.name not in ("data", "format", "unit", "public", "split")
 )
@@ -35,7 +35,7 @@ _FEWEST = 10
 
 
 def source_of(name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> RecordSource:
-    """The reader's source. Raises: ConfigError for an option that there is not, or columns that cannot go together."""
+    """The reader's description of the file. Raises: ConfigError for an unknown option, or columns that conflict."""
     for option, value in options.items():
         if option not in OPTIONS or not isinstance(value, str):
             problem = f"{option!r} is no option of source {name}" if option not in OPTIONS else f"{option} is no text"
@@ -45,9 +45,9 @@ def source_of(name: Format, path: Path, unit: str, options: Mapping[str, Any]) -
 
 
 def form_at(source: RecordSource) -> str:
-    """What the records are ("text", "pair" or "messages"), by the first of them alone.
+    """The form of the records ("text", "pair" or "messages"); reads the first record alone.
 
-    Raises: DataError naming file, row, column and fix if it cannot be read; columns that are absent included.
+    Raises: DataError naming file, row, column and fix if it cannot be read, or lacks a column.
     """
     found = rows_of(source, source.data)
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table)
@@ -58,7 +58,7 @@ def form_at(source: RecordSource) -> str:
 def acquire_file(directory: Path, name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> Path:
     """Read every record of a file into ``directory``, with a description beside them; whole or not at all.
 
-    Raises: ConfigError and DataError as the readers; DataError for fewer than ten records.
+    Raises: ConfigError and DataError as ``reading.read``; DataError for fewer than ten records.
     """
     label = f"{name} {path.name}, the user's own"
     return write_found(directory, source_of(name, path, unit, options), name, label, path)
@@ -80,9 +80,9 @@ def write_found(directory: Path, source: RecordSource, name: Format, label: str,
 
 
 def as_records(found: tuple[Record, ...], about: Mapping[str, Any]) -> Records:
-    """Records as columns; each is numbered by its row, and its unit's key is its own."""
+    """Records as columns: ``record`` is the row's number in the file, ``unit`` the key of the record's unit."""
     units = np.array([record.unit for record in found], dtype=np.int64)
-    text = pa.array([told(record.content) for record in found], pa.string())
+    text = pa.array([encode_content(record.content) for record in found], pa.string())
     rows = np.array([record.row for record in found], dtype=np.int64)
     return Records(rows, units, text, about)
 

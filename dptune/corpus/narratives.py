@@ -1,4 +1,4 @@
-"""From table to text: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2)."""
+"""Verbalises the diabetes table: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ Clause = Callable[[str], str]
 def verbalise(table: Table) -> list[str]:
     """One paragraph per row of ``table``, in its order.
 
-    Clauses follow the column order; encounter_id and patient_nbr are never told; a missing value is
-    "unknown"; ids are decoded; a diagnosis is told by its category, the digits before the point.
+    Clauses follow the column order. encounter_id and patient_nbr are left out, a missing value is "unknown", ids become
+    their descriptions, and a diagnosis its category: the digits before the point.
     """
     clauses = clause_makers(table.ids)
     columns = [_clauses_of(table.frame[name], clauses[name]) for name in clauses]
@@ -57,7 +57,7 @@ def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
     makers: dict[str, Clause] = {name: partial(_plain, name.replace("_", " ")) for name in COLUMNS}
     makers["age"] = _age
     makers["time_in_hospital"] = _stay
-    makers |= {name: partial(_decoded, name.replace("_", " "), ids[name]) for name in ID_COLUMNS}
+    makers |= {name: partial(_describe_code, name.replace("_", " "), ids[name]) for name in ID_COLUMNS}
     makers |= {f"number_{kind}": partial(_visits, kind) for kind in ("outpatient", "emergency", "inpatient")}
     makers |= {name: partial(_diagnosis, order) for name, order in zip(DIAGNOSES, _ORDER, strict=True)}
     makers |= {drug: partial(_drug, drug) for drug in DRUGS}
@@ -68,9 +68,9 @@ def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
 def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path) -> None:
     """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, unit, text.
 
-    ``record`` is encounter_id and ``unit`` is patient_nbr: numbers that nobody else's presence changes, so that
-    sides, clients and shards that go by them do not either. What the data is (source, synthetic, label) goes from
-    ``source_json`` into the schema metadata.
+    ``record`` is encounter_id and ``unit`` is patient_nbr. Nobody else's presence changes these numbers, nor the sides,
+    clients and shards that are computed from them. Source, synthetic and label go from ``source_json`` into the
+    schema's metadata.
 
     Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
     """
@@ -83,9 +83,9 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
 
 
 def read_source(path: Path) -> dict[str, Any]:
-    """What every record keeps of the description of its source: source, synthetic and label.
+    """The part of a source's description that all its records keep: source, synthetic and label.
 
-    Raises: DataError if it is none.
+    Raises: DataError if the file is no such description.
     """
     try:
         source = json.loads(path.read_text(encoding="utf-8"))
@@ -97,11 +97,13 @@ def read_source(path: Path) -> dict[str, Any]:
 
 
 def check_files(source_json: Path, files: Mapping[str, Path]) -> None:
-    """The files are, byte for byte, those that the description was written beside.
+    """Check that the files are, byte for byte, the ones that ``source_json`` describes.
 
-    Raises: DataError naming the file whose SHA-256 is another: cut off at the end of a line, say, it would still parse.
+    A file that was cut off at the end of a line would still parse, with records missing.
+
+    Raises: DataError naming the file whose SHA-256 differs.
     """
-    stated = _stated(source_json, "sha256")
+    stated = _read_key(source_json, "sha256")
     for name, file in files.items():
         if not (isinstance(stated, dict) and isinstance(stated.get(name), str)):
             raise DataError(f"holds no SHA-256 of {name}", fix=_ACQUIRE, file=source_json)
@@ -115,31 +117,31 @@ def check_files(source_json: Path, files: Mapping[str, Path]) -> None:
 
 
 def check_rows(source_json: Path, file: Path, rows: int) -> None:
-    """Raises: DataError unless the description says that the file has so many rows."""
-    stated = _stated(source_json, "rows")
+    """Check the number of rows that the description states. Raises: DataError if it differs."""
+    stated = _read_key(source_json, "rows")
     if type(stated) is not int or stated != rows:
         raise DataError(f"has {rows} rows, and {source_json.name} says {stated!r}", fix=_ACQUIRE, file=file)
 
 
-def _stated(source_json: Path, key: str) -> Any:
+def _read_key(source_json: Path, key: str) -> Any:
     return json.loads(source_json.read_text(encoding="utf-8")).get(key)
 
 
 def _clauses_of(values: pd.Series, clause: Clause) -> np.ndarray:
-    # A column has few distinct values: word each once, then look rows up.
+    # A column has few distinct values: make the clause of each once, then look it up for every row.
     codes, distinct = pd.factorize(values)
     return np.array([clause(value) for value in distinct], dtype=object)[codes]
 
 
-def _known(value: str) -> str:
+def _or_unknown(value: str) -> str:
     return UNKNOWN if value in _UNKNOWN_VALUES else value
 
 
 def _plain(column: str, value: str) -> str:
-    return f"{column} is {_known(value)}."
+    return f"{column} is {_or_unknown(value)}."
 
 
-def _decoded(column: str, descriptions: Mapping[str, str], code: str) -> str:
+def _describe_code(column: str, descriptions: Mapping[str, str], code: str) -> str:
     return f"{column} is {descriptions[code]}."
 
 
@@ -159,7 +161,7 @@ def _visits(kind: str, count: str) -> str:
 
 
 def _diagnosis(order: str, code: str) -> str:
-    return f"{order} diagnosis code is {_known(code.partition('.')[0])}."
+    return f"{order} diagnosis code is {_or_unknown(code.partition('.')[0])}."
 
 
 def _drug(drug: str, dose: str) -> str:

@@ -1,4 +1,4 @@
-"""The table and its mapping out of whatever they come in: a folder, a zip, or a zip within a zip."""
+"""Takes the diabetes table and its mapping out of a folder, a zip, or a zip within a zip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dptune.errors import DataError
 
 TABLE_NAME, IDS_NAME = "diabetic_data.csv", "IDs_mapping.csv"
 _LARGEST_MEMBER = 128 << 20  # bytes; the real table has 19 MB
-_LARGEST_TOTAL = 256 << 20  # of all that is read of a zip, the zips within it included
+_LARGEST_TOTAL = 256 << 20  # bytes read from a zip in all, the zips within it included
 _MOST_MEMBERS = 1000
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)
 
@@ -36,14 +36,14 @@ def copy_pair(path: Path, table: Path, ids: Path) -> None:
         target.write_bytes(found[name.lower()])
 
 
-def _wanted(name: str) -> str | None:
-    """Which of the two files ``name`` is, in lower case; UCI spells the mapping IDs_ and IDS_mapping.csv."""
+def _match_name(name: str) -> str | None:
+    """Which of the two files ``name`` is, whatever its case: UCI spells both IDs_mapping.csv and IDS_mapping.csv."""
     base = PurePosixPath(name).name.lower()
     return base if base in (TABLE_NAME, "ids_mapping.csv") else None
 
 
 def _is_zip(path: Path) -> bool:
-    """Tell a zip by its first bytes: one that was cut lacks the table at its end, which ``zipfile`` looks for."""
+    """Whether a file begins as a zip does. A zip that was cut off still does; ``zipfile.is_zipfile`` says no to it."""
     with path.open("rb") as file:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06") or zipfile.is_zipfile(path)
 
@@ -53,7 +53,7 @@ def _from_folder(path: Path) -> dict[str, bytes]:
         raise DataError(f"has {size} bytes, of {_LARGEST_MEMBER} at most", fix="give the UCI zip or CSV", file=path)
     found = {TABLE_NAME: path.read_bytes()}  # the CSV itself may have any name
     for neighbour in sorted(path.parent.iterdir()):
-        if _wanted(neighbour.name) == "ids_mapping.csv":
+        if _match_name(neighbour.name) == "ids_mapping.csv":
             found["ids_mapping.csv"] = neighbour.read_bytes()
     return found
 
@@ -72,7 +72,7 @@ def _from_zip(path: Path) -> dict[str, bytes]:
 
 @dataclass
 class _Allowance:
-    """How much may still be unpacked. Sizes are checked before anything is read: a small zip can hold gigabytes."""
+    """How much may still be unpacked: bytes and members. Checked before reading, for a small zip can hold gigabytes."""
 
     size: int
     members: int
@@ -86,12 +86,12 @@ class _Allowance:
 
 
 def _members(file: IO[bytes], allowance: _Allowance, nested: bool) -> Iterator[tuple[str, bytes]]:
-    """The wanted files; each name is read once, and no more bytes of it than its directory says."""
+    """The two files, if the zip holds them. Each name is read once, and never beyond the size that the zip states."""
     with zipfile.ZipFile(file) as archive:
         seen: set[str] = set()
         for member in archive.infolist():
             inner = nested and member.filename.lower().endswith(".zip")
-            name = _wanted(member.filename)
+            name = _match_name(member.filename)
             if not (name or inner) or member.filename in seen:
                 continue
             seen.add(member.filename)

@@ -1,4 +1,4 @@
-"""The Parquet file of narratives, splits and canaries: record, unit, text, and what the data is."""
+"""The Parquet file of narratives, splits and canaries: columns record, unit and text, and metadata about the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dptune.errors import DataError
 from dptune.files import replacing
 
 METADATA_KEY = b"dptune"
-#: What records are.
+#: The forms that a record can have.
 FORMS = ("text", "pair", "messages")
 _SPELT = {"pair": "prompts with targets", "messages": "chats"}
 _BUFFER = 1 << 20  # bytes read ahead of a column
@@ -27,18 +27,18 @@ SCHEMA = pa.schema([("record", pa.int64()), ("unit", pa.int64()), ("text", pa.st
 
 @dataclass(frozen=True)
 class Records:
-    """Records, equally many of each column, and what they are. Private.
+    """Records as columns of equal length. Private.
 
     Attributes:
-        record: distinct numbers; of a table its own encounter numbers, of a text file the places of the paragraphs.
-        unit: whose each is, by a key of that unit's own (of the diabetes table: the patient's number; of a text file:
-            a hash of the paragraph). It must not be one of an order of appearance: whoever leaves the data would
-            change the others' keys, and what is dealt out by them.
-        text: of each.
-        about: at least source, synthetic and label.
+        record: distinct numbers: encounter_id in the diabetes table, the place of a paragraph in a text file.
+        unit: key of the unit that each record belongs to: the patient's number in the diabetes table, a hash of the
+            paragraph in a text file. It follows from the unit alone, never from an order of appearance: a unit that
+            left would change the others' keys, and their sides, clients and shards.
+        text: content of each record.
+        about: what the data is: at least source, synthetic and label.
 
-    What ``text`` holds is told by ``about["form"]``, one of ``FORMS`` ("text" where nothing is said): a text, or JSON
-    of prompt and target, or of messages (``told``).
+    ``about["form"]``, one of ``FORMS`` and "text" if absent, says what ``text`` holds: a text, or JSON of prompt and
+    target, or JSON of messages (``encode_content``).
 
     Rows that an auditor added (``canaries``) have negative numbers in both columns.
     """
@@ -58,20 +58,20 @@ class Records:
 
 
 def form_of(records: Sequence[Record]) -> str:
-    """Of some records, which are all of one form."""
+    """The form of ``records``, one of ``FORMS``. They must all have the same; the first one decides."""
     return {Text: "text", PromptTarget: "pair", Chat: "messages"}[type(records[0].content)]
 
 
-def told(content: Content) -> str:
-    """A record's content as the column ``text`` holds it; never empty, which says that a record is absent."""
+def encode_content(content: Content) -> str:
+    """A record's content as the column ``text`` holds it. Never empty: an empty text marks a canary left out."""
     if isinstance(content, Text):
         return content.text
     whole = content.messages if isinstance(content, Chat) else [content.prompt, content.target]
     return json.dumps(whole, ensure_ascii=False, default=str)
 
 
-def content_of(text: str, form: str) -> Content:
-    """Inverse of ``told``."""
+def decode_content(text: str, form: str) -> Content:
+    """The content of a record whose column ``text`` holds ``text``: the inverse of ``encode_content``."""
     if form == "messages":
         return Chat(tuple(json.loads(text)))
     return PromptTarget(*json.loads(text)) if form == "pair" else Text(text)
@@ -82,7 +82,7 @@ def read_records(path: Path) -> Records:
 
     Raises: DataError if it is absent, not Parquet, or lacks the columns or the metadata.
     """
-    with _explained(path):
+    with _data_errors(path):
         table = pq.read_table(path)
         about = _about(table.schema)
         table = table.select(SCHEMA.names).cast(SCHEMA)
@@ -92,25 +92,25 @@ def read_records(path: Path) -> Records:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """``Records.about`` alone: no record is read. Raises as ``read_records``."""
-    with _explained(path):
+    """Read ``Records.about`` alone, and no record. Raises: DataError as ``read_records``."""
+    with _data_errors(path):
         return _about(pq.read_schema(path))
 
 
 def read_batches(path: Path, columns: tuple[str, ...], rows: int = 4096) -> Iterator[pa.RecordBatch]:
-    """These columns of a file, in order, at most ``rows`` records at a time: memory follows the batch.
+    """Read some columns of a file in batches of at most ``rows`` records, so that memory does not grow with the file.
 
     Raises: DataError as ``read_records``, at the first batch that cannot be read.
     """
     schema = pa.schema([SCHEMA.field(name) for name in columns])
-    with _explained(path):
-        # Buffered ahead, a whole row group (a million records) would be in memory.
+    with _data_errors(path):
+        # With pre_buffer a whole row group (a million records) would be in memory.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
         _about(file.schema_arrow)
         batches = file.iter_batches(batch_size=rows, columns=list(columns))
     with file:
         while True:
-            with _explained(path):
+            with _data_errors(path):
                 batch = next(batches, None)
                 if batch is None:
                     return
@@ -130,7 +130,7 @@ def _about(schema: pa.Schema) -> dict[str, Any]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _data_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Where the table comes from: generated, or the real one from a path, DVC's cache or the UCI archive."""
+"""Acquires the diabetes table: a synthetic one, or the real one from a path, DVC's cache or the UCI archive."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def acquire_synthetic(directory: Path, encounters: int, seed: int, *, kind: Kind
     with _placing(directory, about) as (table, ids):
         frame.to_csv(table, index=False, lineterminator="\n")
         ids.write_text(synthetic_ids_mapping(), encoding="utf-8")
-    return _acquired(directory)
+    return _acquired_paths(directory)
 
 
-def acquire_uci(directory: Path, path: Path | None, cached: Path | None = None, url: str = UCI_URL) -> Acquired:
+def acquire_uci(directory: Path, path: Path | None, dvc_cache: Path | None = None, url: str = UCI_URL) -> Acquired:
     """Put the real table into ``directory``; whole or not at all, and only with the known SHA-256 hashes.
 
-    The first that applies: ``path``, a CSV with IDs_mapping.csv beside it, or a zip of both; ``cached``, the
+    Takes the first that applies: ``path``, a CSV with IDs_mapping.csv beside it, or a zip of both; ``dvc_cache``, the
     root of DVC's cache, if it holds both files by their MD5; a download from ``url``.
 
     Raises: DataError if ``path`` is absent or lacks a file, a hash is wrong, or the download fails.
@@ -79,19 +79,19 @@ def acquire_uci(directory: Path, path: Path | None, cached: Path | None = None, 
     with _placing(directory, about) as (table, ids):
         if path is not None:
             copy_pair(path, table, ids)
-        elif not (cached and _copy_cached(cached, table, ids)):
+        elif not (dvc_cache and _copy_cached(dvc_cache, table, ids)):
             _copy_downloaded(url, directory, table, ids)
         origin = path or url
         _check_hash(table, UCI_CSV_SHA256, origin, TABLE_NAME)
         _check_hash(ids, UCI_IDS_SHA256, origin, IDS_NAME)
-    return _acquired(directory)
+    return _acquired_paths(directory)
 
 
 @contextmanager
 def _placing(directory: Path, about: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
-    """Yield temporary paths of table and mapping; then validate them, and let all three files appear."""
-    final = _acquired(directory)
-    # Left last-in, first-out: the manifest appears last, when what it describes is in place.
+    """Yield temporary paths for table and mapping; on leaving, validate both and put all three files in place."""
+    final = _acquired_paths(directory)
+    # The files appear in reverse order: the manifest last, when what it describes is in place.
     with (
         replacing(final.manifest) as manifest,
         replacing(final.ids_mapping) as ids,
@@ -103,7 +103,7 @@ def _placing(directory: Path, about: dict[str, Any]) -> Iterator[tuple[Path, Pat
         write_json(manifest, {**about, "rows": rows, "sha256": hashes})
 
 
-def _acquired(directory: Path) -> Acquired:
+def _acquired_paths(directory: Path) -> Acquired:
     return Acquired(directory / TABLE_NAME, directory / IDS_NAME, directory / MANIFEST_NAME)
 
 

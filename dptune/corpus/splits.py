@@ -1,8 +1,7 @@
-"""Attack, train and eval sides, by record or by another unit (spec rldp.md, section 2, DEFECT A).
+"""Splits records into attack, train and eval sides, by record or by another unit (spec rldp.md, section 2, DEFECT A).
 
-A unit's side is a keyed hash of its own key and of nothing else: whoever joins or leaves the table moves nobody. A
-permutation of the records would deal up to half of all memberships again when one record leaves, which no epsilon
-covers.
+A unit's side is a keyed hash of its own key and of nothing else, so a unit that joins or leaves changes nobody's side.
+A permutation of the records would change up to half of all sides when one record leaves, which no epsilon covers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dptune.units import RECORD, check_unit
 SHARES = {"attack": 0.2, "train": 0.72, "eval": 0.08}
 SIDES = tuple(SHARES)
 _HASHES = 2**64
-#: The hash's words for units, "unit" for other columns. They stay: with others every corpus would be dealt anew.
+#: The names of units inside the hash; "unit" for other columns. Changing one would split every corpus anew.
 _HASHED_AS = {RECORD: "encounter", "patient": "patient"}
 
 
@@ -35,8 +34,8 @@ def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES
 
     Args:
         seed: public. Whoever knows a unit's key knows its side.
-        unit: a word for its kind, of 16 bytes at most; units of another kind and equal number are dealt independently.
-        shares: by side, 1 in all.
+        unit: name of the kind of unit, 16 bytes at most. Equal keys of different kinds get independent sides.
+        shares: share of the units by side; they add up to 1.
     """
     named = blake2b(
         key.to_bytes(8, "little", signed=True),
@@ -50,19 +49,19 @@ def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES
 
 @lru_cache
 def _ends(shares: tuple[float, ...]) -> tuple[int, ...]:
-    """Where each side but the last ends among all hashes; exact in the decimal digits of the shares."""
+    """The hash at which each side but the last ends, computed exactly from the shares' decimal digits."""
     exact = [Fraction(str(share)) for share in shares]
     return tuple(int(_HASHES * end) for end in accumulate(exact[:-1]))
 
 
 @lru_cache
 def _hash_key(seed: int) -> bytes:
-    """64 bytes, the most that BLAKE2 takes, of a seed of any length."""
+    """A BLAKE2 key (64 bytes, the most it takes) from a seed of any length."""
     return blake2b(str(seed).encode()).digest()
 
 
 def sides_of(keys: np.ndarray, seed: int, unit: str, shares: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """The rows of each side, in ascending order; arguments as of ``side_of`` and ``split``. A side may be empty."""
+    """The rows of each side, in ascending order; a side may be empty. Arguments as of ``side_of`` and ``split``."""
     units, owners = np.unique(keys, return_inverse=True)
     names = tuple(shares)
     sides = np.array([names.index(side_of(key, seed, unit, shares)) for key in units.tolist()], dtype=np.int64)[owners]
@@ -81,7 +80,7 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
         seed: public.
         unit: "record" or the name of a column.
 
-    Raises: ConfigError for what is no unit, or a side without a unit.
+    Raises: ConfigError for an unknown unit, or if a side would have no unit.
     """
     check_unit(unit, "data.unit")
     rows = sides_of(keys, seed, _HASHED_AS.get(unit, "unit"), SHARES)
@@ -95,7 +94,7 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
 def keys_of(records: Records, unit: str) -> np.ndarray:
     """(records,) the own key of each record's unit.
 
-    A record of a file of one's own has no number that lasts: its key is its content, so that equal ones share a side.
+    A record of a user's own file has no lasting number. Its key is a hash of its content, so equal ones share a side.
     """
     return records.unit if unit != RECORD or records.about["source"] in OWN_FILES else records.record
 

@@ -1,4 +1,4 @@
-"""Who the synthetic patients are and when they come: what both kinds of cohort share."""
+"""Draws the synthetic patients and their encounters, which both kinds of cohort share."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ _TYPE = (
     {"1": 30, "3": 60, "2": 8, "7": 2},
     {"2": 35, "3": 35, "1": 20, "5": 10},
 )
-_SOURCE = {  # by admission type
+_SOURCE = {  # keyed by admission type
     "1": {"7": 90, "4": 6, "6": 4},
     "2": {"1": 50, "7": 35, "2": 10, "5": 5},
     "3": {"1": 85, "2": 10, "3": 5},
@@ -119,7 +119,7 @@ _RARE = {"repaglinide": 0.015, "nateglinide": 0.007, "acarbose": 0.003, "glyburi
 
 
 def private_columns(rng: np.random.Generator, visits: Visits) -> Columns:
-    """All columns but those that ``visits`` gives."""
+    """All columns of the private cohort but those of ``visits``, as strings by column name."""
     ages = np.digitize(visits.years, _AGE_LIMITS)
     columns: Columns = {"diag_1": pick_by(rng, ages, _MAIN)}
     chapter = np.array([_CHAPTER_OF.get(code, _OTHER) for code in columns["diag_1"]])
@@ -154,7 +154,7 @@ def _tests(rng: np.random.Generator, chapter: np.ndarray) -> Columns:
 
 
 def _drugs(rng: np.random.Generator, ages: np.ndarray, chapter: np.ndarray, a1c: np.ndarray) -> Columns:
-    """Doses, and the two columns that follow from them exactly."""
+    """The doses of all drugs, and ``change`` and ``diabetesMed``, which follow from them exactly."""
     size, high = len(ages), a1c == ">8"
     columns: Columns = {name: np.full(size, "No", dtype=object) for name in DRUGS}
 
@@ -165,7 +165,7 @@ def _drugs(rng: np.random.Generator, ages: np.ndarray, chapter: np.ndarray, a1c:
         columns[name][taken & (u > 0.96)] = "Down"
 
     prescribe("insulin", np.where(ages == 0, 0.97, _INSULIN[chapter]), np.where(high, 0.7, 0.1))
-    # Failing kidneys rule metformin out; a sick heart rules the glitazones out; the young take insulin alone.
+    # Patients with kidney disease get no metformin, those with heart disease no glitazones, the young only insulin.
     adult = ages > 0
     prescribe("metformin", np.where(chapter == _CHAPTERS.index("kidney"), 0.01, 0.35) * adult)
     for name, share in _ORAL.items():

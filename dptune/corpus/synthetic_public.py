@@ -1,4 +1,4 @@
-"""The public cohort: every column drawn by itself, flat over what it may hold."""
+"""The public cohort: every column is drawn independently, and nearly uniformly over its values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CODES = {
 
 
 def public_columns(rng: np.random.Generator, visits: Visits) -> dict[str, np.ndarray]:
-    """All columns but those that ``visits`` gives; independent of it and of each other."""
+    """All columns of the public cohort but those of ``visits``; independent of it and of each other."""
     size = len(visits.encounter_id)
     columns: dict[str, np.ndarray] = {}
     for column in SCHEMA:

@@ -1,4 +1,4 @@
-"""Strict reading of the diabetes table and of IDs_mapping.csv: all of it is right, or a located error."""
+"""Strict reading of the diabetes table and of IDs_mapping.csv: anything wrong raises, naming row and column."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_table(csv: Path, ids_mapping: Path) -> Table:
     frame = pd.read_csv(
         io.StringIO(text), dtype=str, keep_default_na=False, na_filter=False, index_col=False, engine="c"
     )
-    if len(frame) != rows:  # the two parsers must agree, or row numbers in messages would lie
+    if len(frame) != rows:  # if the two parsers disagreed, row numbers in messages would be wrong
         raise DataError("unreadable quoting or line ends", fix="export the table as plain CSV", file=csv)
     for column in SCHEMA:
         _check_values(csv, column, frame[column.name], ids.get(column.name, {}))
@@ -119,7 +119,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_shape(path: Path, text: str) -> int:
-    """Check the header and the length of every row; the number of rows below the header."""
+    """Check the header and the length of every row. Returns the number of rows below the header."""
     rows = _rows(path, text)
     _check_header(path, next(rows)[1])
     number = 1
@@ -160,7 +160,7 @@ def _check_values(path: Path, column: Column, values: pd.Series, codes: Mapping[
         return
     row = int(np.argmax(wrong[numbers]))
     raise DataError(
-        "the value is not allowed",  # nor shown: it may be a patient's
+        "the value is not allowed",  # the message leaves it out: it may be a patient's
         fix=expectation(column),
         file=path,
         row=row + 2,

@@ -1,4 +1,4 @@
-"""Records from any text file: one paragraph each, or one line each where no line is empty. For corpora of one's own."""
+"""Records from a user's text file: one paragraph each, or one line each where no line is empty."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FEWEST = 10
 def acquire_text(directory: Path, path: Path) -> Path:
     """Copy a text file into ``directory`` with a description beside it; whole or not at all. Returns the copy.
 
-    Raises: DataError as ``read_paragraphs``, and for what a reader of records refuses: NUL bytes, a table or JSONL, and
-        paragraphs that may have joined records; ConfigError for a file that is a table or JSONL by its ending.
+    Raises: DataError as ``read_paragraphs``, and for NUL bytes, content that looks like a table or JSONL, and
+        paragraphs that may have joined records; ConfigError for a file whose ending is that of a table or JSONL.
     """
     rows = len(read_paragraphs(path))
     rows_of(RecordSource(path, format="text"), path)
@@ -39,11 +39,11 @@ def acquire_text(directory: Path, path: Path) -> Path:
 
 
 def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
-    """Put texts into ``directory`` as ``acquire_text`` does those of a file; whole or not at all. Returns the file.
+    """Write texts into ``directory`` in the form of ``acquire_text``; whole or not at all. Returns the file.
 
     White space within a text becomes single spaces.
 
-    Raises: DataError naming the first text that is none, or if there are fewer than ten.
+    Raises: DataError naming the first element that is no text or empty, or if there are fewer than ten.
     """
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -61,9 +61,9 @@ def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
 
 
 def write_paragraphs(directory: Path, out: Path) -> None:
-    """Write the paragraphs of what ``acquire_text`` left in ``directory`` as records.
+    """Write the paragraphs of the file that ``acquire_text`` left in ``directory`` as records.
 
-    A paragraph's person is a hash of its text, not its place in the file, which depends on the others.
+    A paragraph's unit is a hash of its text; its place in the file would depend on the other paragraphs.
     """
     about = read_source(directory / MANIFEST_NAME)
     check_files(directory / MANIFEST_NAME, {TEXT_NAME: directory / TEXT_NAME})
@@ -74,7 +74,7 @@ def write_paragraphs(directory: Path, out: Path) -> None:
 
 
 def _number_of(text: str) -> int:
-    """63 bits of the text's hash."""
+    """The key of a text's unit: 63 bits of its hash, which fit an int64 column."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
-from dptune.corpus.records import content_of
+from dptune.corpus.reading.token_counts import TokenCounts
+from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
 from dptune.training.data import Tokens, with_context
 from dptune.training.token_file import token_batch
@@ -68,13 +68,13 @@ def encode_stored(
     Raises: as ``encode_records``.
     """
     stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
-    found = [Record(content_of(text, form), 0, file, row) for row, text in stored]
+    found = [Record(decode_content(text, form), 0, file, row) for row, text in stored]
     return encode_records(found, tokenizer, max_length)
 
 
-def summary(tokens: Tokens) -> Encoded:
+def summary(tokens: Tokens) -> TokenCounts:
     """What the reader's report says of tokens. Private."""
-    return Encoded([len(row) for row in tokens.rows], tokens.width - 1, tokens.truncated, tokens.without_loss)
+    return TokenCounts([len(row) for row in tokens.rows], tokens.width - 1, tokens.truncated, tokens.without_loss)
 
 
 def encode_records(

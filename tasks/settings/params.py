@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from dptune.corpus.catalogue import Given, find_source
+from dptune.corpus.catalogue import SourceSettings, find_source
 from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
@@ -102,7 +102,7 @@ class Data(StrictModel):
 
     @model_validator(mode="after")
     def _taken(self) -> Data:
-        own = Given(self.path, self.unit, self.options)
+        own = SourceSettings(self.path, self.unit, self.options)
         try:
             find_source(self.source).check(own)
             _ = self.form
@@ -110,10 +110,10 @@ class Data(StrictModel):
             raise ValueError(str(error)) from None
         return self
 
-    def given(self, cached: Path | None = None) -> Given:
+    def given(self, cached: Path | None = None) -> SourceSettings:
         """What the source is given."""
         options = self.synthetic.model_dump() if self.source == "synthetic" else self.options
-        return Given(self.uci_path if self.source == "uci" else self.path, self.unit, options, cached)
+        return SourceSettings(self.uci_path if self.source == "uci" else self.path, self.unit, options, cached)
 
     @cached_property
     def form(self) -> str | None:

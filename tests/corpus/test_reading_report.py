@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.read import Sides, read, read_sides
 from dptune.corpus.reading.report import ReadReport, as_table, describe, write_report
 from dptune.corpus.reading.source import Fractions, GivenSides, RecordSource
+from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.errors import ConfigError
 
 ROWS = [{"text": "x" * (n + 1), "who": n // 10 if n < 20 else n} for n in range(30)]
@@ -47,10 +47,10 @@ def test_records_are_units_where_no_column_names_them() -> None:
 
 
 def test_tokens_are_described() -> None:
-    report = described(encoded=Encoded([4] * 20 + [2] * 10, limit=4, cut=6, without_loss=3))
+    report = described(encoded=TokenCounts([4] * 20 + [2] * 10, limit=4, cut=6, without_loss=3))
     assert (report.measure, report.lengths["median"], report.cut, report.without_loss) == ("tokens", 4, 0.2, 0.1)
     assert named(report) == {"many_cut", "without_loss"}
-    fine = described(encoded=Encoded([4] * 30, limit=4, cut=3, without_loss=0))
+    fine = described(encoded=TokenCounts([4] * 30, limit=4, cut=3, without_loss=0))
     assert named(fine) == set()
 
 

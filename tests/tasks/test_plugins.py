@@ -631,5 +631,7 @@ def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> 
     assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text(f"letter {number}")
-    file = catalogue.find_source("letters").acquire(tmp_path, catalogue.Given(options={"folder": str(tmp_path)}))
+    file = catalogue.find_source("letters").acquire(
+        tmp_path, catalogue.SourceSettings(options={"folder": str(tmp_path)})
+    )
     assert file.read_text().split("\n\n")[:2] == ["letter 0", "letter 1"]

@@ -1,1 +1,1 @@
-"""Records of one's own, from files, from the ``datasets`` library or from Python."""
+"""Reads a user's own records: from files, from the ``datasets`` library or from Python."""

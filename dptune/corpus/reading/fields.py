@@ -1,4 +1,4 @@
-"""Makes a record of a row (a mapping of columns to values), by the columns that a source names."""
+"""Turns a row (a mapping from column to value) into a record, by the columns that a source names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dptune.errors import DataError
 
 UNKNOWN = "unknown"
 Row = Mapping[str, Any]
-#: Raises DataError about one column of the row at hand.
+#: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
 Refuse = Callable[[str, str, str], DataError]
 
 
 class RecordMaker:
     """Makes records of the rows of one file, in order.
 
-    Which columns are meant follows from ``columns`` once, so that all rows are read alike.
+    The columns to read are chosen once, from the header or the first row, so that all rows are read alike.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class RecordMaker:
         """Find the columns.
 
         Args:
-            first_row: where ``columns`` stand, for messages.
-            table: whether every row has all of ``columns``, so that it can be told without a template.
-            public: whether these are records of nobody, which need neither units nor ids, and tell neither.
+            first_row: number of the row that holds ``columns``, for messages.
+            table: whether every row has all of ``columns``, so that it can be written out without a template.
+            public: whether these are records of nobody; their columns of units and ids are not read.
 
         Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
         """
         self._source, self._file, self._seen = source, file, dict[str, int]()
-        self._way = _way(source, file, columns, first_row, table)
-        self._told = tuple(name for name in columns if name not in (source.unit, source.id))
+        self._kind = _content_kind(source, file, columns, first_row, table)
+        self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id))
         self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
-        needed = [*self._needed(), *(name for name in (self._unit_column, self._id_column) if name is not None)]
+        needed = [*self._columns_needed(), *(name for name in (self._unit_column, self._id_column) if name is not None)]
         for name in needed:
             if name not in columns:
-                fix = f"name one of {_listed(columns)}"
+                fix = f"name one of {_list_names(columns)}"
                 raise DataError("there is no such column", fix=fix, file=file, row=first_row, column=name)
 
     def record(self, number: int, row: Row) -> Record:
@@ -66,29 +66,32 @@ class RecordMaker:
         content, own_id = self._content(row, refuse), self._id(number, row, refuse)
         return Record(content, self._unit(row, content, own_id, refuse), self._file, number, own_id)
 
-    def _needed(self) -> tuple[str, ...]:
+    def _columns_needed(self) -> tuple[str, ...]:
         source = self._source
-        if self._way == "pair":
+        if self._kind == "pair":
             return (source.prompt or "prompt", source.completion or "completion")
-        if self._way == "template":
+        if self._kind == "template":
             return template_columns(source.template or "")
-        if self._way == "told":
+        if self._kind == "sentences":
             return ()
-        return (source.messages or "messages",) if self._way == "messages" else (source.text or "text",)
+        return (source.messages or "messages",) if self._kind == "messages" else (source.text or "text",)
 
     def _content(self, row: Row, refuse: Refuse) -> Content:
-        names = self._needed()
-        if self._way == "messages":
+        names = self._columns_needed()
+        if self._kind == "messages":
             return Chat(_messages(row, names[0], refuse))
-        if self._way == "pair":
+        if self._kind == "pair":
             return PromptTarget(_text(row, names[0], refuse, empty=True), _text(row, names[1], refuse))
-        if self._way == "text":
+        if self._kind == "text":
             return Text(_text(row, names[0], refuse))
-        if self._way == "template":
+        if self._kind == "template":
             parts = Formatter().parse(self._source.template or "")
-            told = "".join(before + ("" if name is None else _told(row, name, refuse)) for before, name, _, _ in parts)
-            return Text(told)
-        return Text(" ".join(f"{name.replace('_', ' ')} is {_told(row, name, refuse)}." for name in self._told))
+            values = ((before, name and _value_or_unknown(row, name, refuse)) for before, name, _, _ in parts)
+            return Text("".join(before + (value or "") for before, value in values))
+        sentences = (
+            f"{name.replace('_', ' ')} is {_value_or_unknown(row, name, refuse)}." for name in self._columns_of_text
+        )
+        return Text(" ".join(sentences))
 
     def _id(self, number: int, row: Row, refuse: Refuse) -> str | None:
         column = self._id_column
@@ -118,7 +121,7 @@ class RecordMaker:
         return key
 
 
-def _way(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
+def _content_kind(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
     if source.template is not None:
         return "template"
     stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}
@@ -131,12 +134,12 @@ def _way(source: RecordSource, file: str, columns: Sequence[str], row: int, tabl
         raise DataError(problem, fix="name data.text, data.prompt and completion, or data.messages", file=file, row=row)
     if not found and not table:
         problem = "has no column text, prompt and completion, or messages"
-        fix = f"name one of {_listed(columns)} as data.text, or give data.template"
+        fix = f"name one of {_list_names(columns)} as data.text, or give data.template"
         raise DataError(problem, fix=fix, file=file, row=row)
-    return found[0] if found else "told"
+    return found[0] if found else "sentences"
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _list_names(columns: Sequence[str]) -> str:
     shown = [repr(name[:40]) for name in columns[:12]]
     return ", ".join(shown) + (", ..." if len(columns) > 12 else "") if shown else "the file's columns"
 
@@ -163,7 +166,7 @@ def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:
 
 
 def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
-    """``text``, if a tokenizer can read it. Raises DataError for NUL characters and for halves of characters."""
+    """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
     if "\0" in text:
         raise refuse("holds a NUL character", "remove it; a binary file is no text")
     try:
@@ -186,7 +189,7 @@ def _scalar(row: Row, column: str, refuse: Refuse) -> str:
     return checked_text(text, lambda problem, fix: refuse(column, problem, fix))
 
 
-def _told(row: Row, column: str, refuse: Refuse) -> str:
+def _value_or_unknown(row: Row, column: str, refuse: Refuse) -> str:
     return _scalar(row, column, refuse) or UNKNOWN
 
 
@@ -210,10 +213,10 @@ def _messages(row: Row, column: str, refuse: Refuse) -> tuple[Mapping[str, Any],
 
 
 def _present(value: Any) -> Any:
-    """``value`` without names that say nothing.
+    """``value`` without the names whose value is None, in all its mappings.
 
-    In a table one record's tool call gives the messages of all others a name with nothing in it, by which their keys,
-    and so their sides of the split, would change.
+    Arrow gives every message of a column the same names. One record's tool call would so add an empty name to the
+    messages of all others, and change their keys and their sides of the split.
     """
     if isinstance(value, Mapping):
         return {name: _present(one) for name, one in value.items() if one is not None}

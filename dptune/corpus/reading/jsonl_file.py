@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dptune.corpus.reading.fields import Row
-from dptune.corpus.reading.rows import Rows, decoded, led_by_first
+from dptune.corpus.reading.rows import Rows, read_text, rows_like_first
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
 
 
 def jsonl_rows(source: RecordSource, path: Path) -> Rows:
     """Read the rows of a JSONL file: each line that is not empty is a row, with the line's number."""
-    return led_by_first(str(path), _objects(path, decoded(path)))
+    return rows_like_first(str(path), _objects(path, read_text(path)))
 
 
 def _objects(path: Path, content: str) -> Iterator[tuple[int, Row]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dptune.corpus.reading.jsonl_file import jsonl_rows
 from dptune.corpus.reading.library import hub_rows, rows_of_library, saved_rows
-from dptune.corpus.reading.rows import Rows, led_by_first, mappings
+from dptune.corpus.reading.rows import Rows, mappings, rows_like_first
 from dptune.corpus.reading.source import Data, RecordSource, is_hub_name
 from dptune.corpus.reading.table_file import table_rows
 from dptune.corpus.reading.text_file import text_rows
@@ -18,12 +18,13 @@ _PYTHON = "the records given from Python"
 
 
 def rows_of(source: RecordSource, data: Data) -> Rows:
-    """Open ``data``.
+    """The rows of ``data``, read one by one as they are asked for.
 
-    Raises: ConfigError for what the source cannot mean; DataError for what cannot be read, now or at the row.
+    Raises: ConfigError for options that conflict or do not fit the data; DataError for a file that cannot be read, now
+        or when a bad row is reached.
     """
     if not isinstance(data, str | Path):
-        return _given(data)
+        return _rows_from_python(data)
     if is_hub_name(source, data):
         return hub_rows(source, str(data))
     path = Path(data)
@@ -34,11 +35,11 @@ def rows_of(source: RecordSource, data: Data) -> Rows:
     return readers[source.format_of(path)](source, path)
 
 
-def _given(data: Iterable[Mapping[str, Any]]) -> Rows:
-    columns = getattr(data, "column_names", None)  # of a datasets.Dataset, which need not be installed
+def _rows_from_python(data: Iterable[Mapping[str, Any]]) -> Rows:
+    columns = getattr(data, "column_names", None)  # a datasets.Dataset has it; that library need not be installed
     if isinstance(columns, Mapping):
         fix = f"give one of its parts, such as data[{next(iter(columns), 'train')!r}]"
         raise DataError("is a DatasetDict", fix=fix, file=_PYTHON)
     if isinstance(columns, list):
         return rows_of_library(data, _PYTHON)
-    return led_by_first(_PYTHON, mappings(data, _PYTHON))
+    return rows_like_first(_PYTHON, mappings(data, _PYTHON))

@@ -1,4 +1,4 @@
-"""Records of a source, whole or a located error, and the sides of their split."""
+"""Reads all records of a source, and deals them to the sides of the split."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Records = tuple[Record, ...]
 
 @dataclass(frozen=True)
 class Sides:
-    """All that a run reads. Private, but for ``public``.
+    """All records that a run reads. Private, but for ``public``.
 
     Attributes:
-        train, eval, test: of the source; a side that is not asked for is empty.
-        public: of nobody.
+        train, eval, test: records of each side of the split; a side that is not asked for is empty.
+        public: records of nobody.
     """
 
     train: Records = field(repr=False)
@@ -39,12 +39,12 @@ class Sides:
 
 
 def read(source: RecordSource, data: Data | None = None, *, public: bool = False) -> Records:
-    """Every record of ``data`` (None: of the source's own), in order and in memory.
+    """Every record of ``data`` (None: of ``source.data``), in order and in memory.
 
     Args:
         public: whether these are records of nobody, which need no column of units or ids.
 
-    Raises: ConfigError for what the source cannot mean; DataError naming file, row, column and fix.
+    Raises: ConfigError for options that do not fit the data; DataError naming file, row, column and fix.
     """
     found = rows_of(source, source.data if data is None else data)
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
@@ -54,20 +54,20 @@ def read(source: RecordSource, data: Data | None = None, *, public: bool = False
 def read_sides(source: RecordSource) -> Sides:
     """The records of all sides, and the public ones.
 
-    By fractions a record's side is a keyed hash of its unit's key, and of nothing else.
+    Where the split is by fractions, a record's side is a keyed hash of its unit's key, and of nothing else.
 
-    Raises: as ``read``; ConfigError also if a side that is asked for stays empty.
+    Raises: ConfigError and DataError as ``read``; ConfigError if a side that is asked for stays empty.
     """
     public = () if source.public is None else read(source, source.public, public=True)
     whole = read(source)
     if isinstance(source.split, Fractions):
-        return replace(_dealt(source, source.split, whole), public=public)
+        return replace(_deal(source, source.split, whole), public=public)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
     others = {name: read(source, data) for name, data in given.items() if data is not None}
     return Sides(whole, public=public, **others)
 
 
-def _dealt(source: RecordSource, split: Fractions, whole: Records) -> Sides:
+def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
     shares = {name: getattr(split, name) for name in ("train", "eval", "test")}
     asked: Mapping[str, float] = {name: share for name, share in shares.items() if share}
     keys = np.array([record.unit for record in whole], dtype=np.int64)

@@ -20,7 +20,7 @@ class Text:
 
 @dataclass(frozen=True)
 class PromptTarget:
-    """A prompt, which is read, and the target that is learned; between them nothing is inserted."""
+    """A prompt without loss, and the target that is learned. Nothing is inserted between them."""
 
     prompt: str = field(repr=False)
     target: str = field(repr=False)
@@ -43,9 +43,9 @@ class Record:
     Attributes:
         unit: key of the unit of privacy, a number of 63 bits that follows from the record alone (``unit_key``,
             ``row_key``): nobody who joins or leaves changes it.
-        file: where it was read, for messages.
-        row: 1-based, in ``file``; the header of a table is row 1.
-        id: the record's own, if the source names a column of them.
+        file: name of the file or data set that it was read from, for messages.
+        row: number of its row in ``file``, from 1; the header of a table is row 1.
+        id: the record's own id, if the source names a column of ids.
     """
 
     content: Content
@@ -56,10 +56,10 @@ class Record:
 
 
 def unit_key(value: object) -> int | None:
-    """The key of the unit that a column names; None where it names nobody.
+    """The key of the unit that a column's value names; None for a missing value.
 
     Spaces at the ends, the Unicode form of a letter, and whether a whole number is written as 7, "7" or 7.0 make no
-    other unit: two units in place of one person would each be protected, and the person would not.
+    difference. One person under two keys would be two units, each protected by itself, and the person would not be.
 
     Raises: TypeError for a value that is neither text nor a number.
     """
@@ -76,13 +76,13 @@ def unit_key(value: object) -> int | None:
 def row_key(content: Content, own_id: str | None = None) -> int:
     """The key of a record that is a unit of its own: a hash of its content and of its id, if it has one.
 
-    Equal records without ids share a key, so that they are on one side of a split; they are units of their own there.
+    Equal records without ids share a key, so that they fall on one side of a split; there each is still its own unit.
     """
     said = content.messages if isinstance(content, Chat) else tuple(vars(content).values())
     return _key(b"row", json.dumps([type(content).__name__, said, own_id], sort_keys=True, default=str))
 
 
 def _key(kind: bytes, name: str) -> int:
-    """63 bits, as the columns of files hold them; ``kind`` keys the hash, so that a row never meets a unit's number."""
+    """63 bits, which fit the int64 columns of files. ``kind`` keys the hash: a row's key never equals a unit's."""
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"dptune " + kind).digest()
     return int.from_bytes(digest, "little") >> 1

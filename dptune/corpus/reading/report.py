@@ -1,4 +1,4 @@
-"""What a reader found: counts, lengths, units, three samples, and what looks wrong. For the owner of the data only."""
+"""Report on the records that were read: counts, lengths, units, samples and warnings. For the data's owner only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dptune.corpus.reading.encoded import Encoded
 from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.record import Chat, Record, Text
 from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.errors import ConfigError
 from dptune.files import write_json
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
 _SAMPLES, _SHOWN = 3, 200
-#: Times m that a unit must have, so that most of its records would go unused in an epoch.
+#: A unit with more than this many times the records that it may bring to a batch leaves most of them unused.
 _FAR_MORE = 10
-#: Shares of records from which a cut, or a loss without tokens, is worth a word.
+#: Shares of records from which the report warns of records that are cut, or that have no token in the loss.
 _MANY_CUT, _MANY_SILENT = 0.1, 0.01
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that looks wrong, by a name that does not change."""
+    """A warning: a name that stays the same between versions, and a sentence for people."""
 
     name: str
     text: str
@@ -40,10 +40,12 @@ class ReadReport:
     """A description of records. Private: every figure is exact, and samples are records.
 
     Attributes:
-        sides: records of each side.
-        units: of the train side; a record is one where no column names them.
+        file: name of the file or data set.
+        kind: "text", "prompt and target" or "messages".
+        sides: number of records of each side.
+        units: number of units of the train side; without a column of units every record is one.
         records_per_unit, lengths: quantiles by name.
-        measure: of lengths: "tokens" after the cut, or "characters" where nothing was encoded.
+        measure: unit of ``lengths``: "tokens" after cutting, or "characters" where nothing was encoded.
         cut, without_loss: shares of the train records; None where nothing was encoded.
         samples: the beginnings of the first, the middle and the last record.
     """
@@ -65,15 +67,16 @@ def describe(
     source: RecordSource,
     sides: Sides,
     *,
-    encoded: Encoded | None = None,
+    encoded: TokenCounts | None = None,
     most: int | None = None,
     delta: float | None = None,
 ) -> ReadReport:
-    """The report of what ``read_sides`` found; all figures but the counts of sides are of the train side.
+    """The report on ``sides``; all figures but the counts of sides are about the train side.
 
     Args:
-        most: m, the most records that one unit brings to a batch.
-        delta: of the guarantee that the run is to have.
+        encoded: lengths of the train records in tokens; None reports them in characters.
+        most: the most records that one unit brings to a batch; None leaves the warning about it out.
+        delta: delta of the run's guarantee; None leaves the warning about it out.
 
     Raises: ConfigError if there is no train record, or ``delta`` is no probability.
     """
@@ -81,7 +84,7 @@ def describe(
     if not train:
         raise ConfigError("data", "there is no train record", fix="give records")
     counts = np.array(list(Counter(record.unit for record in train).values())) if source.unit else np.ones(len(train))
-    lengths = encoded.lengths if encoded else [len(shown(record)) for record in train]
+    lengths = encoded.lengths if encoded else [len(as_text(record)) for record in train]
     names = ("train", "eval", "test", "public")
     return ReadReport(
         file=train[0].file,
@@ -94,7 +97,10 @@ def describe(
         cut=encoded.cut / len(train) if encoded else None,
         without_loss=encoded.without_loss / len(train) if encoded else None,
         samples=tuple(_sample(train[place]) for place in _places(len(train))),
-        findings=(*_of_units(sides, counts, most, delta), *(_of_tokens(encoded, len(train)) if encoded else ())),
+        findings=(
+            *_unit_findings(sides, counts, most, delta),
+            *(_token_findings(encoded, len(train)) if encoded else ()),
+        ),
     )
 
 
@@ -115,15 +121,15 @@ def as_table(report: ReadReport) -> Table:
 
 
 def _lines(report: ReadReport) -> list[tuple[str, str]]:
-    def told(figures: dict[str, float]) -> str:
+    def format_quantiles(figures: dict[str, float]) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in figures.items())
 
     lines = [
         ("kind", report.kind),
         ("records", ", ".join(f"{name} {count:,}" for name, count in report.sides.items() if count)),
         ("units in train", f"{report.units:,}"),
-        ("records per unit", told(report.records_per_unit)),
-        (report.measure, told(report.lengths)),
+        ("records per unit", format_quantiles(report.records_per_unit)),
+        (report.measure, format_quantiles(report.lengths)),
     ]
     if report.cut is not None and report.without_loss is not None:
         lines += [("cut", f"{report.cut:.2%}"), ("without loss", f"{report.without_loss:.2%}")]
@@ -131,8 +137,8 @@ def _lines(report: ReadReport) -> list[tuple[str, str]]:
     return lines + [(f"warning: {finding.name}", finding.text) for finding in report.findings]
 
 
-def shown(record: Record) -> str:
-    """A record as one text, for people."""
+def as_text(record: Record) -> str:
+    """A record as one text that people can read."""
     content = record.content
     if isinstance(content, Text):
         return content.text
@@ -142,7 +148,7 @@ def shown(record: Record) -> str:
 
 
 def _sample(record: Record) -> str:
-    text = shown(record)
+    text = as_text(record)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
@@ -154,7 +160,7 @@ def _quantiles(values: np.ndarray) -> dict[str, float]:
     return {name: float(np.quantile(values, share)) for name, share in _QUANTILES.items()}
 
 
-def _of_units(sides: Sides, counts: np.ndarray, most: int | None, delta: float | None) -> list[Finding]:
+def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: float | None) -> list[Finding]:
     found = []
     if most is not None and (large := int((counts > _FAR_MORE * most).sum())):
         text = (
@@ -177,7 +183,7 @@ def _of_units(sides: Sides, counts: np.ndarray, most: int | None, delta: float |
     return found
 
 
-def _of_tokens(encoded: Encoded, records: int) -> list[Finding]:
+def _token_findings(encoded: TokenCounts, records: int) -> list[Finding]:
     found = []
     if encoded.cut > _MANY_CUT * records:
         text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and lose what is beyond"

@@ -17,11 +17,11 @@ class Rows:
     """The rows of one source. Private.
 
     Attributes:
-        file: for messages.
-        columns: of the first row, or of the table.
-        first_row: where the columns stand.
-        table: whether ``columns`` are those of every row.
-        rows: (number, column to value), in order; read as they are asked for, once.
+        file: name of the file or data set, for messages.
+        columns: names of the table's columns, or of those of the first row.
+        first_row: number of the row that holds ``columns``.
+        table: whether every row has these columns.
+        rows: an iterator over (number of the row, mapping from column to value); can be read once.
     """
 
     file: str
@@ -39,18 +39,18 @@ def mappings(data: Iterable[Any], file: str) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def led_by_first(file: str, rows: Iterator[tuple[int, Row]]) -> Rows:
-    """Rows whose columns are those of the first one."""
+def rows_like_first(file: str, rows: Iterator[tuple[int, Row]]) -> Rows:
+    """Rows of data without a header: the first row's columns stand for all. Raises: DataError if there is no row."""
     first = next(rows, None)
     if first is None:
         raise DataError("holds no records", fix="give one at least", file=file)
     return Rows(file, tuple(map(str, first[1])), first[0], False, chain([first], rows))
 
 
-def decoded(path: Path) -> str:
-    """The file as text.
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file.
 
-    Raises: DataError with the line of a byte that is not UTF-8, or of a NUL byte.
+    Raises: DataError naming the line of a byte that is not UTF-8, or of a NUL byte.
     """
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""How records of one's own are read: a frozen description, checked as far as that goes without the data."""
+"""Describes where a user's records are and how to read them. What needs no data is checked at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Fractions:
     """Shares of the units that each side of the split gets; a unit's side is a keyed hash of its own key alone.
 
     Attributes:
-        seed: public.
+        train, eval, test: shares that add up to 1.
+        seed: key of the hash; public.
     """
 
     train: float = 0.8
@@ -64,23 +65,23 @@ class GivenSides:
 class RecordSource:
     """Where records are and how they are read.
 
-    What a row is for is found by the names of its columns (``messages``; ``prompt`` and ``completion``; ``text``) where
-    none is given here; a table that has none of them is told column by column ("column is value").
+    Without names of columns here, columns called ``messages``, ``prompt`` and ``completion``, or ``text`` are taken. A
+    table that has none of them becomes text column by column: "column is value."
 
     Attributes:
-        data: see ``Data``. Rows from Python are not shown.
-        format: None finds it by the file's ending.
+        data: a path, the name of a hub data set, or rows; see ``Data``. Left out of repr, for rows are private.
+        format: format of the file; None goes by the file's ending.
         text, prompt, completion, messages: names of columns; ``prompt`` and ``completion`` go together.
         template: a text with columns in braces, such as ``"{age}-year-old, {diagnosis}"``; a missing value is
             "unknown". Doubled braces are braces.
         unit: the column whose values name units of privacy; None: every record is a unit of its own.
         id: the column of the records' own ids, which must be distinct.
-        records_are: of a text file, "lines" or "paragraphs" (separated by empty lines, which become single spaces);
-            None takes paragraphs where a line is empty, and refuses a file in which that may be meant otherwise.
+        records_are: the records of a text file: "lines", or "paragraphs" between empty lines, whose white space becomes
+            single spaces. None takes paragraphs if any line is empty, and refuses a file where that looks accidental.
         revision: the 40-digit commit of a hub data set.
         part: which part of a data set of the ``datasets`` library is read, such as "train".
         public: records of nobody, read in the same way, for validation, controllers and rehearsal.
-        split: of ``data``.
+        split: how the records of ``data`` are dealt to train, eval and test.
     """
 
     data: Data = field(repr=False)
@@ -114,9 +115,9 @@ class RecordSource:
             template_columns(self.template)
 
     def format_of(self, path: Path) -> Format:
-        """How a file is read, as stated or by its ending.
+        """The format of a file: ``format`` if it is given, else by the file's ending.
 
-        Raises: ConfigError if neither says it, or a table or JSONL file is stated to be text.
+        Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of a table or JSONL.
         """
         by_ending = _ENDINGS.get(path.suffix.lower())
         if self.format == "text" and by_ending in ("table", "jsonl"):
@@ -138,7 +139,7 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
     if not isinstance(data, str) or Path(data).exists() or source.format not in (None, "datasets"):
         return False
     if source.format is None and source.revision is None:
-        return False  # a path that does not exist, rather
+        return False  # more likely a path that does not exist, whose message is the better one
     if not (source.revision and _COMMIT.fullmatch(source.revision)):
         problem = f"{data!r} is no local folder and its revision {source.revision!r} is no commit"
         raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
@@ -148,7 +149,7 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
 def template_columns(template: str) -> tuple[str, ...]:
     """The columns that a template names, in order.
 
-    Raises: ConfigError if it is malformed, names none, or formats one.
+    Raises: ConfigError if it is malformed, names no column, or gives a column a format such as ``{age:d}``.
     """
     fix = "write columns in braces, as in 'age is {age}', and double other braces"
     try:

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dptune.corpus.reading.fields import Row
-from dptune.corpus.reading.rows import Rows, decoded
+from dptune.corpus.reading.rows import Rows, read_text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
 
 
 def table_rows(source: RecordSource, path: Path) -> Rows:
-    """The rows below the header, which is row 1; of Parquet all rows."""
+    """The rows of a CSV or TSV file below its header, which is row 1; all rows of a Parquet file, from row 1."""
     suffix = path.suffix.lower()
     return _parquet(path) if suffix in (".parquet", ".pq") else _csv(path, "\t" if suffix == ".tsv" else ",")
 
 
 def _csv(path: Path, delimiter: str) -> Rows:
-    lines = _fields(path, decoded(path), delimiter)
+    lines = _fields(path, read_text(path), delimiter)
     header = next(lines, (1, []))[1]
     for name in header:
         if not name.strip() or header.count(name) > 1:
@@ -38,10 +38,12 @@ def _csv(path: Path, delimiter: str) -> Rows:
     first = next(lines, None)
     if first is None:
         raise DataError("holds only a header", fix="give one record at least", file=path, row=1)
-    return Rows(str(path), tuple(header), 1, True, _named(path, header, chain([first], lines)))
+    return Rows(str(path), tuple(header), 1, True, _with_column_names(path, header, chain([first], lines)))
 
 
-def _named(path: Path, header: list[str], lines: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, Row]]:
+def _with_column_names(
+    path: Path, header: list[str], lines: Iterable[tuple[int, list[str]]]
+) -> Iterator[tuple[int, Row]]:
     for number, cells in lines:
         if len(cells) != len(header):
             problem = f"{len(cells)} fields instead of {len(header)}"
@@ -50,7 +52,7 @@ def _named(path: Path, header: list[str], lines: Iterable[tuple[int, list[str]]]
 
 
 def _fields(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not empty, each with its number among all rows: a quoted field may hold line ends."""
+    """The rows that are not empty, each with its number among all rows (not lines: a quoted field may hold some)."""
     number = 0
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     while True:
@@ -69,7 +71,7 @@ def _fields(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, lis
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Within, fields may be longer than the 128 KiB that the csv module allows; the limit is the whole process's."""
+    """Context in which a field may be longer than the csv module's 128 KiB. The limit is shared by the process."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield

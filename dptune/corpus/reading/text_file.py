@@ -6,24 +6,24 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dptune.corpus.reading.rows import Rows, decoded
+from dptune.corpus.reading.rows import Rows, read_text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
 
-#: Lines of one paragraph, on average, from which a file may as well hold one record a line.
+#: With this many lines in a paragraph, on average, a file may well hold one record a line and a stray empty line.
 _LINES_OF_A_PARAGRAPH = 20
-#: Lines that are looked at to tell text from JSON, how many there must be, and the fields that a table has at least.
+#: To recognise JSON or a table: how many lines are looked at, how many are needed, and the fewest fields of a table.
 _LOOKED_AT, _ENOUGH, _FIELDS = 50, 5, 3
 
 
 def text_rows(source: RecordSource, path: Path) -> Rows:
     """Read the rows of a text file: each paragraph or line is a row, with the number of its first line."""
-    content = decoded(path)
+    content = read_text(path)
     lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     _refuse_other_formats(path, lines, stated=source.records_are is not None)
     by_paragraph = any(not line.strip() for line in _inner(lines))
     if source.records_are is None and by_paragraph:
-        _refuse_swallowed(path, lines)
+        _refuse_joined_records(path, lines)
     if source.records_are == "lines" or (source.records_are is None and not by_paragraph):
         found = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     else:
@@ -53,8 +53,8 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
             words = []
 
 
-def _refuse_swallowed(path: Path, lines: Sequence[str]) -> None:
-    """One empty line in a file of one record a line would make two records of it, each of half the people."""
+def _refuse_joined_records(path: Path, lines: Sequence[str]) -> None:
+    """Refuse a file in which a stray empty line may have turned many one-line records into two long paragraphs."""
     paragraphs, filled = len(list(_paragraphs(lines))), sum(bool(line.strip()) for line in lines)
     if filled > _LINES_OF_A_PARAGRAPH * paragraphs:
         row = 1 + next(number for number, line in enumerate(lines) if not line.strip())
