@@ -202,3 +202,17 @@ def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_typ
     assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
     assert "policy.schedule import" in file_of("dptune.policy.public").read_text(encoding="utf-8")
     assert "dptune.policy.schedule" not in imported("dptune.policy.public"), "for type checkers"
+
+
+def test_no_two_threads_build_syntax_trees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of a flow start in threads; Python 3.11 ends one of them with a SystemError."""
+    real, alone = ast.parse, []
+
+    def parse(text: str) -> ast.Module:
+        alone.append(identity._PARSING.locked())
+        return real(text)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    identity._source.cache_clear()
+    identity._source("tasks.paths")
+    assert alone == [True]
