@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -623,9 +625,11 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-    example, letters, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
-    plugins.load([write("my_parts", example), write("my_source", letters), write("my_score", relative)])
+    plugins.load(
+        [write("my_parts", example), write("my_source", letters), write("my_rows", visits), write("my_score", relative)]
+    )
     mechanism = started("smooth", max_grad_norm=0.5)
     assert shift(mechanism, [], [batch_of(torch.full((1, 8), 1e30))]) == pytest.approx(1.0, abs=1e-6)
     assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
@@ -635,3 +639,10 @@ def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> 
         tmp_path, catalogue.SourceSettings(options={"folder": str(tmp_path)})
     )
     assert file.read_text().split("\n\n")[:2] == ["letter 0", "letter 1"]
+    with closing(sqlite3.connect(tmp_path / "visits.sqlite")) as database, database:
+        database.execute("create table visits (patient, text)")
+        database.executemany("insert into visits values (?, ?)", [(n % 5, f"visit {n}") for n in range(10)])
+    given = catalogue.Given(unit="patient", options={"file": str(tmp_path / "visits.sqlite")})
+    assert catalogue.find_source("visits").look(given) == "text"
+    units = read_records(catalogue.find_source("visits").acquire(tmp_path, given)).unit
+    assert len(set(units.tolist())) == 5
