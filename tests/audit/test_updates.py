@@ -8,8 +8,8 @@ import pytest
 from dptune.audit.cuts import best_cuts
 from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.errors import ConfigError
+from dptune.policy.environments.learner import PolicyLearner
 from dptune.policy.method import Dppg
-from dptune.policy.training import PolicyLearner
 from dptune.privacy.entropy import OsEntropy
 
 CONFIDENCE = 0.999

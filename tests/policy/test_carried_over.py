@@ -8,12 +8,14 @@ import pytest
 import torch
 from policy_helpers import learner, trajectories
 
-from dptune.policy import training as module
-from dptune.policy.environments import Environment, Interface
+from dptune.policy.environments import training as module
+from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Trajectories
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import step, streams_of
+from dptune.policy.met import Met
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import Met, Trajectories
-from dptune.policy.schedule import PolicyTraining
-from dptune.policy.training import PolicyLearner, PolicyState, step, streams_of
 from dptune.privacy.entropy import OsEntropy
 
 

@@ -19,21 +19,15 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
-from dptune.policy import tenants as tenants_module
 from dptune.policy.aggregate import noisy_means
+from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import UserReuseError
-from dptune.policy.tenant_runs import (
-    Outcome,
-    Setting,
-    Tenant,
-    ablate,
-    ablation_entries,
-    fine_tune,
-    ready_for,
-    tenants_of,
-)
-from dptune.policy.tenants import Experience, MetaTraining, experience_of, meta_train, meta_updates
+from dptune.policy.tenants import training as tenants_module
+from dptune.policy.tenants.ablation import Outcome, ablate, ablation_entries
+from dptune.policy.tenants.experience import Experience, experience_of
+from dptune.policy.tenants.runs import Setting, Tenant, fine_tune, ready_for, tenants_of
+from dptune.policy.tenants.schedule import MetaTraining
+from dptune.policy.tenants.training import meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_header import RunHeader

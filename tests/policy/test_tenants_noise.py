@@ -10,10 +10,11 @@ import torch
 from tiny_models import gpt2, records
 
 from dptune.mechanisms.linear_agent import PARAMETERS
-from dptune.policy import tenants as module
 from dptune.policy.method import Dppg
-from dptune.policy.tenant_runs import Setting, Tenant
-from dptune.policy.tenants import MetaTraining, meta_train
+from dptune.policy.tenants import training as module
+from dptune.policy.tenants.runs import Setting, Tenant
+from dptune.policy.tenants.schedule import MetaTraining
+from dptune.policy.tenants.training import meta_train
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.model import Lora
 from dptune.training.spec import TrainingPlan

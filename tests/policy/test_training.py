@@ -14,12 +14,14 @@ import torch
 from policy_helpers import learner, trajectories
 
 from dptune.errors import ConfigError
-from dptune.policy import training as module
-from dptune.policy.environments import Environment, Interface
+from dptune.policy.environments import training as module
+from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Users
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import train
+from dptune.policy.met import Met, UserReuseError
 from dptune.policy.method import NAME, Dppg
-from dptune.policy.rollout import Met, UserReuseError, Users
-from dptune.policy.schedule import PolicyTraining
-from dptune.policy.training import PolicyLearner, PolicyState, train
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger

@@ -198,5 +198,7 @@ def test_what_docstrings_say_decides_nothing() -> None:
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:
     assert "dptune.policy.rlhf" in imported("tasks.policy.rlhf"), "inside functions"
     assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
-    assert "policy.schedule import" in file_of("dptune.policy.public").read_text(encoding="utf-8")
-    assert "dptune.policy.schedule" not in imported("dptune.policy.public"), "for type checkers"
+    assert "policy.schedule import" in file_of("dptune.policy.environments.public").read_text(encoding="utf-8")
+    assert "dptune.policy.environments.schedule" not in imported("dptune.policy.environments.public"), (
+        "for type checkers"
+    )
