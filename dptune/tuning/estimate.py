@@ -30,8 +30,12 @@ class Estimate:
     seconds: float
 
 
-def estimate(base: Base, schedule: TuneSchedule, rows: int) -> Estimate:
-    """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second."""
+def estimate(base: Base, schedule: TuneSchedule, rows: int, records_each: float = 1.0) -> Estimate:
+    """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
+
+    Args:
+        records_each: that a drawn unit brings.
+    """
     tokens = rows * schedule.max_length
     frozen = base.parameters * base.bytes_each
     adapters = base.dimension * (4 * 4 + 8)  # float32: weights, gradient, two moments; the float64 sum
@@ -39,7 +43,7 @@ def estimate(base: Base, schedule: TuneSchedule, rows: int) -> Estimate:
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     activations = _ACTIVATIONS * tokens * base.width * base.layers * base.bytes_each
     # Forward 2 operations a parameter and token, and 2 on the way back: frozen weights need no gradient.
-    passes = schedule.steps * math.ceil(schedule.batch / rows)
+    passes = schedule.steps * math.ceil(schedule.batch * records_each / rows)
     work = 4 * base.parameters * tokens * passes
     return Estimate(
         memory=float(frozen + adapters + per_sample + logits + activations),

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from dptune.corpus.catalogue import Given, find_source
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
 from dptune.privacy.run_header import ACCOUNTINGS
@@ -120,7 +120,12 @@ class Data(StrictModel):
         """What the records are, by a look at the first one; None where only an earlier copy of them is here."""
         if self.path is not None and not self.path.exists() and RAW_MANIFEST.exists():
             return None
-        return find_source(self.source).look(self.given())
+        try:
+            return find_source(self.source).look(self.given())
+        except DataError:
+            if self.path is None and RAW_MANIFEST.exists():  # a plug-in's database that is gone since, say
+                return None
+            raise
 
     @property
     def units(self) -> tuple[str, ...]:
