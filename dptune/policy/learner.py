@@ -5,7 +5,7 @@ for number, release in updates_left(ledger, method, updates, entropy):
     means  = release(blocks, radii)                    # charged on disk first, then clipped, summed and given noise
     state  = a function of the state and the means
 
-A room sees neither the ledger nor the entropy while it makes an update, so it cannot draw noise that nobody charged.
+No room charges or draws by itself, which a test holds: noise that nobody charged would be a release for nothing.
 """
 
 from __future__ import annotations
