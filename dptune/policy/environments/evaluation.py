@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
-from dptune.policy.environments import RIVERSWIM, Environment, Interface
+from dptune.policy.environments.environment import RIVERSWIM, Environment, Interface
+from dptune.policy.environments.riverswim import STATES, value
 from dptune.policy.policies import Policy
-from dptune.policy.riverswim import STATES, value
 
 _LONGEST = 100_000
 

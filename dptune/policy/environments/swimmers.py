@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
-from dptune.policy.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
+from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
 
 
 class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):

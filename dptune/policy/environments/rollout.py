@@ -8,13 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.errors import DptuneError
-from dptune.policy.environments import Environment, Interface
+from dptune.policy.environments.environment import Environment, Interface
 from dptune.policy.policies import Policy
-
-
-class UserReuseError(DptuneError):
-    """A user arrived a second time; the guarantee is about users who are in one update."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Users:
         steps: T, steps a user; whatever episode is under way then is cut off and never resumed.
         seed: seed of the environments. Simulated users' randomness, unlike the noise's, needs no secrecy.
         continuing: whether to continue episodes that an earlier update began, as much public code does. A user is then
-            in several updates, and ``Met`` ends the run with an error.
+            in several updates, and ``dptune.policy.met.Met`` ends the run with an error.
     """
 
     def __init__(self, environment: Environment, count: int, steps: int, seed: int, continuing: bool = False) -> None:
@@ -95,23 +90,6 @@ class Users:
 
 
 _COLUMNS = ("features", "actions", "rewards", "terminated", "ended", "taken")
-
-
-class Met:
-    """The users who were in an update: no user may be in two."""
-
-    def __init__(self) -> None:
-        self._users: set[int] = set()
-
-    def admit(self, users: tuple[int, ...]) -> None:
-        """Add users. Raises UserReuseError naming the first who was in an earlier update."""
-        for user in users:
-            if user in self._users:
-                raise UserReuseError(
-                    f"user {user} is in a second update, and the guarantee is for users who are in one. "
-                    "Fix: reset the environment for every user (continuing: false)."
-                )
-            self._users.add(user)
 
 
 def advantages(

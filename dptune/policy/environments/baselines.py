@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dptune.errors import ConfigError
-from dptune.policy.environments import Environment
-from dptune.policy.evaluation import returns_of
-from dptune.policy.training import Point
+from dptune.policy.environments.environment import Environment
+from dptune.policy.environments.evaluation import returns_of
+from dptune.policy.environments.training import Point
 
 Baseline = Literal["ppo", "a2c"]
 _PPO_BATCH = 2048

@@ -20,22 +20,15 @@ from scipy.stats import norm
 from tiny_models import VOCABULARY, gpt2
 
 from dptune.errors import ConfigError
-from dptune.policy.lexicon import CLINICAL, Lexicon
+from dptune.policy.language.learner import USERS, Figures, LanguageLearner
+from dptune.policy.language.lexicon import CLINICAL, Lexicon
+from dptune.policy.language.loss import bandit_loss
+from dptune.policy.language.policy import LanguagePolicy
+from dptune.policy.language.prompts import Prompts, Stream
+from dptune.policy.language.schedule import Bandit
+from dptune.policy.language.training import LanguageState, adapters_met, train
+from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
-from dptune.policy.rlhf import (
-    USERS,
-    Bandit,
-    Figures,
-    LanguageLearner,
-    LanguagePolicy,
-    LanguageState,
-    Prompts,
-    Stream,
-    adapters_met,
-    bandit_loss,
-    train,
-)
-from dptune.policy.rollout import UserReuseError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader

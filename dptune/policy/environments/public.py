@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.func import grad, vmap
 
-from dptune.policy.local import value_loss
+from dptune.policy.environments.losses import value_loss
+from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.policies import Function, Policy
-from dptune.policy.rollout import Trajectories
 
 if TYPE_CHECKING:
-    from dptune.policy.schedule import PolicyTraining
+    from dptune.policy.environments.schedule import PolicyTraining
 
 
 def fit_values(

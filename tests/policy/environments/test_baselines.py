@@ -7,9 +7,9 @@ import math
 import pytest
 
 from dptune.errors import ConfigError
-from dptune.policy import baselines
-from dptune.policy.baselines import train_baseline
-from dptune.policy.environments import Environment
+from dptune.policy.environments import baselines
+from dptune.policy.environments.baselines import train_baseline
+from dptune.policy.environments.environment import Environment
 
 
 @pytest.mark.parametrize(("name", "environment"), [("ppo", "CartPole-v1"), ("a2c", "dptune/Riverswim-v0")])

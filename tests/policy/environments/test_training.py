@@ -14,12 +14,16 @@ import torch
 from policy_helpers import learner, trajectories
 
 from dptune.errors import ConfigError
-from dptune.policy import training as module
-from dptune.policy.environments import Environment, Interface
+from dptune.policy import learner as shared
+from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments import training as module
+from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Users
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import train
+from dptune.policy.met import Met, UserReuseError
 from dptune.policy.method import NAME, Dppg
-from dptune.policy.rollout import Met, UserReuseError, Users
-from dptune.policy.schedule import PolicyTraining
-from dptune.policy.training import PolicyLearner, PolicyState, train
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -82,8 +86,8 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn(tmp_path: Path, monkeyp
         lines.append(len((tmp_path / "ledger.jsonl").read_text().splitlines()))
         return original(*arguments)
 
-    original = module.noisy_means
-    monkeypatch.setattr(module, "noisy_means", spy)
+    original = shared.noisy_means
+    monkeypatch.setattr(shared, "noisy_means", spy)
     run(tmp_path)
     assert lines == [2, 3, 4, 5]  # the run's line, and one more before every release
 
@@ -322,7 +326,11 @@ def test_a_raw_critic_carries_a_user_into_the_next_update_beyond_the_release() -
 
 def _moved(it: PolicyLearner, state: PolicyState, met: Any) -> PolicyState:
     blocks, _ = it.updates(state, met, 0)
-    return it.released(state, blocks, it.training.radius, 1.0, OsEntropy())
+
+    def release(updates: Any, radii: Any) -> list[torch.Tensor]:
+        return noisy_means(updates, radii, it.method.multipliers, OsEntropy())
+
+    return it.released(state, blocks, it.training.radius, 1.0, release)
 
 
 def test_increments_have_the_noise_that_is_announced(tmp_path: Path) -> None:

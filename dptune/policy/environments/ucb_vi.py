@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.noise import rounded_sums, standard_normal
-from dptune.policy.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
+from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from policy_helpers import learner, trajectories
 
-from dptune.policy import training as module
-from dptune.policy.environments import Environment, Interface
+from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Trajectories
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import step, streams_of
+from dptune.policy.met import Met
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import Met, Trajectories
-from dptune.policy.schedule import PolicyTraining
-from dptune.policy.training import PolicyLearner, PolicyState, step, streams_of
-from dptune.privacy.entropy import OsEntropy
 
 
 class Scripted:
@@ -28,25 +28,16 @@ class Scripted:
         return self.met
 
 
-class Charges(list[Any]):
-    """A ledger that admits everything."""
-
-    charge = list.append
-
-
-def after_a_step(
-    monkeypatch: pytest.MonkeyPatch, it: PolicyLearner, users: int, public: int = 77
-) -> tuple[PolicyState, list[Any], Scripted]:
+def after_a_step(it: PolicyLearner, users: int, public: int = 77) -> tuple[PolicyState, list[Any], Scripted]:
     """The state after an update whose release is pinned, its clip radii, and the public stream."""
     radii: list[Any] = []
 
-    def pinned(blocks: list[torch.Tensor], given: Any, *_: Any) -> list[torch.Tensor]:
+    def pinned(blocks: Any, given: Any) -> list[torch.Tensor]:
         radii.append(tuple(given))
         return [torch.full_like(block[0], 0.01, dtype=torch.float32) for block in blocks]
 
-    monkeypatch.setattr(module, "noisy_means", pinned)
     streams = {"users": Scripted(users), "public": Scripted(public)}
-    after = step(it, it.start(), 0, streams, Met(), Charges(), OsEntropy())  # type: ignore[arg-type]
+    after = step(it, it.start(), 0, streams, Met(), pinned)  # type: ignore[arg-type]
     return after, radii, streams["public"]
 
 
@@ -56,27 +47,25 @@ def tensors(state: PolicyState) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("critic", ["private", "none", "public"])
 @pytest.mark.parametrize("algorithm", ["ppo", "l2", "kl"])
-def test_other_users_with_the_same_release_leave_the_same_state_and_radius(
-    monkeypatch: pytest.MonkeyPatch, critic: str, algorithm: str
-) -> None:
+def test_other_users_with_the_same_release_leave_the_same_state_and_radius(critic: str, algorithm: str) -> None:
     """All that the next users meet, bit for bit: a critic, moments or a radius that saw trajectories would differ."""
     it = learner(critic, algorithm=algorithm, noise_multiplier=1.0, warm_moments=True)
-    one, radii, public = after_a_step(monkeypatch, it, users=1)
-    other, others_radii, _ = after_a_step(monkeypatch, it, users=2)
+    one, radii, public = after_a_step(it, users=1)
+    other, others_radii, _ = after_a_step(it, users=2)
     assert tensors(one).keys() == tensors(other).keys()
     for name, tensor in tensors(one).items():
         assert torch.equal(tensor, tensors(other)[name]), name
     assert radii == others_radii
     # What is public may count: the test above would fail if it looked at nothing.
-    changed, other_radii, _ = after_a_step(monkeypatch, it, users=1, public=78)
+    changed, other_radii, _ = after_a_step(it, users=1, public=78)
     assert torch.equal(one.critic, changed.critic) == (critic != "public")
     assert (radii == other_radii) == (algorithm != "kl")
     assert all(bool((policy == it.start().policy).all() | (policy == one.policy).all()) for policy in public.policies)
 
 
-def test_a_raw_critic_is_what_this_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raw_critic_is_what_this_would_find() -> None:
     it = learner("raw", noise_multiplier=1.0)
-    one, other = (after_a_step(monkeypatch, it, users)[0] for users in (1, 2))
+    one, other = (after_a_step(it, users)[0] for users in (1, 2))
     assert not torch.equal(one.critic, other.critic)
 
 

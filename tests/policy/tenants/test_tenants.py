@@ -19,21 +19,16 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
-from dptune.policy import tenants as tenants_module
+from dptune.policy import learner
 from dptune.policy.aggregate import noisy_means
+from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import UserReuseError
-from dptune.policy.tenant_runs import (
-    Outcome,
-    Setting,
-    Tenant,
-    ablate,
-    ablation_entries,
-    fine_tune,
-    ready_for,
-    tenants_of,
-)
-from dptune.policy.tenants import Experience, MetaTraining, experience_of, meta_train, meta_updates
+from dptune.policy.tenants import training as tenants_module
+from dptune.policy.tenants.ablation import Outcome, ablate, ablation_entries
+from dptune.policy.tenants.experience import Experience, experience_of
+from dptune.policy.tenants.runs import Setting, Tenant, fine_tune, ready_for, tenants_of
+from dptune.policy.tenants.schedule import MetaTraining
+from dptune.policy.tenants.training import meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_header import RunHeader
@@ -174,7 +169,7 @@ def test_a_tenant_without_records_or_with_a_run_that_fails_contributes_nothing()
     broken = replace(tenant(1), train=replace(records(6), rows=[np.array([10**6, 1, 2])] * 6))
     with pytest.raises(IndexError):
         experience_of(ready, broken, TRAINING)
-    assert tenants_module._experience_or_none(ready, broken, TRAINING) is None
+    assert tenants_module.experience_or_none(ready, broken, TRAINING) is None
 
 
 # Training
@@ -191,7 +186,7 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
         charged.append(release_lines(tmp_path))
         return means(*arguments)
 
-    monkeypatch.setattr(tenants_module, "noisy_means", watched)
+    monkeypatch.setattr(learner, "noisy_means", watched)
     group = [tenant(number) for number in range(6)]
     group[1] = tenant(1, count=0)
     group[4] = replace(group[4], train=replace(records(6), rows=[np.array([10**6, 1, 2])] * 6))
@@ -293,7 +288,7 @@ def test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met(
         if done == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(tenants_module, "_experience_or_none", note)
+    monkeypatch.setattr(tenants_module, "experience_or_none", note)
     group, shared = [tenant(number) for number in range(6)], setting()
     with pytest.raises(KeyboardInterrupt):
         meta_train(shared, group, METHOD, TRAINING, tmp_path, FixedSeed(1), die)
@@ -325,7 +320,7 @@ def test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met(
 def test_settings_that_cannot_work_are_errors_before_any_tenant_is_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], field: str
 ) -> None:
-    monkeypatch.setattr(tenants_module, "_experience_or_none", lambda *_: pytest.fail("a tenant was met"))
+    monkeypatch.setattr(tenants_module, "experience_or_none", lambda *_: pytest.fail("a tenant was met"))
     with pytest.raises(ConfigError) as refusal:
         meta_train(
             setting(**changes.get("setting", {})),

@@ -9,9 +9,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from dptune.errors import ConfigError
-from dptune.policy.dosing import HIGHEST, LOWEST, Dosing, reward, slopes
-from dptune.policy.riverswim import LEFT, RIGHT, STATES, Pays, rewards, transitions, value
-from dptune.policy.swimmers import Riverswim
+from dptune.policy.environments.dosing import HIGHEST, LOWEST, Dosing, reward, slopes
+from dptune.policy.environments.riverswim import LEFT, RIGHT, STATES, Pays, rewards, transitions, value
+from dptune.policy.environments.swimmers import Riverswim
 
 ALWAYS_RIGHT = np.eye(2)[[RIGHT] * STATES]
 ALWAYS_LEFT = np.eye(2)[[LEFT] * STATES]

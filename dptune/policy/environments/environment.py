@@ -15,9 +15,9 @@ from dptune.errors import ConfigError
 RIVERSWIM = "dptune/Riverswim-v0"
 #: Ours, registered with gymnasium on first use.
 OWN = {
-    RIVERSWIM: ("dptune.policy.swimmers:Riverswim", {}),
-    "dptune/Dosing-v0": ("dptune.policy.dosing:Dosing", {}),
-    "dptune/Dosing-v1": ("dptune.policy.dosing:Dosing", {"random_meals": True}),
+    RIVERSWIM: ("dptune.policy.environments.swimmers:Riverswim", {}),
+    "dptune/Dosing-v0": ("dptune.policy.environments.dosing:Dosing", {}),
+    "dptune/Dosing-v1": ("dptune.policy.environments.dosing:Dosing", {"random_meals": True}),
 }
 #: (centre, scale) of every observed number. Running means of observations would be raw private data in the policy.
 _SCALES: dict[str, tuple[list[float], list[float]]] = {
@@ -144,6 +144,6 @@ def _gymnasium() -> Any:
         ) from None
     for name, (entry_point, options) in OWN.items():
         if name not in gymnasium.registry:
-            vector = "dptune.policy.swimmers:RiverswimVector" if name == RIVERSWIM else None
+            vector = "dptune.policy.environments.swimmers:RiverswimVector" if name == RIVERSWIM else None
             gymnasium.register(name, entry_point=entry_point, kwargs=options, vector_entry_point=vector)
     return gymnasium
