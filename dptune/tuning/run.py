@@ -212,7 +212,13 @@ def _result(prepared: Prepared, figures: dict[str, list[float]]) -> dict[str, An
 def public_settings(prepared: Prepared) -> dict[str, Any]:
     """What was chosen, by name; nothing of it depends on a record but the number of units."""
     settings, schedule = prepared.settings, prepared.schedule
-    targets = settings.target_modules or "q and v of the family"
+    targets = settings.target_modules or "PEFT's for the family"
+    further = {
+        "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
+        "LoRA ranks of layers": _listed(settings.rank_pattern),
+        "LoRA alphas of layers": _listed(settings.alpha_pattern),
+        "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
+    }
     return {
         "mechanism": settings.mechanism,
         **schedule.options,
@@ -225,8 +231,13 @@ def public_settings(prepared: Prepared) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        **{name: value for name, value in further.items() if value},
         "canaries": "none",
     }
+
+
+def _listed(pattern: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
 def _check_same(prepared: Prepared, folder: RunFolder) -> None:

@@ -31,7 +31,8 @@ class TuneSettings:
         cut_records: train also where more than half of the records are longer.
         records_per_unit: most records that one unit brings to a batch.
         rows: of a micro-batch; changes memory and speed only.
-        rank, alpha, target_modules: of LoRA; modules of None are q and v of the family.
+        rank, alpha, target_modules: of LoRA; modules of None are those that PEFT knows for the family.
+        rslora, rank_pattern, alpha_pattern, init_lora_weights: of LoRA, as ``dptune.training.model.Lora`` says.
         loss_on: tokens that count; None follows the kind of record.
         eval_share: of the units, held out to measure perplexity. Under private telemetry nobody is held out.
         telemetry: "private" leaves out every statistic of private records.
@@ -55,6 +56,10 @@ class TuneSettings:
     rank: int = 8
     alpha: int = 16
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     loss_on: LossOn | None = None
     eval_share: float = 0.1
     telemetry: Telemetry = "research"

@@ -181,12 +181,16 @@ class Pretrain(StrictModel):
 
 
 class LoraSettings(StrictModel):
-    """Adapters on the query and value projections."""
+    """Adapters on the layers that PEFT knows for the family, or on named ones."""
 
     rank: Rank
     alpha: Few
     dropout: Annotated[float, Field(ge=0, lt=1)]
     target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
+    rslora: bool = False
+    rank_pattern: dict[str, Rank] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Few] = Field(default_factory=dict)
+    init_lora_weights: Literal[True] | str = True  # Lora names each start that it refuses, with the reason
 
 
 class TrainingSettings(StrictModel):

@@ -17,17 +17,16 @@ class Factors:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, int, int], ...]  # rank, inputs, outputs
-    scaling: float
+    scalings: tuple[float, ...]
 
     @classmethod
     def of(cls, peft: Any) -> Factors:
         """The layout of a PEFT model's adapters."""
         pairs = lora_pairs(peft)
-        config = peft.peft_config["default"]
         return cls(
             tuple(pair.name.removeprefix("base_model.model.") for pair in pairs),
-            tuple((config.r, pair.down.in_features, pair.up.out_features) for pair in pairs),
-            config.lora_alpha / config.r,
+            tuple((pair.down.out_features, pair.down.in_features, pair.up.out_features) for pair in pairs),
+            tuple(pair.scaling for pair in pairs),
         )
 
     @property
@@ -38,10 +37,10 @@ class Factors:
     def stacked(self, vectors: torch.Tensor) -> StackedAdapters:
         """(N, size) vectors as adapters that are applied to a row of a batch each; differentiable."""
         down, up, used = {}, {}, 0
-        for name, (rank, inputs, outputs) in zip(self.names, self.shapes, strict=True):
+        for name, (rank, inputs, outputs), scaling in zip(self.names, self.shapes, self.scalings, strict=True):
             middle, end = used + rank * inputs, used + rank * (inputs + outputs)
             down[name] = vectors[:, used:middle].view(-1, rank, inputs)
-            up[name] = vectors[:, middle:end].view(-1, outputs, rank) * self.scaling
+            up[name] = vectors[:, middle:end].view(-1, outputs, rank) * scaling
             used = end
         return StackedAdapters(down, up)
 
