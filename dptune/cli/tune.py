@@ -95,6 +95,7 @@ def tune(
     rank: Annotated[int, typer.Option(help="Of LoRA.")] = 8,
     alpha: Annotated[int, typer.Option(help="Of LoRA.")] = 16,
     target_modules: Annotated[str | None, typer.Option(help="Linear layers, by commas, or all-linear.")] = None,
+    rslora: Annotated[bool, typer.Option("--rslora", help="Scale by alpha / sqrt(rank).")] = False,
     loss_on: Annotated[Literal["completion", "assistant", "all"] | None, typer.Option(help="What is learned.")] = None,
     eval_share: Annotated[float, typer.Option(help="Of the units, held out for perplexity; 0: none.")] = 0.1,
     telemetry: Annotated[
@@ -123,6 +124,7 @@ def tune(
         "rank": rank,
         "alpha": alpha,
         "target_modules": modules(target_modules),
+        "rslora": rslora,
         "loss_on": loss_on,
         "eval_share": eval_share,
         "telemetry": telemetry,

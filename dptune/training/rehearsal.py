@@ -41,7 +41,7 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
     """
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         problem = "has gradient checkpointing on, which runs layers twice; per-sample gradients need one pass"
-        fix = "call model.gradient_checkpointing_disable(), and lower training.physical_batch_size instead"
+        fix = "call model.gradient_checkpointing_disable(), and lower training.physical_batch_size (in tune: rows)"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)
     with evaluated(model), _moved(pairs):

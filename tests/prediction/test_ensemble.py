@@ -14,12 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from tiny_ensemble import LORA, WIDTH, base, build, texts
+from tiny_ensemble import LORA, PROTOCOL, WIDTH, base, build, manifest, texts
 from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.errors import ConfigError
-from dptune.prediction.ensemble import ShardTuning, load_adapters, read_manifest, shard_directory, tune_shard
+from dptune.prediction.ensemble import (
+    ShardTuning,
+    load_adapters,
+    read_manifest,
+    shard_directory,
+    tune_shard,
+    write_manifest,
+)
 from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.training.data import tokenize
@@ -254,6 +261,32 @@ def test_dropout_does_not_couple_shards(tmp_path: Path) -> None:
             tune_shard(base(), lora, ShardTuning(epochs=3), tokens, shard, "record", folder, CPU)
         adapters.append(load_file(shard_directory(folder, 1) / "adapter_model.safetensors"))
     assert all(torch.equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_ensemble_scales_as_peft_does(rslora: bool, tmp_path: Path) -> None:
+    tokens, lora = (
+        tokenize(texts(8, 1), load_tokenizer(base()), WIDTH),
+        Lora(rank=4, alpha=8, dropout=0.0, rslora=rslora),
+    )
+    tune_shard(base(), lora, ShardTuning(epochs=3, learning_rate=0.05), tokens, 0, "record", tmp_path, CPU)
+    write_manifest(tmp_path, manifest(**(PROTOCOL | {"models": 1})))
+    model, context = load_base(base(), CPU), [3, 1, 4, 1, 5]
+    stacked = load_adapters(tmp_path, read_manifest(tmp_path), model, CPU)
+    found = next_log_probabilities(model, stacked, context, [0])
+    peft = PeftModel.from_pretrained(load_base(base(), CPU), str(shard_directory(tmp_path, 0))).eval()
+    expected = torch.log_softmax(peft(input_ids=torch.tensor([context])).logits[:, -1].double(), -1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rank_pattern", {"c_attn": 4}), ("alpha_pattern", {"c_attn": 4}), ("init_lora_weights", "orthogonal")],
+)
+def test_adapters_that_an_ensemble_cannot_stack_are_refused(field: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"lora\.{field}: .*not for ensembles"):
+        tune_shard(base(), Lora(**{field: value}), ShardTuning(), records(), 0, "record", tmp_path / "e", CPU)
+    assert not (tmp_path / "e").exists()
 
 
 def test_the_schedule_is_torchs_where_torch_has_one() -> None:

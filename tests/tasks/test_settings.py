@@ -54,6 +54,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "section that is a number": ({"lora": 8}, "lora"),
     "section that is empty": ({"lora": None}, "lora"),
     "dropout of one": ({"lora": {"dropout": 1.0}}, "lora.dropout"),
+    "rank of nothing": ({"lora": {"rank_pattern": {"c_attn": 0}}}, "lora.rank_pattern.c_attn"),
+    "no start": ({"lora": {"init_lora_weights": False}}, "lora.init_lora_weights"),
     "a layer without a list": ({"lora": {"target_modules": "c_attn"}}, "lora.target_modules"),
     "epsilon zero": ({"experiment": {"epsilons": [2, 0]}}, "experiment.epsilons.1"),
     "epsilon negative": ({"experiment": {"epsilons": [-1]}}, "experiment.epsilons.0"),

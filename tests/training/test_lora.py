@@ -14,12 +14,14 @@ from tiny_models import CPU, FAMILIES, each_record, llama, make_header, make_pla
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
-from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.training.loop import train
 from dptune.training.model import Lora, ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
+from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.rehearsal import rehearse
 from dptune.training.spec import RunSpec
+from dptune.training.together import shared_copy, train_together
 
 _RANKS = {"llama": {r"layers\.1\..*q_proj": 6, "down_proj": 2}, "gpt2": {r"h\.1\.attn\.c_attn": 6, "c_fc": 2}}
 _ALPHAS = {"llama": {"v_proj": 3, "down_proj": 5}, "gpt2": {"c_attn": 3, "c_fc": 5}}
@@ -147,3 +149,27 @@ def test_a_frozen_model_in_bfloat16_trains_adapters_in_float32(start: Any, tmp_p
     found, expected = computed(model, records(4)), looped(model, records(4))
     assert found.dtype == torch.float64
     assert float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max()) < 0.1
+
+
+def test_runs_in_one_pass_keep_ranks_and_scalings_of_layers(tmp_path: Path) -> None:
+    """Two runs side by side equal each alone, noise and coins included."""
+    base, tokens, found = llama(), records(), []
+    for together in (False, True):
+        opened = []
+        for seed in (1, 2):
+            model = attach_lora(shared_copy(base), lora("all three", "llama"), seed)
+            mechanism = build("static", {"noise_multiplier": 0.7, "pairs": len(lora_pairs(model))})
+            entropy, units = FixedSeed(seed), each_record(tokens)
+            header, folder = make_header(entropy, units, accounting="noise_only"), tmp_path / f"{together}{seed}"
+            spec = RunSpec(model, tokens, units, mechanism, make_plan(learning_rate=1e-3), header)
+            opened.append(open_run(spec, folder, entropy))
+            found.append(model)
+            if not together:
+                assert train_together(base, [opened[-1]]) == [None]
+        if together:
+            assert train_together(base, opened) == [None, None]
+        for run in opened:
+            run.ledger.close()
+    for alone, beside in zip(found[:2], found[2:], strict=True):
+        for name, weight in trainable(alone).items():
+            torch.testing.assert_close(trainable(beside)[name], weight, rtol=1e-4, atol=2e-5)

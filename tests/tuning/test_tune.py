@@ -107,6 +107,30 @@ def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
         result.save(saved)
 
 
+def test_scalings_ranks_and_start_reach_peft_and_the_card(tmp_path: Path) -> None:
+    ways = {"rslora": True, "rank_pattern": {"c_attn": 4}, "init_lora_weights": "orthogonal"}
+    result = dptune.tune(
+        checkpoint(), rows(), epsilon=8, delta=1e-3, unit="customer_id", out=tmp_path / "t", **QUICK, **ways
+    )
+    saved = result.save(tmp_path / "handed on")
+    config = json.loads((saved / "adapter_config.json").read_text())
+    assert (config["use_rslora"], config["rank_pattern"], config["init_lora_weights"]) == (
+        True,
+        {"c_attn": 4},
+        "orthogonal",
+    )
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(loaded(saved)(ids).logits, result.model(ids).logits, atol=1e-5)
+    card = (saved / "README.md").read_text()
+    assert all(
+        line in card for line in ("| LoRA scaling | alpha / sqrt(rank) |", "| LoRA ranks of layers | c_attn: 4 |")
+    )
+    (never_read := tmp_path / "never read.csv").write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match="init_lora_weights: 'eva' reads records"):
+        dptune.tune(checkpoint(), never_read, epsilon=8, init_lora_weights="eva", out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_data_sets_of_the_datasets_library_are_tuned_on(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
     records = datasets.Dataset.from_list(rows())

@@ -160,8 +160,8 @@ def _changed(name: str, **values: Any) -> Callable[[Path], Path]:
 
 def _other_family(folder: Path) -> Path:
     copy = _copied(folder)
-    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2, "vocab_size": 400}
-    config = AutoConfig.for_model("opt", **sizes, word_embed_proj_dim=16, architectures=["OPTForCausalLM"])
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = AutoConfig.for_model("biogpt", **sizes, vocab_size=400, architectures=["BioGptForCausalLM"])
     config.save_pretrained(copy)
     return copy
 
@@ -176,7 +176,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "torn tokenizer": (lambda folder: _torn(folder, "tokenizer.json"), "tokenizer: ", "save the model's tokenizer"),
     "no padding": (_changed("tokenizer_config.json", eos_token=None, pad_token=None), "neither a padding", "pad_token"),
     "other tokenizer": (_changed("config.json", vocab_size=50), "has token", "belongs to this model"),
-    "no q and v": (_other_family, "--target-modules: not known for model type 'opt'", "q_proj"),
+    "no q and v": (_other_family, "--target-modules: not known for model type 'biogpt'", "q_proj"),
 }
 
 

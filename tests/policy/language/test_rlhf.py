@@ -20,6 +20,7 @@ from scipy.stats import norm
 from tiny_models import VOCABULARY, gpt2
 
 from dptune.errors import ConfigError
+from dptune.policy.language.adapters import Factors, flat_adapters, write_adapters
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner
 from dptune.policy.language.lexicon import CLINICAL, Lexicon
 from dptune.policy.language.loss import bandit_loss
@@ -32,7 +33,7 @@ from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
-from dptune.training.model import Lora, save_adapter
+from dptune.training.model import Lora, attach_lora, save_adapter
 
 LETTERS = Lexicon(frozenset("abcdefghijklm"), frozenset("nopqrstuvwxyz"))
 TEXTS = ["Ann has K7", "Bo", "Cleo: Z9, and more", "Dora is at home"]
@@ -299,6 +300,17 @@ def test_the_adapters_that_users_met_follow_from_the_releases(tmp_path: Path) ->
     met = adapters_met(policy().start, state.means, 1.0)
     assert torch.equal(met[0], policy().start)
     assert torch.equal(met[1] + state.means[1], state.adapter)
+
+
+def test_ranks_and_scalings_of_single_layers_are_pefts() -> None:
+    lora = Lora(4, 8, 0.0, "all-linear", rslora=True, rank_pattern={"c_fc": 2}, alpha_pattern={"c_attn": 3})
+    peft = attach_lora(gpt2(), lora, 0).eval()
+    write_adapters(peft, 0.3 * torch.randn(Factors.of(peft).size, generator=torch.Generator().manual_seed(1)))
+    plain, ids = gpt2().eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    with Factors.of(peft).stacked(flat_adapters(peft)[None]).applied(plain, torch.tensor([0])):
+        found = plain(input_ids=ids).logits
+    torch.testing.assert_close(found, peft(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, plain(input_ids=ids).logits, atol=1e-3)
 
 
 def test_peft_loads_the_adapter_and_says_the_same(tmp_path: Path) -> None:
