@@ -38,7 +38,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, check_device, save_adapter
 from dptune.training.opening import open_run
-from dptune.training.ranks import LostRankError, Ranks, joined, own_device
+from dptune.training.ranks import LostRankError, Ranks, join_ranks, own_device
 from dptune.training.run import Run, StepReport
 from dptune.training.together import train_together
 from tasks.drawing import draw_curves
@@ -318,7 +318,7 @@ class _KeptCanaries(CraftedCanaries):
 
     run: Path = field(default=Path(), repr=False)
 
-    def opened(self, releases: int) -> None:
+    def on_open(self, releases: int) -> None:
         """Write new coins. Under the ledger's lock: else another process could replace those of this run.
 
         Raises: DataError if the run goes on and the file holds other coins, or none.
@@ -438,7 +438,7 @@ def main(
     """Run one cell, or several side by side on one base model."""
     chosen = [_read(cell) for cell in cells]
     try:
-        with joined() as ranks:
+        with join_ranks() as ranks:
             if ranks.world > 1 and len(chosen) > 1:
                 raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
             if ranks.rank:

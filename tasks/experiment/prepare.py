@@ -25,7 +25,7 @@ from dptune.training.model import Lora, ModelSource, attach_lora, load_base, loa
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
-from dptune.training.token_file import FORMAT, Corpus, tokenized
+from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from dptune.units import RECORD
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
@@ -192,7 +192,7 @@ def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     form = about.get("form", "text")
     batches = partial(read_batches, records, ("record", "unit", "text"))
     stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
-    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
+    corpus = open_or_tokenize(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
         _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)

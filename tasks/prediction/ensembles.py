@@ -15,7 +15,7 @@ from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.files import locked, private_directory, write_json, write_text
 from dptune.prediction import ensemble
-from dptune.prediction.deployment import SERVED_OPTIONS, answered
+from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import Tokens, tokenize
@@ -148,7 +148,7 @@ def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str
     Raises: ConfigError if it has answered by another protocol already, or under private telemetry that would end.
     """
     options, known = _options(protocol) if protocol else {}, ensemble.known_manifest(plan.directory)
-    if known is not None and answered(plan.directory):
+    if known is not None and has_answered(plan.directory):
         if protocol and known.protocol != options:
             changed = sorted(key for key in options if known.protocol.get(key) != options[key])
             problem = f"{plan.directory} has answered with other settings ({', '.join(changed)})"

@@ -165,7 +165,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     """Written earlier, they could be another process's by the time this one has the ledger."""
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
     seen: list[tuple[bool, int]] = []
-    opened, charge = finetune._KeptCanaries.opened, Ledger.charge
+    opened, charge = finetune._KeptCanaries.on_open, Ledger.charge
 
     def noted(canaries: Any, releases: int) -> None:
         assert not crafted_file(cell.directory).exists()
@@ -177,7 +177,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
         seen.append((crafted_file(cell.directory).exists(), ledger.releases))
         return charge(ledger, release)
 
-    monkeypatch.setattr(finetune._KeptCanaries, "opened", noted)
+    monkeypatch.setattr(finetune._KeptCanaries, "on_open", noted)
     monkeypatch.setattr(Ledger, "charge", charged)
     run(cell)
     assert seen == [(True, release) for release in range(STEPS)]

@@ -14,7 +14,7 @@ from tiny_pipeline import write_params
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
-from dptune.prediction.deployment import answered, deploy
+from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
@@ -100,7 +100,7 @@ def test_an_ensemble_that_serves_nobody_says_so_and_telemetry_is_kept(pipeline: 
     close_plan(plan, None, "private")
     with pytest.raises(ConfigError, match="serves nobody"):
         deploy(plan.directory, torch.device("cpu"))
-    assert not answered(plan.directory)
+    assert not has_answered(plan.directory)
     protocol = served(settings.prediction.serve, settings.prediction, DELTA)
     close_plan(plan, protocol, "private")
     assert read_manifest(plan.directory).telemetry == "private"
