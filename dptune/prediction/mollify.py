@@ -121,10 +121,8 @@ def _safely(
     limits: torch.Tensor,
     weights: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    log_public, log_private = (
-        log_public.log_softmax(-1),
-        log_private.log_softmax(-1),
-    )  # normalise again: float32 laws sum to 1 + 1e-7
+    # Normalise again: float32 laws sum to 1 + 1e-7.
+    log_public, log_private = log_public.log_softmax(-1), log_private.log_softmax(-1)
     possible = log_public > _IMPOSSIBLE
     only_private = (~possible & (log_private > _IMPOSSIBLE)).any(-1)
     unknown = (log_public.isnan() | log_private.isnan()).any(-1)

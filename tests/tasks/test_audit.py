@@ -197,7 +197,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     file = crafted_file(cell.directory)
-    real = finetune._crafted
+    real = finetune._crafted_canaries
 
     def meanwhile(*given: Any) -> Any:
         """Somebody changes the file after it was read, as the lock of the ledger is not held yet."""
@@ -208,7 +208,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
             write_json(file, stored | {"included": [1 - coin for coin in stored["included"]]})
         return canaries
 
-    monkeypatch.setattr(finetune, "_crafted", meanwhile)
+    monkeypatch.setattr(finetune, "_crafted_canaries", meanwhile)
     lines = (cell.directory / "ledger.jsonl").read_text()
     with pytest.raises(DataError, match=r"does not hold the coins that this run's releases were made with. Fix: "):
         run(cell)
