@@ -41,7 +41,7 @@ from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.token_file import opened, token_batch, write
+from dptune.training.token_file import open_corpus, token_batch, write
 
 FEW, BATCH, STEPS = 100_000, 16, 8
 VOCABULARY, SHORTEST, LONGEST = 97, 8, 24
@@ -166,7 +166,7 @@ def training(form: str, path: str) -> dict[str, float]:
 
 
 def _data(form: str, path: str) -> tuple[Tokens, PrivacyUnits]:
-    found = opened(Path(path))
+    found = open_corpus(Path(path))
     if form == "mapped":
         return found.tokens, PrivacyUnits.records(len(found.tokens.rows))
     if form == "mapped by patient":

@@ -4,7 +4,7 @@ import os
 
 import tasks  # noqa: F401 (it says where dptune is not installed)
 
-# Prefect waits 20 s for its temporary server, which a busy machine exceeds; read when prefect is first imported.
+# Prefect reads this when it is first imported. Its default of 20 s for a temporary server is too short if it is busy.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 # Progress of work inside a flow's own process belongs to the run's logs too.
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "dptune")

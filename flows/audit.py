@@ -1,4 +1,4 @@
-"""The audit flow: every finished cell of the experiment attacked, as one Prefect task each.
+"""The audit flow: attacks every finished cell of the experiment, each in a Prefect task of its own.
 
 python -m flows.audit        # what the DVC stage runs
 """
@@ -28,14 +28,14 @@ _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit ag
 
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """A result lies beside its audit, so removing the folder forgets it."""
+    """Key of the cached result, which lies in the audit's folder: without the folder, the attack runs again."""
     directory: Path = parameters["directory"]
     return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}_{parameters['cells']}"
 
 
 @task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
 def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[str]:
-    """Attack one cell; returns what it shows that cannot be true if its ledger is."""
+    """Attack one cell. Returns a sentence for each bound that contradicts the cell's ledger."""
     found: list[str] = audit_cell(directory, settings, device, cells)["violations"]
     return found
 
@@ -59,22 +59,22 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         state = again(directory, settings.audit, device, len(cells), return_state=True)
         found = state.result(raise_on_failure=False)
         if audit_file(directory).exists():
-            publish_audit(directory, audit_file(directory))  # also of an earlier audit that MLflow did not take
+            publish_audit(directory, audit_file(directory))  # an earlier audit may not have reached MLflow
         if isinstance(found, BaseException):
             errors[directory.name] = found
         else:
             violations += found
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
     if violations or errors:
-        _show()
+        _write_page()
         summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
         failed = flow_error(summary, list(errors.values())) if errors else None
         raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
     return [str(audit_file(directory)) for directory in cells]
 
 
-def _show() -> None:
-    """A failed stage ends DVC's road before the report: write the page that shows what was found."""
+def _write_page() -> None:
+    """Write the report's page. DVC skips the report when this stage fails, and the page shows what was found."""
     try:
         report()
     except Exception as error:

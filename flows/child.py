@@ -2,7 +2,7 @@
 
     python -m flows.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
 
-A killed worker stops nothing any more: its cell would go on, hold the cell's lock and keep out its successor.
+Without it, the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ def child(module: str, *arguments: str) -> list[str]:
 
 
 def end_server_with_me() -> None:
-    """Let Prefect's temporary server, if this process started one, end with this process, however that ends.
+    """End Prefect's temporary server, if this process started one, when this process ends, even if it is killed.
 
-    Prefect stops it at a normal exit only; a killed flow would leave it behind for ever.
+    Prefect itself stops the server at a normal exit only.
     """
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer().server_process
     if server is not None and server.pid not in _watched:
-        # The pipe has no other writer, so the kernel closes it with this process. In a session of its own, or Ctrl-C
-        # would end the watcher first.
+        # This process is the pipe's only writer, so the kernel closes the pipe when it ends. The watcher has a session
+        # of its own; otherwise Ctrl-C would end it before the server.
         command = ["sh", "-c", "cat >/dev/null; kill $0 2>/dev/null", str(server.pid)]
         _watched[server.pid] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-_watched: dict[int, subprocess.Popen[bytes]] = {}  # kept, for a collected one would close its pipe
+_watched: dict[int, subprocess.Popen[bytes]] = {}  # holds a reference: a garbage-collected Popen would close its pipe
 
 
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
-    os._exit(1)  # like a kill: everything on disk is made for that
+    os._exit(1)  # as a kill would; files on disk are safe against kills
 
 
 def main() -> None:

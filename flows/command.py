@@ -1,4 +1,4 @@
-"""What the command of every flow does around it: no traceback, one last line, and an end within seconds on Ctrl-C."""
+"""Runs a flow as a command: no traceback, one sentence as the last line, and an end within seconds on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SECONDS = 3.0
 
 
 def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
-    """Run a flow; parts that failed end it with their number, and on the last line with the cause of the first.
+    """Run a flow. If parts failed, the last line says how many, and the cause of the first failure.
 
     Args:
-        standing: how far it came, for the last line after Ctrl-C.
+        standing: returns how far the flow came, for the last line after Ctrl-C.
     """
     plain = _Plain()
     handlers = list(logging.getLogger().handlers)
@@ -39,7 +39,7 @@ def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "
 
 
 class _Plain(logging.Filter):
-    """Prefect's lines without tracebacks, which ``flow_error`` keeps, and without its server's farewell."""
+    """Removes tracebacks from Prefect's lines (``flow_error`` keeps them in a file), and its server's last message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("prefect"):
@@ -49,9 +49,9 @@ class _Plain(logging.Filter):
 
 @contextmanager
 def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
-    """End the whole process on Ctrl-C, and all that it started, as ``kill -9`` would: what lies on disk is made for it.
+    """Context in which Ctrl-C kills this process and all that it started. Files on disk are safe against kills.
 
-    An exception would be told to Prefect's temporary server, which Ctrl-C ends first: minutes of retries.
+    A KeyboardInterrupt would take minutes: Prefect would report it to its temporary server, which Ctrl-C ends first.
     """
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
 
 
 def _end_children() -> None:
-    """End every process that this one started, and theirs: first with a word, then without."""
+    """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL."""
     children = psutil.Process().children(recursive=True)
     for child in children:
         with suppress(psutil.Error):

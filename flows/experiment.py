@@ -1,4 +1,4 @@
-"""The experiment flow: every cell of the grid as a Prefect task that runs in a process of its own.
+"""The experiment flow: runs every cell of the grid as a Prefect task, in a process of its own.
 
 python -m flows.experiment        # what the DVC stage runs
 """
@@ -28,11 +28,11 @@ from flows.child import child, end_server_with_me
 from flows.command import run_flow
 from flows.failures import CellError, flow_error
 from flows.places import free_place
-from flows.runners import THREADS, started
+from flows.runners import THREADS, open_runner
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
-from tasks.experiment.groups import CellGroup, grouped
+from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.standing import standing
 from tasks.paths import DATA, ERROR, EXPERIMENT, RUNS, TRAIN
 from tasks.settings.params import Experiment, load_settings, merge
@@ -46,7 +46,15 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_W
 
 @dataclass(frozen=True)
 class DispatchContext:
-    """What a cell needs to know besides itself, on whichever machine it runs. Public."""
+    """All that a cell's task needs besides the cell, on whichever machine it runs. Public.
+
+    Attributes:
+        settings: the experiment's settings.
+        parent: the experiment's run in MLflow.
+        home: the flow's working directory, which every machine must see under this path.
+        environment: environment variables for the cell's process; None removes one.
+        terminal: whether the flow runs at a terminal.
+    """
 
     settings: Experiment
     parent: str
@@ -56,7 +64,7 @@ class DispatchContext:
 
 
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """A cell's result lies in its own folder, so that a run that is set aside takes it along."""
+    """Key of the cached result, which lies in the cell's own folder: a run that is set aside takes it along."""
     return str(parameters["group"].key)
 
 
@@ -85,7 +93,7 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
 
     A retry resumes from their ledgers and checkpoints. Returns: the cells' folders.
     """
-    os.umask(0o077)  # a worker's process was started by somebody's shell
+    os.umask(0o077)  # a worker's umask is that of the shell that started it
     for cell in group.cells:
         directory = _folder(cell, context.home)
         write_text(RunFolder(directory).cell, cell.model_dump_json(indent=2))
@@ -94,9 +102,9 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
         with free_place(available_devices(context.settings), context.settings.cells_per_device) as device:
             files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
             options = ["--device", device, "--parent", context.parent, "--flow-run", str(flow_run.id or "none")]
-            # Another flow may work on these cells; so may the cell of a killed worker, which dies a moment later.
+            # Another flow may hold these cells, and so may the process of a killed worker, which ends a moment later.
             options.append("--wait")
-            # A lone process at a terminal draws its own progress bars; otherwise its output becomes log lines.
+            # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if context.terminal else run_process
             run(group.label, child("tasks.experiment.finetune", *files, *options), context.home, _environment(context))
     return [str(cell.directory) for cell in group.cells]
@@ -128,10 +136,10 @@ def experiment(
     Args:
         epsilons: privacy budgets in place of the file's.
         mechanisms: labels in place of the file's.
-        seeds: in place of the file's.
+        seeds: seeds in place of the file's.
         runner: threads, dask, ray, or the address of a running cluster, in place of the file's.
         params: the parameter file.
-        overrides: any other sections to merge over it, such as ``{"training": {"epochs": 3}}``.
+        overrides: sections to merge over the parameter file, such as ``{"training": {"epochs": 3}}``.
 
     Raises: FlowError naming every cell that failed, after all others have run.
     """
@@ -142,8 +150,8 @@ def experiment(
     cells, devices = grid(settings), _own_devices(settings.experiment)
     _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device
-    groups = grouped(cells, settings.experiment.cells_together, places)
-    with started(settings.experiment, places) as task_runner:
+    groups = group_cells(cells, settings.experiment.cells_together, places)
+    with open_runner(settings.experiment, places) as task_runner:
         timed = tracking.timed(settings.experiment.telemetry)
         parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment), timed=timed)
         context = _context(settings.experiment, devices, parent)
@@ -164,13 +172,13 @@ def experiment(
 
 
 def _is_owed_to_mlflow(group: CellGroup, parent: str) -> bool:
-    """Whether a trained cell's results did not reach MLflow, which Prefect's kept result of the task does not tell."""
+    """Whether a trained cell's results did not reach MLflow yet. Prefect's cached result does not show it."""
     folders = [cell.directory for cell in group.cells]
     return parent != tracking.LATER and any(is_finished(path) and not is_published(path) for path in folders)
 
 
 def _own_devices(settings: Experiment) -> list[str]:
-    """The devices of the flow's machine, which a running cluster has nothing to do with."""
+    """The devices of the flow's own machine; none if a running cluster does the work."""
     return [] if "://" in settings.runner else available_devices(settings)
 
 
@@ -183,7 +191,7 @@ def _context(settings: Experiment, devices: list[str], parent: str) -> DispatchC
 def _failures(
     groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]
 ) -> tuple[list[str], list[BaseException]]:
-    """Wait for every cell; the labels of those that failed, and what ended them."""
+    """Wait for every cell. Returns the labels of cells that failed, and their errors."""
     logger, done = get_run_logger(), 0
     failed: list[str] = []
     errors: list[BaseException] = []
@@ -194,13 +202,13 @@ def _failures(
         name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
         logger.info("%d of %d cells: %s %s", done, total, group.label, name)
         if not state.is_completed():
-            failed += [cell.label for cell in group.unfinished or group.cells]
+            failed += [cell.label for cell in group.unfinished_cells or group.cells]
             errors.append(error_of(future))
     return failed, errors
 
 
 def error_of(future: PrefectFuture[Any]) -> BaseException:
-    """What ended a task that failed."""
+    """The exception that ended a failed task."""
     if not future.state.is_final():
         return DptuneError(f"{future.state.name}: its worker was lost. Fix: start workers again, and run again.")
     try:
@@ -214,13 +222,13 @@ def available_devices(settings: Experiment) -> list[str]:
     """The devices that params.yaml names, or every CUDA device, or the CPU."""
     if settings.devices != "auto":
         return list(settings.devices)
-    import torch  # seconds, which a flow with named devices need not wait for
+    import torch  # takes seconds, and is not needed if the devices are named
 
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def tags_of(settings: Experiment) -> dict[str, str]:
-    """Where a run in MLflow came from."""
+    """Tags that say where a run in MLflow came from."""
     return {
         "telemetry": settings.telemetry,
         "accounting": settings.accounting,
@@ -243,8 +251,8 @@ def run_process(
     """Run a process and pass its output on line by line.
 
     Args:
-        home: its working directory, if not this one.
-        environment: its environment, if not this one.
+        home: the process' working directory; None for this one's.
+        environment: the process' environment; None for this one's.
 
     Raises: CellError with the last lines, if it ends with an error.
     """

@@ -1,4 +1,4 @@
-"""Why a flow failed: which of its parts, the first one's cause, and whether trying again can mend it."""
+"""Errors of flows: which parts failed, the cause of the first failure, and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MEMORY = "lower experiment.cells_together or experiment.cells_per_device, and r
 
 
 class CellError(Exception):
-    """A part's process ended with an error; ``hopeless`` when trying again cannot mend it."""
+    """A part's process ended with an error. ``hopeless`` says that a retry cannot help."""
 
     def __init__(self, label: str, status: int, output: str) -> None:
-        super().__init__(label, status, output)  # all of them, from which another process makes it anew
+        super().__init__(label, status, output)  # unpickling in another process calls __init__ with these
         self.hopeless = status == USER_ERROR
 
     def __str__(self) -> str:
@@ -40,13 +40,13 @@ class FlowError(RuntimeError):
     """Parts of a flow that failed, after all others have ended.
 
     Attributes:
-        summary: which parts.
-        cause: of the first one, with its fix.
+        summary: the parts that failed, in one sentence.
+        cause: cause of the first failure, with its fix.
         status: exit status of the command.
     """
 
     def __init__(self, summary: str, cause: str, status: int) -> None:
-        super().__init__(summary, cause, status)  # all of them, from which another process makes it anew
+        super().__init__(summary, cause, status)  # unpickling in another process calls __init__ with these
         self.summary, self.cause, self.status = summary, cause, status
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class FlowError(RuntimeError):
 
 
 def flow_error(summary: str, errors: Sequence[BaseException]) -> FlowError:
-    """The error of a flow whose parts ended with ``errors``; what is none of the user's is kept in a file."""
+    """The error of a flow whose parts failed with ``errors``. Tracebacks of unexpected ones are kept in a file."""
     unknown = [error for error in errors if not _hopeless(error)]
     for error in unknown:
         keep_failure(error)

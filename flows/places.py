@@ -1,4 +1,4 @@
-"""Places on the devices of this machine: at most so many cells on each at a time, whoever started them."""
+"""Limits how many cells run on a device of this machine at a time, across all flows and checkouts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def places_folder() -> Path:
 
 @contextmanager
 def free_place(devices: Sequence[str], cells: int, folder: Path | None = None) -> Iterator[str]:
-    """Wait for a place on one of ``devices``, each of which has ``cells``; yields the device.
+    """Wait for a free place on one of ``devices``, each of which has ``cells`` places. Yields the device.
 
-    A place is a locked file, so a killed process' is free at once. A slot of a Prefect server would be taken until
-    its lease ends, and flows that share a temporary server's database would free each other's.
+    A place is a locked file, so the place of a killed process is free at once. A concurrency slot of a Prefect server
+    would stay taken until its lease ends, and flows that share a temporary server's database would free each other's.
 
     Args:
-        folder: of the files; ``places_folder`` if None.
+        folder: folder of the locked files; None takes ``places_folder``.
     """
     folder = folder or places_folder()
     private_directory(folder)
@@ -48,7 +48,7 @@ def _take(stack: ExitStack, places: list[tuple[str, int]], folder: Path) -> str:
 
 
 def _physical(device: str) -> str:
-    """The first device that a worker sees may be another one than that of its neighbour."""
+    """The physical name of a device: "cuda:0" is another GPU in a process with other CUDA_VISIBLE_DEVICES."""
     kind, _, index = device.partition(":")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if kind == "cuda" and visible:

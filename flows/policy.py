@@ -1,4 +1,4 @@
-"""The policy flow: every run of private reinforcement learning as a Prefect task in a process of its own, and a page.
+"""The policy flow: runs all private reinforcement learning, each run in a process of its own, and writes a page.
 
 python -m flows.policy        # `make policy`
 """
@@ -35,7 +35,7 @@ from tasks.settings.refusals import refusal
 from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_stage
 
-_DEVICE = "cpu"  # networks of a few thousand parameters
+_DEVICE = "cpu"  # the networks have a few thousand parameters, too few for a GPU
 
 
 @task(name="policy run", task_run_name="{cell.name}", retries=1)
@@ -51,14 +51,14 @@ def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that a part wrote."""
+    """Read a JSON file that a part wrote."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 @task(name="public inputs")
 def public_inputs(processes: int) -> None:
-    """The public model and the split, by their DVC stages, where they are missing."""
+    """Make the public model and the split by their DVC stages, if they are missing."""
     if not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
         with free_place([_DEVICE], processes):
             run_process("public inputs", child("dvc", "repro", "split", "pretrain"))
@@ -66,7 +66,7 @@ def public_inputs(processes: int) -> None:
 
 @task(name="part", task_run_name="{name}", retries=1)
 def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any, processes: int) -> None:
-    """A part that keeps its own results, in a process of its own, once ``inputs`` are there."""
+    """Run a part in a process of its own, after ``inputs`` are done. The part keeps its own results."""
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     with free_place([_DEVICE], processes):
         run_process(name, child(module, *options))
@@ -125,7 +125,7 @@ def policy_of(settings: Settings) -> PolicySettings:
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
-    """Wait for all; the names of those that failed."""
+    """Wait for all runs. Returns the names of those that failed."""
     failed = []
     for number, (name, future) in enumerate(futures.items(), start=1):
         future.wait()
@@ -136,7 +136,7 @@ def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
 
 
 def parts(settings: PolicySettings) -> list[tuple[str, str, dict[str, Any]]]:
-    """(name, module, settings) of what is no environment: language models, one run each, and tenants."""
+    """(name, module, settings) of each part that needs no environment: every language model, and tenants."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     if settings.tenants:  # first: it takes longest
         found.append(("tenants", "tasks.policy.tenants", settings.tenants.model_dump(mode="json")))
@@ -150,7 +150,7 @@ def parts(settings: PolicySettings) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def other_results(settings: PolicySettings) -> dict[str, Any]:
-    """What those parts wrote."""
+    """The results that the other parts (``parts``) wrote, by name."""
     found: dict[str, Any] = {}
     if settings.rlhf:
         found["rlhf"] = [read_json(RunFolder(cell.directory).results) for cell in cells(settings.rlhf)]
@@ -160,7 +160,7 @@ def other_results(settings: PolicySettings) -> dict[str, Any]:
 
 
 def publish(result: dict[str, Any], parent: str) -> None:
-    """A run on an environment in MLflow. All of it public."""
+    """Send the result of a run on an environment to MLflow. All of it is public."""
     directory = PolicyCell.model_validate({key: result[key] for key in PolicyCell.model_fields}).directory
     params = {"environment": result["environment"], "kind": result["kind"], **result["training"]}
     tags = {"study": result["study"], "label": result["label"], "data": "simulated users"}
@@ -170,14 +170,14 @@ def publish(result: dict[str, Any], parent: str) -> None:
 
 
 def publish_others(settings: PolicySettings, found: dict[str, Any], parent: str) -> None:
-    """Language models and tenants in MLflow: what is public of them."""
+    """Send the public results of language models and tenants to MLflow."""
     for cell, result in zip(cells(settings.rlhf) if settings.rlhf else [], found.get("rlhf", []), strict=True):
         tags = {"study": "rlhf", "label": cell.label, "data": result["data"]}
         curve = {one["updates"]: {name: one[name] for name in ("reward", "score", "kl")} for one in result["curve"]}
         params = cell.settings.model_dump(mode="json") | {"users": cell.users, "epsilon": cell.epsilon}
         _publish(parent, f"rlhf.{cell.label}", cell.directory, params, tags, curve, _prices(result))
     if tenants := found.get("tenants"):
-        # A label may hold what names of metrics must not.
+        # A label may hold characters that MLflow refuses in names of metrics.
         names = {line["label"]: f"public_perplexity.{line['label'].replace('+', '_')}" for line in tenants["summary"]}
         ends = {names[line["label"]]: line["public_perplexity"] for line in tenants["summary"]}
         tags = {"study": "tenants", "data": tenants["data"]}
@@ -197,7 +197,7 @@ def _publish(
     curve: dict[int, dict[str, float]],
     ends: dict[str, float],
 ) -> None:
-    """A run in MLflow, once: its curve, what it came to, and its ledger."""
+    """Send a run to MLflow, once: its curve, its final figures, and its ledger."""
     if parent == tracking.LATER or (directory / PUBLISHED).exists():
         return
     child = tracking.ChildRun(parent, name, RunFolder(directory).mlflow_run, params, tags, timed=False, kept=False)

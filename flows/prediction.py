@@ -1,4 +1,4 @@
-"""The prediction flow: partition, one tuned adapter for every shard as a Prefect map, and scores of the protocols.
+"""The prediction flow: partitions the records, tunes an adapter for every shard, and scores the protocols.
 
 python -m flows.prediction        # what the DVC stage runs
 """
@@ -21,7 +21,15 @@ from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION
 from tasks.prediction.answers import publish_answers, score
-from tasks.prediction.ensembles import PLAN, EnsemblePlan, close_plan, compared, open_plan, plans, served
+from tasks.prediction.ensembles import (
+    PLAN,
+    EnsemblePlan,
+    close_plan,
+    open_plan,
+    plans,
+    scored_protocols,
+    served_protocol,
+)
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
@@ -39,7 +47,7 @@ def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) ->
 
 @task(name="score")
 def score_all(settings: Settings, chosen: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
-    """Perplexities of every protocol and of what it is compared with."""
+    """Score every protocol, the public model and the experiment's cells on held-out records."""
     return score(settings, chosen, serving, device)
 
 
@@ -52,9 +60,9 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     delta, chosen = settings.experiment.delta, plans(settings)
-    protocol = served(settings.prediction.serve, settings.prediction, delta)
+    protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
-        compared(settings.prediction, plan.models, delta)  # refuses what cannot be, before anything is tuned
+        scored_protocols(settings.prediction, plan.models, delta)  # refuses what cannot be, before anything is tuned
     devices = available_devices(settings.experiment)
     private_directory(ENSEMBLES)
     for plan in chosen:

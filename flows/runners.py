@@ -1,4 +1,4 @@
-"""Where a flow's cells run: ``experiment.runner`` as one of Prefect's task runners.
+"""Prefect's task runner for ``experiment.runner``, which says where a flow's cells run.
 
 threads              the flow's process starts every cell on its own machine
 dask, ray            a temporary cluster of this machine, which ends with the flow
@@ -26,11 +26,11 @@ THREADS = "threads"
 
 
 @contextmanager
-def started(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
+def open_runner(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
     """The task runner that ``settings.runner`` names, ready for work.
 
     Args:
-        places: how many cells a temporary cluster runs at a time.
+        places: number of cells that a temporary cluster runs at a time.
 
     Raises: ConfigError for an extra that is not installed, a cluster that does not answer, and a Prefect server that
         workers cannot reach.
@@ -38,18 +38,18 @@ def started(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
     with ExitStack() as stack:
         if settings.runner != THREADS:
             stack.enter_context(_reachable_api(settings.runner))
-        runner = stack.enter_context(_connected(settings.runner, places))
+        runner = stack.enter_context(_connect(settings.runner, places))
         if _is_ray(settings.runner):
             stack.enter_context(_gpu_share(settings))
         yield runner
 
 
 @contextmanager
-def _connected(runner: str, places: int) -> Iterator[TaskRunner[Any]]:
+def _connect(runner: str, places: int) -> Iterator[TaskRunner[Any]]:
     with ExitStack() as stack:
         try:
             entered = stack.enter_context(_task_runner(runner, places))
-            getattr(entered, "client", None)  # Dask's connects when it is asked for
+            getattr(entered, "client", None)  # Dask's runner connects when its client is first read
         except OSError as error:
             fix = "start the cluster, or correct the address"
             raise ConfigError("experiment.runner", f"no answer from {runner} ({error})", fix=fix) from None
@@ -75,11 +75,11 @@ def _dask(runner: str, places: int) -> TaskRunner[Any]:
 
 def _ray(runner: str, places: int) -> TaskRunner[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # without it, whoever reaches a cluster runs code on it
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # otherwise anybody who reaches the cluster can run code on it
     build = _integration("prefect_ray", "ray").RayTaskRunner
     if runner != "ray":
         return build(address=runner)
-    # "local": without an address, Ray would join whatever cluster it last knew of on this machine.
+    # "local", because without an address Ray joins the last cluster that it knew of on this machine.
     return build(init_kwargs={"address": "local", "num_cpus": places, "include_dashboard": False})
 
 
@@ -97,7 +97,7 @@ def _integration(module: str, extra: str) -> Any:
 
 @contextmanager
 def _reachable_api(runner: str) -> Iterator[None]:
-    """Tell workers where the flow's Prefect server is; without this each would start a server of its own."""
+    """Context in which workers know the address of the flow's Prefect server; otherwise each would start its own."""
     url = get_current_settings().api.url
     if url is None and "://" in runner:
         problem = "workers of a running cluster cannot reach a flow's temporary Prefect server"
@@ -110,7 +110,7 @@ def _reachable_api(runner: str) -> Iterator[None]:
 
 
 def _gpu_share(settings: Experiment) -> AbstractContextManager[Any]:
-    """On a Ray cluster with GPUs, a cell asks for its share of one, and is sent where there is one."""
+    """Let each cell ask a Ray cluster with GPUs for its share of a GPU, so that Ray sends it to a machine with one."""
     if settings.devices != "auto" or not import_module("ray").cluster_resources().get("GPU"):
         return nullcontext()
     share = int(10_000 / settings.cells_per_device) / 10_000  # the finest that Ray counts

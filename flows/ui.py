@@ -1,4 +1,4 @@
-"""Everything with a face, on this machine only: Prefect's UI and scheduler, the deployments, and MLflow's UI.
+"""Serves the user interfaces to this machine only: Prefect's UI and scheduler, the deployments, and MLflow's UI.
 
     python -m flows.ui        # `make ui`; Ctrl-C stops all of it
 
@@ -31,7 +31,7 @@ _START_SECONDS = 180
 
 
 def serve_deployments() -> None:
-    """Register the deployments and run what the UI, a schedule or the API asks for, until stopped."""
+    """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
     from flows.experiment import experiment
 
     experiment.serve(
@@ -74,7 +74,7 @@ def run_ui() -> None:
 def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
     store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
-    # Its job runners judge language models' traces, which nothing here writes: processes that only cost.
+    # Job runners are off: they judge traces of language models, of which dptune writes none.
     plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
     processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))
     return processes[-1]

@@ -222,8 +222,8 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(narratives, "write_records", numbered)
     else:
         module = {"clients": data, "tenants": runs}[place]
-        real_hash = data.hashed
-        monkeypatch.setattr(module, "hashed", lambda keys: real_hash(dense(keys)))
+        real_hash = data.hash_keys
+        monkeypatch.setattr(module, "hash_keys", lambda keys: real_hash(dense(keys)))
     staying = COHORT["patient_nbr"] != COHORT["patient_nbr"][0]
     before, after = of_table(COHORT, "patient"), of_table(COHORT[staying], "patient")
     with pytest.raises(AssertionError, match="were dealt again"):

@@ -66,7 +66,7 @@ class CraftedCanaries:
             problem = f"{len(self.included)} exceeds the {min(pair_sizes)} parameters of the smallest LoRA pair"
             raise ConfigError("canaries.crafted", problem, fix="use fewer")
 
-    def opened(self, releases: int) -> None:
+    def on_open(self, releases: int) -> None:
         """Do nothing: coins that live only as long as this process need no file."""
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:

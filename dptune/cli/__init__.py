@@ -1,7 +1,7 @@
 """Tune a model on your records; price a mechanism, calibrate it, search its noise, audit it, and verify a ledger.
 
-One file a group of commands. What a command needs of the library it imports when it runs, so that help and
-completion answer at once.
+Each file holds a group of commands. A command imports the library when it runs, so that help and completion answer at
+once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from dptune.cli.step_audit import audit
 from dptune.cli.suggest import suggest
 from dptune.cli.tune import tune
 
-# Without rich's boxes: of a wrong option, the last line is the error and not a border, and help keeps what is written
-# in brackets, such as [data/search], which rich takes for markup. Tracebacks show no local variables: they may be
-# secret.
+# rich is off: its box would make a border the last line of an error, and its markup would swallow brackets in help,
+# such as [data/search]. Tracebacks show no local variables, which may be secret.
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -44,7 +43,7 @@ def _main(
         list[str] | None, typer.Option(help="Module of yours with mechanisms, beside those that DPTUNE_PLUGINS names.")
     ] = None,
 ) -> None:
-    """Take the options that belong to no command."""
+    """Handle the options that belong to no command."""
     if plugin or os.environ.get("DPTUNE_PLUGINS"):
         from dptune.plugins import load, load_variable
 
@@ -53,5 +52,5 @@ def _main(
 
 
 for _command in (tune, suggest, account, calibrate, search, audit, verify, mechanisms, set_aside, generate, serve):
-    # The whole first line: what is taken from a docstring otherwise is cut off.
+    # Typer cuts the first line of a docstring short, so the help's text is set here as a whole.
     app.command(short_help=(_command.__doc__ or "").partition("\n")[0])(reports_errors(_command))

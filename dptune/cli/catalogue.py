@@ -10,7 +10,7 @@ from dptune.errors import ConfigError
 
 
 def summaries() -> dict[str, str]:
-    """Summaries by name, a line each: of the mechanisms, and of the protocols that are priced but train no adapter."""
+    """One line by name for each mechanism, and for each protocol that has a price but trains no adapter."""
     from dptune.mechanisms.registry import MECHANISMS
     from dptune.policy import method
     from dptune.prediction.protocols import SUMMARIES
@@ -20,12 +20,12 @@ def summaries() -> dict[str, str]:
 
 
 def completions(incomplete: str) -> list[str]:
-    """The names that begin so, for a shell."""
+    """The names that begin with ``incomplete``, for a shell's completion."""
     return [name for name in summaries() if name.startswith(incomplete)]
 
 
 def check_mechanism(name: str) -> None:
-    """Raises ConfigError unless ``name`` is a registered mechanism."""
+    """Check that ``name`` is a registered mechanism. Raises: ConfigError if not."""
     from dptune.mechanisms.registry import MECHANISMS
     from dptune.prediction.protocols import PROTOCOLS
 

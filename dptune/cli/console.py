@@ -1,4 +1,4 @@
-"""What every command does: errors without tracebacks, and results as a table or as JSON."""
+"""What all commands share: errors without tracebacks, and results as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from typer.core import TyperCommand, TyperGroup
 from dptune.errors import DptuneError
 from dptune.invalid import problem_of
 
-#: Click's error for a wrong command line; where typer brings its own copy of click, that copy's.
+#: The usage error of click, or of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class Group(TyperGroup):
-    """A group of commands whose command line, if it is wrong, is refused as anything else is."""
+    """A group of commands that reports a wrong command line in the same style as all other errors."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run a command, and end the process."""
-        return _ended(super().main, *args, **extra)
+        return _run_and_exit(super().main, *args, **extra)
 
 
 class Command(TyperCommand):
-    """A single command with the same refusals as ``Group``."""
+    """A single command that reports a wrong command line as ``Group`` does."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command, and end the process."""
-        return _ended(super().main, *args, **extra)
+        return _run_and_exit(super().main, *args, **extra)
 
 
-def _ended(run: Callable[..., Any], *args: Any, **extra: Any) -> Any:
+def _run_and_exit(run: Callable[..., Any], *args: Any, **extra: Any) -> Any:
     if not extra.setdefault("standalone_mode", True):
         return run(*args, **extra)
     try:
         status = run(*args, **(extra | {"standalone_mode": False}))
     except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # it says no more than the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # raised to show the help; it has no message of its own
             error.show()
         else:
             notice("error", _sentence(error))
@@ -53,16 +53,16 @@ def _ended(run: Callable[..., Any], *args: Any, **extra: Any) -> Any:
 
 
 def _sentence(error: Any) -> str:
-    """A wrong command line, with the fix."""
+    """The message for a wrong command line, with its fix."""
     problem = error.format_message().partition(" (Possible options")[0]
-    if hasattr(error.__cause__, "errors"):  # pydantic's, whose words newer versions of typer pass on as they are
+    if hasattr(error.__cause__, "errors"):  # newer versions of typer pass on pydantic's own words
         problem = problem.replace(error.message, problem_of(error.__cause__.errors()[0]))
     near = "".join(f"use {name}, or " for name in sorted(getattr(error, "possibilities", None) or ())[:1])
     return f"{problem.rstrip('.')}. Fix: {near}see `{error.ctx.command_path if error.ctx else 'dptune'} --help`."
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that ends with status 2 and one sentence where the user can fix something."""
+    """Wrap a command so that an error that the user can fix ends it with status 2 and one sentence."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             notice("error", str(error))
             raise typer.Exit(2) from None
         except BrokenPipeError:
-            raise  # the reader, `head` say, has what it wants: typer ends quietly
+            raise  # the reader, such as `head`, closed the pipe: typer ends without a message
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             fix = "check that the path exists, that you may use it, and that the disk has room"
@@ -89,14 +89,14 @@ def notice(kind: str, text: str) -> None:
 
 
 def show_progress() -> None:
-    """Let long work say how far it is where no terminal draws a bar."""
+    """Log the progress of long work if there is no terminal to draw a bar on."""
     if not sys.stderr.isatty():
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dptune.progress").setLevel(logging.INFO)
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print names and values."""
+    """Print a result as lines of name and value, or as one JSON object."""
     if as_json:
         typer.echo(json.dumps({key: _json_number(value) for key, value in result.items()}, allow_nan=False))
         return

@@ -38,14 +38,14 @@ def generate(
 
     check_prompt(prompt)
     where = _device(device)
-    deployment, answers = deploy(ensemble or _served(), where), []
+    deployment, answers = deploy(ensemble or _served_ensemble(), where), []
     try:
         _check_left(tokens, deployment.budget)
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
     except (BudgetError, LedgerError) as error:
         if not answers:
-            raise  # else what was answered before is paid for
+            raise  # if there are answers, print them: they are paid for
         notice("stopped", str(error))
     finally:
         deployment.predictor.close()
@@ -63,7 +63,7 @@ def generate(
 
 
 def _check_left(tokens: int, budget: dict[str, Any]) -> None:
-    """Refuse to spend the rest of a budget on half an answer. Raises: ConfigError if fewer tokens are left."""
+    """Refuse an answer that would end early because the budget runs out. Raises: ConfigError if too little is left."""
     left = budget["tokens_left"]
     if 0 < left < tokens:
         problem = f"{tokens} are asked for, and {left} of {budget['tokens']} are left for good"
@@ -97,7 +97,7 @@ def serve(
         warning = f"whoever reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
         notice("warning", warning)
     where = _device(device)
-    deployment = deploy(ensemble or _served(), where)
+    deployment = deploy(ensemble or _served_ensemble(), where)
     try:
         uvicorn.run(create_app(deployment, [*LOCAL_HOSTS, *hosts], token), host=host, port=port, log_level="warning")
     finally:
@@ -105,7 +105,7 @@ def serve(
 
 
 def _hosts(host: str, trusted: list[str]) -> list[str]:
-    """What a Host header may say beside this machine's own names."""
+    """The names that a Host header may hold, besides this machine's own. Raises: ConfigError for a malformed one."""
     if not _HOST.fullmatch(host):
         raise ConfigError("--host", f"{host!r} is no name or address", fix="use 127.0.0.1, or 0.0.0.0 for all")
     for name in trusted:
@@ -119,7 +119,7 @@ def _hosts(host: str, trusted: list[str]) -> list[str]:
 
 
 def _token(file: Path | None) -> str | None:
-    """The bearer token, from a file or the environment: other users see a command's arguments."""
+    """The bearer token from a file or the environment, None if unset; never an argument, which other users can see."""
     given = os.environ.get(TOKEN_VARIABLE)
     if file is not None and given is not None:
         raise ConfigError("--token-file", f"is given, and {TOKEN_VARIABLE} is set too", fix="keep one of them")
@@ -137,7 +137,7 @@ def _token(file: Path | None) -> str | None:
     return given
 
 
-def _served() -> Path:
+def _served_ensemble() -> Path:
     try:
         return Path(json.loads(_PIPELINE.read_text(encoding="utf-8"))["served"])
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""What commands print of a mechanism, a protocol or a ledger, by name."""
+"""Figures of a mechanism, a protocol or a ledger that commands print, by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_prices(prices: Epsilons) -> dict[str, Any]:
 
 
 def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
-    """What a run does, as far as its price depends on it."""
+    """The facts of a run that decide its price."""
     knobs = mechanism.knobs()
     return {
         "mechanism": mechanism.name,
@@ -38,13 +38,13 @@ def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
 
 
 def of_run(mechanism: Mechanism, schedule: Schedule, prices: Epsilons) -> dict[str, Any]:
-    """A planned run, its price, and figures that belong to one family of mechanisms, none of them a guarantee."""
+    """A planned run, its epsilons, and diagnostics of its family of mechanisms, which are no guarantees."""
     mixture = mixture_figures(planned(mechanism, schedule), schedule.delta)
-    return of_schedule(mechanism, schedule) | of_prices(prices) | _repriced(mechanism, schedule) | mixture
+    return of_schedule(mechanism, schedule) | of_prices(prices) | _repriced_diagnostic(mechanism, schedule) | mixture
 
 
-def _repriced(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
-    """RLDP's Algorithm 1 prices today's noise for all past steps: a diagnostic, next to the mechanism it is of."""
+def _repriced_diagnostic(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
+    """RLDP's own diagnostic: its Algorithm 1 prices all past steps at the current noise. Empty for other mechanisms."""
     if not isinstance(mechanism.controller, RldpPublished):
         return {}
     last = mechanism.release(mechanism.knobs(), schedule.sample_rate)
@@ -52,7 +52,7 @@ def _repriced(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
 
 
 def of_answers(protocol: Protocol) -> dict[str, Any]:
-    """A protocol that answers within a budget."""
+    """Figures of a protocol that answers within a budget."""
     return {
         "mechanism": protocol.name,
         **{key: value for key, value in asdict(protocol).items() if key not in ("name", "epsilon")},
@@ -64,12 +64,12 @@ def of_answers(protocol: Protocol) -> dict[str, Any]:
 
 
 def of_policy_gradient(chosen: method.Dppg, delta: float) -> dict[str, Any]:
-    """DP policy gradient, in which every user takes part once."""
+    """Figures of DP policy gradient, in which every user takes part once."""
     return {"mechanism": method.NAME, **asdict(chosen), "delta": delta, **of_prices(chosen.price(delta))}
 
 
 def of_ledger(contents: LedgerContents) -> dict[str, Any]:
-    """A run, from its ledger alone."""
+    """Figures of a run, computed from its ledger alone."""
     header = contents.header
     releases = sorted(contents.composition, key=lambda release: release.noise_multiplier)
     effective = sorted({release.effective_noise_multiplier for release in releases})

@@ -1,4 +1,4 @@
-"""``dptune verify`` and ``dptune set-aside``: what a run has spent, and a run that cannot go on."""
+"""``dptune verify`` computes what a run has spent; ``dptune set-aside`` puts away a run that cannot go on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def verify(
 
 
 def _contents(path: Path) -> tuple[LedgerContents, Path | None]:
-    """What a ledger says, and the card that was compared with it, if one was."""
+    """The content of a ledger, and the path of the card that was checked against it, if there is one."""
     from dptune.privacy.ledger_file import read_ledger
     from dptune.privacy.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ def set_aside(
     """Keep a run that cannot go on, ledger and all, out of the way of a new one; say what it has spent."""
     from dptune.privacy.set_aside import set_aside as keep
 
-    # Not resolved: of a link, the link is renamed, so that the run stays among those that are counted.
+    # The path is not resolved: renaming a link itself keeps the run among those that the report counts.
     target, spent = keep(folder.absolute())
     said = "nothing was charged to it: it costs nothing, and may be removed" if spent is None else str(spent)
     counted = (

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they are read."""
+"""Options that several commands share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Accounting = Literal["certified", "noise_only", "published"]
 
 
 def read_options(given: list[str] | None) -> dict[str, Any]:
-    """Options of a mechanism, as texts. Raises: ConfigError for one without ``=``, or given twice."""
+    """The mechanism's options by name, values as texts. Raises: ConfigError for one without ``=``, or given twice."""
     return dict(assignments(given or []))
 
 
 def warn_of_delta(delta: float, units: int | None = None) -> None:
-    """Print what makes a delta worthless, if anything does."""
+    """Warn of a delta that is too large to mean anything."""
     from dptune.privacy.calibration import delta_warning
 
     if warning := delta_warning(delta, units):
@@ -37,14 +37,14 @@ def warn_of_delta(delta: float, units: int | None = None) -> None:
 
 
 def without_noise(options: dict[str, Any]) -> dict[str, Any]:
-    """The options; raises ConfigError if the noise to be calibrated is among them."""
+    """Return ``options``. Raises: ConfigError if they set the noise multiplier, which ``calibrate`` finds."""
     if "noise_multiplier" in options:
         raise ConfigError("--set noise_multiplier", "is what calibrate finds", fix="leave it out, or use account")
     return options
 
 
 def rate_and_steps(sample_rate: float | None, steps: int | None) -> tuple[float, int]:
-    """Both; raises ConfigError naming the option that is missing."""
+    """Return both values. Raises: ConfigError naming the option that is missing."""
     if sample_rate is None:
         raise ConfigError("--sample-rate", "is missing", fix="give --sample-rate")
     if steps is None:
@@ -59,7 +59,7 @@ def sampling_of(
     batch: float | None,
     epochs: float | None,
 ) -> tuple[float, int]:
-    """Sample rate and steps, given as such or by the data. Raises: ConfigError for neither or a mixture of both."""
+    """Sample rate and steps: given, or computed from records, batch and epochs. Raises: ConfigError for a mixture."""
     from dptune.privacy.calibration import sampling
 
     if sample_rate is not None and steps is not None and records is batch is epochs is None:
@@ -74,7 +74,7 @@ def sampling_of(
 
 
 def refuse_sampling(name: str, *given: float | None) -> None:
-    """Raises ConfigError if any option about batches of records is given for what takes none."""
+    """Refuse options about batches of records for ``name``, which takes none. Raises: ConfigError if any is given."""
     if any(value is not None for value in given):
         problem = f"{name} takes no batches of records"
         raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set options alone")

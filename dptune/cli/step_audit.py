@@ -89,7 +89,7 @@ def _audit_policy_gradient(
     delta: float,
     as_json: bool,
 ) -> None:
-    """``audit`` of the mean of users' updates; steps are updates."""
+    """Attack DP policy gradient's noisy mean of users' updates; a step is an update."""
     from dptune.audit.updates import audit_updates
     from dptune.cli import figures
     from dptune.policy.method import method_of
@@ -110,7 +110,7 @@ def _show_audit(
 ) -> None:
     from dptune.audit.verdict import certificate, judged
 
-    # What was attacked: a controller that moves the noise may have moved it before this step.
+    # Print the noise of the attacked step: a controller may have moved it before.
     attacked = Counter([found.release]) if sum(releases.values()) == 1 and found.release.part is None else releases
     verdict = judged(found, certificate(attacked, found.delta), false_alarms)
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)

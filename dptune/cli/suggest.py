@@ -118,7 +118,7 @@ def _suggest(
     suggestion = found(base, chosen, units, source, trials=trials)
     show(_figures(base, suggestion, units, epsilon=chosen.epsilon), as_json)
     if not as_json:
-        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_options(suggestion, chosen, columns)}")
+        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_tune_options(suggestion, chosen, columns)}")
 
 
 def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
     return found | {"chosen_because": [f"{name}: {reason}" for name, reason in schedule.reasons.items()]}
 
 
-def _options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
+def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
     schedule = suggestion.schedule
     given = [f"--epsilon {settings.epsilon:g} --delta {schedule.delta:g} --mechanism {settings.mechanism}"]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]

@@ -1,4 +1,4 @@
-"""``dptune tune``: records of one's own, a model and a budget in; an adapter with its proof out."""
+"""``dptune tune``: takes a user's records, a model and a budget; makes an adapter with its proof."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dptune.corpus.reading.source import Format
 from dptune.errors import DptuneError
 
 if TYPE_CHECKING:
-    from dptune.tuning.prepare import Prepared
+    from dptune.tuning.prepare import PreparedRun
     from dptune.tuning.run import Tuned
 
 _INTERRUPTED = 130
-#: How messages of the library name what an option of this command sets.
+#: The option of this command for each name that messages of the library use.
 _OPTIONS = {
     "data.text": "--text",
     "data.prompt": "--prompt",
@@ -43,7 +43,7 @@ _OPTIONS = {
     "target_modules": "--target-modules",
     "options.": "--set ",
 }
-#: Names that are words too, and so are meant only where a message begins with them.
+#: Names that are English words too: they are replaced only at the beginning of a message.
 _WORDS = (
     "data",
     "label",
@@ -175,36 +175,36 @@ def _tune(
     for note in prepared.notes:
         notice("warning", by_option(note))
     if dry:
-        show(_plan(prepared) | _needed(prepared), as_json)
+        show(_plan(prepared) | _resources(prepared), as_json)
         return
     tuned = run(prepared, out, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
-    _ended(tuned, prepared, as_json)
+    _show_result(tuned, prepared, as_json)
 
 
 def by_option(message: str) -> str:
-    """A message of the library with this command's names for what it names."""
+    """A message of the library, with names of fields replaced by this command's options."""
     field, colon, rest = message.partition(": ")
     named = f"--{message}" if colon and rest and field in _WORDS else message
     return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 
 
 def modules(given: str | None) -> Any:
-    """Names of layers from a text with commas; None and all-linear stay as they are."""
+    """Names of layers from a comma-separated text; None and all-linear are returned unchanged."""
     if given is None or given == "all-linear":
         return given
     return tuple(name.strip() for name in given.split(","))
 
 
 def set_up_logs() -> None:
-    """Let progress be seen, and no warning that is for developers of other libraries."""
+    """Show progress, and hide warnings that are meant for developers of other libraries."""
     import warnings
 
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
     show_progress()
 
 
-def _plan(prepared: Prepared) -> dict[str, Any]:
-    """What will be done, with the reasons of what nobody asked for."""
+def _plan(prepared: PreparedRun) -> dict[str, Any]:
+    """The run's settings, with the reason for each one that the user left open."""
     from dptune.tuning.run import public_settings
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
@@ -227,7 +227,7 @@ def _plan(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _needed(prepared: Prepared) -> dict[str, Any]:
+def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
@@ -239,7 +239,7 @@ def _needed(prepared: Prepared) -> dict[str, Any]:
     return {**{name: float(f"{value:.2g}") for name, value in figures.items()}, "estimates_are": about}
 
 
-def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
+def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
     from dptune.privacy.run_folder import RunFolder
 
@@ -263,7 +263,7 @@ def _ended(tuned: Tuned, prepared: Prepared, as_json: bool) -> None:
 
 
 def _where(out: Path) -> str:
-    """Where an interrupted run stands."""
+    """A sentence on how far an interrupted run came, and how to resume it."""
     import json
 
     from dptune.privacy.ledger_file import LedgerError, read_ledger

@@ -47,7 +47,7 @@ class Deployment:
         predictor: the protocol with its budget.
         tokenizer: the base model's tokenizer.
         manifest: the ensemble's manifest.
-        earlier: cost of its runs that were set aside, on the same records.
+        earlier: what runs on the same records spent that were set aside before.
     """
 
     predictor: PrivatePredictor
@@ -68,7 +68,7 @@ class Deployment:
         return self.predictor.generate(ids, most, end)
 
     def text(self, answers: list[Answer]) -> str:
-        """The text of some answers."""
+        """Decode the tokens of some answers to text."""
         return str(self.tokenizer.decode([answer.token for answer in answers], skip_special_tokens=True))
 
     @property
@@ -77,7 +77,7 @@ class Deployment:
 
         ``earlier_epsilon`` was spent on the same records by runs that were set aside, and adds to the rest.
         """
-        protocol, spent = self.predictor.protocol, self.predictor.spent
+        protocol, spent = self.predictor.protocol, self.predictor.tokens_spent
         return {
             "tokens": protocol.tokens,
             "tokens_left": protocol.tokens - spent,
@@ -153,8 +153,8 @@ def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
     return protocol
 
 
-def answered(ensemble: Path) -> bool:
-    """Whether the ensemble was ever opened for answers, which fixes its protocol for good."""
+def has_answered(ensemble: Path) -> bool:
+    """Whether the ensemble was ever opened for answers; from then on its protocol must not change."""
     folder = RunFolder(ensemble)
     return folder.served.exists() or folder.ledger.exists()
 

@@ -11,11 +11,12 @@ from dptune.prediction.fixed_mixture import Slots
 
 #: Least log-probability of a token that is kept. Draws have 52 bits, so its probability is right to a few in 10,000.
 _RAREST = -40 * math.log(2)
-#: Keeps denormal numbers out, which take longer; a law below the other on what is kept has nothing there.
+#: Lower bounds on log-probabilities. ``_LEAST`` keeps out denormal numbers, which take longer to compute with. A
+#: private law below ``_EMPTY`` on all kept tokens has no mass there.
 _LEAST, _EMPTY = -600.0, -500.0
 
 
-def truncated(log_public: torch.Tensor, log_private: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def truncate_laws(log_public: torch.Tensor, log_private: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both laws in float64 on the tokens to which the public one gives 2^-40 or more, renormalised.
 
     The set is public, so that this costs nothing. Without it a rare token could be proof of a private model: the public
@@ -30,7 +31,7 @@ def truncated(log_public: torch.Tensor, log_private: torch.Tensor) -> tuple[torc
 
 
 def law(log_public: torch.Tensor, log_private: torch.Tensor, weights: torch.Tensor, slots: Slots) -> torch.Tensor:
-    """P = w0 p0 + (1 - w0) / N * sum of [p0 + lambda_i (p_i - p0)], whole: what an evaluation scores.
+    """The whole output law, for evaluations: P = w0 p0 + (1 - w0) / N * sum of [p0 + lambda_i (p_i - p0)].
 
     Args:
         log_public: (..., vocabulary).
@@ -51,7 +52,7 @@ def parts_of(weights: torch.Tensor, slots: Slots) -> torch.Tensor:
     return weights * (1 - slots.public_weight) / slots.models
 
 
-def drawn_token(probabilities: torch.Tensor, uniform: float) -> int:
+def token_at(probabilities: torch.Tensor, uniform: float) -> int:
     """The token at ``uniform`` in (0, 1), by the inverse of the cumulative sum in float64.
 
     Private up to the rounding of that arithmetic, as any sampler on a machine is.

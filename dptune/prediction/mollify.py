@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-#: Below it (1e-300) a token counts as impossible; ``dptune.prediction.mixture.truncated`` drops far likelier ones.
+#: Below it (1e-300) a token counts as impossible; ``dptune.prediction.mixture.truncate_laws`` drops far likelier ones.
 _IMPOSSIBLE = -690.0
 #: Kept from the limit for the rounding of sums over a vocabulary: relative to it, and at least.
 _MARGIN, _LEAST_MARGIN = 1e-9, 1e-14
@@ -36,14 +36,14 @@ def renyi_weights(
     *,
     steady: bool = False,
 ) -> torch.Tensor:
-    """The largest l in [0, 1] with E_order <= 1 + ``excess``, both ways, between p0 + share l (p - p0) and p0.
+    """The largest l in [0, 1] with E_order <= 1 + ``excess`` in both directions, of p0 + share l (p - p0) and p0.
 
     E_order is exp((order - 1) D_order): the excess of a Renyi radius r is expm1((order - 1) r).
 
     Args:
         log_public: (..., vocabulary) log-probabilities of p0.
-        log_private: (models, ..., vocabulary) of the p.
-        order: above 1.
+        log_private: (models, ..., vocabulary) log-probabilities of each p.
+        order: the Renyi order, above 1.
         excess: a number, or one for each of (models, ...).
         share: the part of the law that the model may move at all, in (0, 1].
         steady: always do the same number of rounds, so that time reveals nothing about the distributions.
@@ -72,9 +72,9 @@ def moment_weights(
     *,
     steady: bool = False,
 ) -> torch.Tensor:
-    """The same where p may become any other distribution p': spec pmixed.md, section 5.3, "record level".
+    """The weights where p may become any other distribution p' (spec pmixed.md, section 5.3, "record level").
 
-    The largest l with sum over k = 2..order of C(order, k) (1-u)^(1-k) (2 u l)^k m_k <= ``excess``, where
+    Each is the largest l with sum over k = 2..order of C(order, k) (1-u)^(1-k) (2 u l)^k m_k <= ``excess``, where
     m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``.
     """
     powers = torch.arange(2, order + 1, dtype=torch.float64, device=log_private.device)
@@ -82,7 +82,7 @@ def moment_weights(
     scale = torch.tensor(factors, dtype=torch.float64, device=log_private.device) + powers * math.log(2 * share)
 
     def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-        size = gain.abs().clamp(min=_NOTHING).log()  # log(0) takes longer, which would tell of an empty slot
+        size = gain.abs().clamp(min=_NOTHING).log()  # log(0) takes longer, so time would reveal an empty slot
         terms = torch.stack([torch.logsumexp(public.log() + k * size, -1) for k in powers], -1) + scale
 
         def excess_at(weight: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -121,7 +121,8 @@ def _safely(
     limits: torch.Tensor,
     weights: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    log_public, log_private = log_public.log_softmax(-1), log_private.log_softmax(-1)  # as float32 they sum to 1 + 1e-7
+    # Normalise again: float32 laws sum to 1 + 1e-7.
+    log_public, log_private = log_public.log_softmax(-1), log_private.log_softmax(-1)
     possible = log_public > _IMPOSSIBLE
     only_private = (~possible & (log_private > _IMPOSSIBLE)).any(-1)
     unknown = (log_public.isnan() | log_private.isnan()).any(-1)
@@ -162,7 +163,9 @@ def _largest(
 def _power_law(
     low: torch.Tensor, at_low: torch.Tensor, high: torch.Tensor, at_high: torch.Tensor, limit: torch.Tensor
 ) -> torch.Tensor:
-    """Where c t^k through both ends meets the limit; from 0 on, k is 2. Halfway where an end is 0 or infinite."""
+    """The t at which c t^k through both ends meets the limit, with k = 2 if ``low`` is 0. Where an excess is 0 or
+    infinite, ``_halfway``.
+    """
     power = torch.where(at_low > 0, (at_high / at_low).log() / (high / low).log(), 2.0)
     guess = high * (limit * (1 - _CLOSE / 2) / at_high) ** (1 / power)
     usable = at_high.isfinite() & guess.isfinite() & (guess > low) & (guess < high)
@@ -170,5 +173,5 @@ def _power_law(
 
 
 def _halfway(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """In the middle of the logarithms, or at a sixteenth of the high end while the low one is 0."""
+    """The geometric mean of both ends; a sixteenth of the high end while the low one is 0."""
     return torch.where(low > 0, (low * high).sqrt(), high / 16)

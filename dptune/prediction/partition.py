@@ -1,4 +1,4 @@
-"""Which shard a record belongs to: by a keyed hash of itself, so that no other record ever moves."""
+"""Assigns records to shards by a keyed hash of each, so that a record that joins or leaves moves no other."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def shard_of(text: str, unit: int, key: str, models: int, salt: bytes) -> int:
 
 
 def partition(texts: Sequence[str], units: NDArray[Any], key: str, models: int, salt: bytes) -> list[NDArray[np.int64]]:
-    """For each shard the indices of its records, in their order; empty texts (records left out) belong to none.
+    """The indices of each shard's records, in ascending order. Empty texts (canaries left out) are in no shard.
 
-    Adding or removing one record changes one shard; by a column, so does all that one unit has. Sizes follow
-    the records and are private.
+    Adding or removing one record changes one shard. If ``key`` is a column, so does one unit with all its records.
+    Sizes of shards depend on the records and are private.
 
-    Raises: ConfigError for a key that is none, or no shard.
+    Raises: ConfigError for an unknown key, or fewer than one model.
     """
     check_unit(key, "prediction.partition")
     if models < 1:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dptune.errors import ConfigError
-from dptune.prediction.mixture import drawn_token, truncated
+from dptune.prediction.mixture import token_at, truncate_laws
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers
 from dptune.privacy.accountants import smallest_epsilon
@@ -29,14 +29,14 @@ from dptune.training.stacked import PUBLIC, StackedAdapters
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered token, and the budget after it. Public once given.
+    """One answered token, and the budget after it. Public.
 
     Attributes:
-        token: its id.
-        tokens_left: how many may still be answered.
-        epsilon_spent: of all tokens so far.
-        delta: of that epsilon.
-        unit: whose change it bounds: "shard", "record" or a column of units.
+        token: id of the token.
+        tokens_left: number of tokens that may still be answered.
+        epsilon_spent: epsilon of all tokens so far.
+        delta: delta of ``epsilon_spent``.
+        unit: unit of privacy of ``epsilon_spent``: "shard", "record" or a column of units.
     """
 
     token: int
@@ -47,7 +47,7 @@ class Answer:
 
 
 class PrivatePredictor:
-    """Answers until its tokens are spent, refuses afterwards. Safe to call from many threads."""
+    """Answers prompts until its tokens are spent, and refuses afterwards. Safe to call from many threads."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PrivatePredictor:
         self._remember, self._lock = remember, threading.Lock()
 
     @property
-    def spent(self) -> int:
+    def tokens_spent(self) -> int:
         """Number of tokens charged so far."""
         ledger = self._ledger
         return self.protocol.tokens if ledger is None else ledger.releases
@@ -78,7 +78,7 @@ class PrivatePredictor:
     @property
     def epsilon_spent(self) -> float:
         """Epsilon of all tokens charged so far, at ``protocol.delta``."""
-        count = self.spent
+        count = self.tokens_spent
         return smallest_epsilon(planned_answers(self.protocol, count), self.protocol.delta) if count else 0.0
 
     def answer(self, context: Sequence[int]) -> Answer:
@@ -131,9 +131,9 @@ class PrivatePredictor:
     def _draw(self, context: Sequence[int]) -> int:
         pick, coin, *places = (float(value) for value in uniform(self._entropy, 4))
         slot = min(int(pick * self.protocol.models), self.protocol.models - 1)
-        public, private = truncated(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))
+        public, private = truncate_laws(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))
         weight = float(weights_of(self.protocol, public[None], private[None, None], steady=True))
-        tokens = [drawn_token(law.exp(), place) for law, place in zip((public, private), places, strict=True)]
+        tokens = [token_at(law.exp(), place) for law, place in zip((public, private), places, strict=True)]
         return tokens[coin < (1 - self.protocol.public_weight) * weight]
 
 
@@ -145,7 +145,7 @@ def next_log_probabilities(
     device = next(model.parameters()).device
     most = most_positions(model) or len(context)
     ids = torch.tensor([list(context[-most:])], device=device).expand(len(rows), -1)
-    with adapters.applied(model, torch.tensor(rows, device=device)):
+    with adapters.apply(model, torch.tensor(rows, device=device)):
         mask = torch.ones_like(ids)
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits
     return torch.log_softmax(logits[:, -1].double(), dim=-1)

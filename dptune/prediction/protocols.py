@@ -69,13 +69,13 @@ class FixedMixture(_Protocol):
 
     Attributes:
         epsilon: budget of all tokens together.
-        delta: of the budget.
+        delta: delta of that budget.
         alpha: the Renyi order at which tokens are bounded and added up; a whole number for every unit but shard.
-        tokens: T, how many may ever be answered.
-        models: N, slots of the ensemble, fixed before the data is seen.
-        public_weight: w0 in (0, 1), least weight of the public model.
-        unit: whose change is bounded: a whole shard's removal ("shard"), or what one record ("record") or one unit (a
-            column's name) changes of it.
+        tokens: T, the number of tokens that may ever be answered.
+        models: N, the number of slots of the ensemble, fixed before the data is seen.
+        public_weight: w0 in (0, 1), the least weight of the public model.
+        unit: unit of privacy: a whole shard ("shard"), one record ("record"), or all records of one unit (a column's
+            name).
     """
 
     public_weight: float = 0.2

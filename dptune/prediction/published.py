@@ -102,21 +102,21 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
     def aim(rho: Array) -> Array:
         return np.asarray((1 - subsample + subsample * rho) ** power)
 
-    def limited(rho: Array) -> Array:
+    def constraints(rho: Array) -> Array:
         # E rho^a <= e^((a-1) r) and the same of rho^(1-a), over their bounds.
         return np.stack([rho**order, rho ** (1 - order)]) * math.exp(-(order - 1) * radius)
 
     ratio, fine, far = (np.exp(_span(radius, order, *grid)) for grid in ((_GRID, 12), (16 * _GRID, 12), (_GRID, 250)))
     fixed = np.stack([np.ones_like(ratio), ratio])  # E 1 = E rho = 1
-    solved = linprog(-aim(ratio), A_ub=limited(ratio), b_ub=[1, 1], A_eq=fixed, b_eq=[1, 1])
+    solved = linprog(-aim(ratio), A_ub=constraints(ratio), b_ub=[1, 1], A_eq=fixed, b_eq=[1, 1])
     if not solved.success:
         return math.inf
     prices, (one, mean) = -solved.ineqlin.marginals, -solved.eqlin.marginals
 
     def lacks(rho: Array) -> Array:
-        return np.asarray(aim(rho) - (one + mean * rho + prices @ limited(rho)))
+        return np.asarray(aim(rho) - (one + mean * rho + prices @ constraints(rho)))
 
-    prices = prices + max(float((lacks(far) / limited(far).sum(axis=0)).max()), 0.0)
+    prices = prices + max(float((lacks(far) / constraints(far).sum(axis=0)).max()), 0.0)
     return float(prices.sum() + one + mean + max(lacks(fine).max(), 0.0))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from dptune.prediction.mixture import parts_of, truncated
+from dptune.prediction.mixture import parts_of, truncate_laws
 from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
@@ -36,7 +36,7 @@ class Losses:
     count: list[int] = field(default_factory=list)
 
     def add(self, losses: torch.Tensor) -> None:
-        """The (tokens,) losses of one record."""
+        """Add the (tokens,) losses of one record."""
         self.total.append(float(losses.sum()))
         self.count.append(len(losses))
 
@@ -68,7 +68,7 @@ class _Record:
         index = self.targets.expand(log_law.shape[:-1])[..., None]
         return log_law.gather(-1, index)[..., 0].exp()
 
-    def mixed(self, parts: torch.Tensor) -> torch.Tensor:
+    def probabilities_at_targets(self, parts: torch.Tensor) -> torch.Tensor:
         """(positions,) probabilities of the true tokens, if private models have ``parts`` (models, positions) each."""
         return (parts * self.at_targets(self.private)).sum(0) + (1 - parts.sum(0)) * self.at_targets(self.public)
 
@@ -88,9 +88,11 @@ def score_model(model: Any, tokens: Tokens) -> dict[str, float]:
 def score_ensemble(
     model: Any, adapters: StackedAdapters, tokens: Tokens, protocols: Mapping[str, Protocol], seed: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """For each protocol its perplexities and the mean weight of private models, by the names of ``protocols``.
+    """Score protocols on held-out records.
 
-    Beside them the perplexities of the plain average of all private models: NOT private, what a protocol could reach.
+    Returns: by the names of ``protocols``, each one's perplexities and the mean weight of its private models; and the
+    perplexities of the plain average of all private models, which is NOT private: the best a protocol could reach.
+
     A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
     authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
 
@@ -109,8 +111,8 @@ def score_ensemble(
             else:
                 by_size = _published_weights(protocol, record)
                 parts = _average_parts(protocol, by_size)
-                sampled[name].add(-record.mixed(_sampled_parts(protocol, by_size, draws)).log())
-            losses[name].add(-record.mixed(parts).log())
+                sampled[name].add(-record.probabilities_at_targets(_sampled_parts(protocol, by_size, draws)).log())
+            losses[name].add(-record.probabilities_at_targets(parts).log())
             private[name].append(parts.sum(0))
         average.add(-record.at_targets(record.private).mean(0).log())
     found = {name: each.figures for name, each in losses.items()}
@@ -127,16 +129,16 @@ def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[
     model.eval()
     device = next(model.parameters()).device
     rows = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
-    with adapters.applied(model, rows):
+    with adapters.apply(model, rows):
         for row in progress(tokens.rows, "scoring answers", total=len(tokens.rows)):
             ids = torch.from_numpy(row.astype(np.int64)).to(device).expand(len(rows), -1)
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
             laws = torch.log_softmax(logits[:, :-1].double(), -1)
-            yield _Record(*truncated(laws[0], laws[1:]), ids[0, 1:])
+            yield _Record(*truncate_laws(laws[0], laws[1:]), ids[0, 1:])
 
 
 def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.Tensor]:
-    """By the size of the sample, the (models, positions) weights at its radius; sizes that never come are left out."""
+    """The (models, positions) weights by the size of the sample; sizes rarer than ``_NEVER`` are left out."""
     sizes = [protocol.models] if protocol.subsample == 1 else range(1, protocol.models + 1)
     likely = [size for size in sizes if binom.pmf(size, protocol.models, protocol.subsample) > _NEVER]
     radii = {size: protocol.radii[size - 1] for size in likely}

@@ -37,12 +37,12 @@ _bearer = HTTPBearer(auto_error=False)
 
 
 class Question(BaseModel):
-    """A prompt, and how many tokens may follow it. A key that is misspelt is refused: it would cost tokens."""
+    """A prompt, and how many tokens may follow it. Unknown keys are refused, for a misspelt one would cost tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
     prompt: Annotated[str, Field(max_length=MOST_CHARACTERS)] = ""
-    tokens: Annotated[int, Field(strict=True, ge=1, le=_MOST)] = 32  # true is no number of tokens
+    tokens: Annotated[int, Field(strict=True, ge=1, le=_MOST)] = 32  # strict: JSON's true is not taken for 1
 
 
 class Budget(BaseModel):
@@ -89,11 +89,11 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)  # the outer one
     app.add_exception_handler(RequestValidationError, _invalid)
 
-    def authorised(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+    def check_token(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         if given is None or not compare_digest(given.credentials.encode(), str(token).encode()):
             raise HTTPException(401, "needs the service's bearer token", headers={"WWW-Authenticate": "Bearer"})
 
-    needed = [Depends(authorised)] if token is not None else []
+    needed = [Depends(check_token)] if token is not None else []
 
     @app.get("/budget", dependencies=needed)
     def budget() -> Budget:
@@ -155,7 +155,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    """Answer with the fault, without the input: JSON has no NaN, and UTF-8 no half of a surrogate pair."""
+    """Answer with the problem, but without the input, which may not be JSON: a NaN, or half of a surrogate pair."""
     assert isinstance(error, RequestValidationError)
     detail = [
         {"type": str(item["type"]), "loc": [_printable(part) for part in item["loc"]], "msg": _printable(item["msg"])}

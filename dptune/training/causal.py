@@ -88,7 +88,7 @@ def check_causal(source: str, model: Any) -> None:
     width = min(_PROBE, most_positions(model) or _PROBE)
     ids = _probe(model, width)
     try:
-        with evaluated(model):
+        with evaluation_mode(model):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     except Exception as error:  # whatever a model that is asked for less than it needs may raise
         problem = f"{source!r} cannot read a text alone ({type(error).__name__}: {first_line(error)})"
@@ -105,7 +105,7 @@ def check_causal(source: str, model: Any) -> None:
 
 
 @contextmanager
-def evaluated(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode inside the context; restore each module's own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

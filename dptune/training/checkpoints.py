@@ -85,7 +85,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             progress = Progress(**json.loads(file.metadata()["progress"]))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damage_error(path, str(error)) from None
     _check_progress(path, progress)
     if progress.run_id != ledger.header.run_id:
         raise CheckpointError(f"{path}: belongs to run {progress.run_id}, not to {ledger.path}. Fix: restore the pair.")
@@ -117,23 +117,23 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     return replace(progress, controller=progress.controller | controller)
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
+def _damage_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged ({why}). Fix: restore it; or {fresh_start(path.parent)}.")
 
 
 def _check_progress(path: Path, progress: Progress) -> None:
     """Types and order of the numbers: each step is a release, and was charged before it was made."""
     if not (isinstance(progress.run_id, str) and isinstance(progress.chain, str)):
-        raise _damaged(path, "its run or checksum is no text")
+        raise _damage_error(path, "its run or checksum is no text")
     if not isinstance(progress.controller, dict):
-        raise _damaged(path, "its controller has no table of values")
+        raise _damage_error(path, "its controller has no table of values")
     radii = progress.controller.get("radii", [1.0])
     if not (isinstance(radii, list) and all(isinstance(one, float) and 0 < one < math.inf for one in radii)):
-        raise _damaged(path, "its controller's radii are not positive numbers")
+        raise _damage_error(path, "its controller's radii are not positive numbers")
     if type(progress.step) is not int or type(progress.releases) is not int:
-        raise _damaged(path, "its step or number of releases is no whole number")
+        raise _damage_error(path, "its step or number of releases is no whole number")
     if not 0 <= progress.step <= progress.releases:
-        raise _damaged(path, f"it says step {progress.step} of {progress.releases} releases")
+        raise _damage_error(path, f"it says step {progress.step} of {progress.releases} releases")
 
 
 def _check_tensors(
@@ -145,19 +145,19 @@ def _check_tensors(
         expected |= {f"optimizer.{key}.{name}" for key in ("step", *_MOMENTS) for name in parameters}
     found = {key for key in tensors if not key.startswith("controller.")}
     if found != expected:
-        raise _damaged(path, f"{sorted(found ^ expected)[0]} is missing or does not belong there")
+        raise _damage_error(path, f"{sorted(found ^ expected)[0]} is missing or does not belong there")
     for key in sorted(found):
         if not torch.isfinite(tensors[key]).all():
-            raise _damaged(path, f"{key} holds a value that is not finite")
+            raise _damage_error(path, f"{key} holds a value that is not finite")
     for name, parameter in parameters.items() if progress.step else ():
         weight, taken = tensors[f"weight.{name}"], tensors[f"optimizer.step.{name}"]
         moments = [tensors[f"optimizer.{key}.{name}"] for key in _MOMENTS]
         if weight.dtype != parameter.dtype or any(one.shape != weight.shape for one in moments):
-            raise _damaged(path, f"{name} or its moments have another type or shape")
+            raise _damage_error(path, f"{name} or its moments have another type or shape")
         if any(one.dtype != weight.dtype for one in moments) or bool((moments[1] < 0).any()):
-            raise _damaged(path, f"the moments of {name} are none")
+            raise _damage_error(path, f"the moments of {name} are none")
         if taken.numel() != 1 or float(taken) != progress.step:
-            raise _damaged(path, f"the moments of {name} are those of another step than {progress.step}")
+            raise _damage_error(path, f"the moments of {name} are those of another step than {progress.step}")
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -89,7 +89,7 @@ def tokenize(texts: list[str], tokenizer: Any, max_length: int) -> Tokens:
     """Encode every text, followed by the end-of-text token, at most ``max_length - 1`` tokens.
 
     The last position stays padding, see ``Tokens.batch``. A corpus that is too large for a list goes through
-    ``token_file.tokenized``.
+    ``token_file.open_or_tokenize``.
 
     Raises: ConfigError if ``max_length`` leaves nothing to predict.
     """
@@ -107,9 +107,9 @@ def encode(texts: list[str], tokenizer: Any, max_length: int) -> tuple[list[NDAr
     return rows, np.array([len(ids) + 1 > max_length - 1 for ids in encoded], dtype=bool)
 
 
-def hashed(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+def hash_keys(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
     """A public 64-bit hash of each key by itself; keys in a row spread evenly. Equal for equal keys of any width."""
-    # A fixed key (2^64 over the golden ratio) and SplitMix64's finaliser.
+    # The key is 2^64 over the golden ratio; the rest is the finaliser of SplitMix64.
     mixed = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -134,7 +134,7 @@ class _Singles(Sequence[NDArray[np.int64]]):
 
     @property
     def last_record(self) -> int:
-        """See ``PrivacyUnits.last_record``."""
+        """Highest index of a record that some unit names, -1 without any. Private."""
         return len(self) - 1
 
 
@@ -170,7 +170,7 @@ class _Grouped(Sequence[NDArray[np.int64]]):
 
     @property
     def last_record(self) -> int:
-        """See ``PrivacyUnits.last_record``."""
+        """Highest index of a record that some unit names, -1 without any. Private."""
         return int(self._order.max(initial=-1))
 
 
@@ -195,9 +195,9 @@ class PrivacyUnits:
     Attributes:
         kind: "record" (each record its own unit), the name of the column whose values name the units, or "client"
             (many units).
-        members: for each unit the indices of its records. Made when asked for: memory does not follow the units.
+        members: indices of each unit's records. Computed when asked for, so that memory does not grow with the units.
         most: m, the most records one unit puts into a batch.
-        planted: for each slot of an auditor's, which come after the others, whether its coin put a gradient there.
+        planted: (slots,) whether the auditor's coin put a gradient into each slot. Slots are numbered after the units.
     """
 
     kind: str
@@ -245,7 +245,7 @@ class PrivacyUnits:
             keys: (records,) the own key of each record's unit. Numbers by order of appearance are none: a unit that
                 leaves would change those of all who come later.
         """
-        client = hashed(keys) % np.uint64(count)
+        client = hash_keys(keys) % np.uint64(count)
         members = _Grouped(client.astype(np.int64), count, absent)
         return cls("client", members, members.most)
 
@@ -284,7 +284,7 @@ class PrivacyUnits:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
 
         A unit without a record is left out of the batch and of its counts. An auditor's slot brings one negative
-        number, which ``parted`` reads. Takes time in proportion to the batch, however many units there are.
+        number, which ``split_batch`` reads. Takes time in proportion to the batch, however many units there are.
         """
         drawn = (self._brought(int(unit)) for unit in poisson_sample(entropy, len(self), sample_rate))
         return [self._choose(records, entropy) for records in drawn if len(records)]
@@ -301,7 +301,7 @@ class PrivacyUnits:
         return records[np.argsort(uniform(entropy, len(records)))[: self.most]]
 
 
-def parted(batch: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+def split_batch(batch: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
     """Split a drawn batch into the units that have records and the numbers of the auditor's slots."""
     records = [unit for unit in batch if unit[0] >= 0]
     return records, np.array([-1 - unit[0] for unit in batch if unit[0] < 0], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Records of one's own as token ids, of which prompts are read and have no loss.
+"""Encodes a user's own records as token ids; a prompt's tokens are read by the model and have no loss.
 
 A text or a target is followed by the tokenizer's end-of-text token; a beginning-of-text token stands where the
 tokenizer puts one. A chat is what the tokenizer's own template makes of it, and nothing more.
@@ -27,7 +27,7 @@ from dptune.training.token_file import token_batch
 LossOn = Literal["completion", "assistant", "all"]
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DEFAULT: dict[type, LossOn] = {Text: "all", PromptTarget: "completion", Chat: "assistant"}
-_RECORDS = 4096  # of one batch of a token file
+_RECORDS = 4096  # number of records of one batch of a token file
 
 Counted = tuple[list[int], NDArray[np.bool_]]  # ids, and which of them count
 
@@ -65,7 +65,7 @@ def encode_stored(
         form: what the records are (``dptune.corpus.records.FORMS``).
         file: what messages call their source.
 
-    Raises: as ``encode_records``.
+    Raises: ConfigError and DataError as ``encode_records``.
     """
     stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
     found = [Record(decode_content(text, form), 0, file, row) for row, text in stored]
@@ -73,7 +73,7 @@ def encode_stored(
 
 
 def summary(tokens: Tokens) -> TokenCounts:
-    """What the reader's report says of tokens. Private."""
+    """Counts of tokens for ``reading.report.describe``. Private."""
     return TokenCounts([len(row) for row in tokens.rows], tokens.width - 1, tokens.truncated, tokens.without_loss)
 
 
@@ -102,13 +102,13 @@ def _encode_record(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Co
     if isinstance(content, Chat):
         return _chat(record, content, tokenizer, every=loss_on == "all")
     if isinstance(content, Text):
-        return _whole(_ended(_ids(content.text, tokenizer), tokenizer))
-    ids = _ended(_ids(content.prompt + content.target, tokenizer), tokenizer)
+        return _whole(_with_end(_ids(content.text, tokenizer), tokenizer))
+    ids = _with_end(_ids(content.prompt + content.target, tokenizer), tokenizer)
     if loss_on == "all":
         return _whole(ids)
     # A token that holds characters of both sides counts; with them apart, as most tokenizers keep them, this is the
     # number of the prompt's own tokens.
-    return ids, np.arange(len(ids)) >= _shared(_ids(content.prompt, tokenizer), ids)
+    return ids, np.arange(len(ids)) >= _common_prefix(_ids(content.prompt, tokenizer), ids)
 
 
 def _ids(text: str, tokenizer: Any) -> list[int]:
@@ -116,7 +116,7 @@ def _ids(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
 
-def _ended(ids: list[int], tokenizer: Any) -> list[int]:
+def _with_end(ids: list[int], tokenizer: Any) -> list[int]:
     end = tokenizer.eos_token_id
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
@@ -125,8 +125,8 @@ def _whole(ids: list[int]) -> Counted:
     return ids, np.ones(len(ids), dtype=bool)
 
 
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
@@ -138,20 +138,20 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
     if not every and all(message["role"] != "assistant" for message in chat.messages):
         raise _refusal(record, "no message is an assistant's", "give one, or use training.loss_on: all")
     if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
-        return _marked(record, chat, tokenizer)
+        return _encode_marked(record, chat, tokenizer)
     _template(tokenizer)
     text = _render(record, chat.messages, tokenizer)
     ids = _plain(text, tokenizer)
     return _whole(ids) if every else (ids, _said_by_assistant(record, chat, tokenizer, text, ids))
 
 
-def _marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
+def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
     """The tokens of a chat; those count of which a character lies between the template's marks.
 
     The tokenizer's own ``return_assistant_tokens_mask`` counts all the rest of a chat where the last character between
     marks belongs to no token, as a space that a tokenizer drops.
     """
-    with _located(record):
+    with _template_errors(record):
         (text,), (spans,) = render_jinja_template(
             conversations=[list(chat.messages)],
             chat_template=_template(tokenizer),
@@ -175,7 +175,7 @@ def _template(tokenizer: Any) -> str:
 
 
 def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, ids: Sequence[int]) -> NDArray[np.bool_]:
-    """(tokens,) which an assistant says, with the end of its turn: what each of its messages adds to those before."""
+    """(tokens,) whether each belongs to an assistant's turn: the text that its message adds to the chat before."""
     counts = np.zeros(len(ids), dtype=bool)
     for place, message in enumerate(chat.messages):
         if message["role"] != "assistant":
@@ -186,20 +186,20 @@ def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, id
             problem = f"the chat template renders what precedes or ends message {place + 1} otherwise in a longer chat"
             fix = "use a template that marks generations, or training.loss_on: all"
             raise _refusal(record, problem, fix)
-        counts[_shared(_plain(before, tokenizer), ids) : _shared(_plain(after, tokenizer), ids)] = True
+        counts[_common_prefix(_plain(before, tokenizer), ids) : _common_prefix(_plain(after, tokenizer), ids)] = True
     return counts
 
 
 def _render(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
     if not messages:
         return ""  # an assistant speaks first; templates take no empty chat
-    with _located(record):
+    with _template_errors(record):
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
 
 
 @contextmanager
-def _located(record: Record) -> Iterator[None]:
-    """Within, whatever a template raises becomes a DataError of this record."""
+def _template_errors(record: Record) -> Iterator[None]:
+    """Context in which any exception of a chat template becomes a DataError that names the record."""
     try:
         yield
     except Exception as error:

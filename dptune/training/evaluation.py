@@ -10,7 +10,7 @@ import torch
 
 from dptune.errors import ConfigError
 from dptune.training.data import Tokens
-from dptune.training.losses import attended, token_losses
+from dptune.training.losses import attention_mask, token_losses
 
 _LARGEST_LOG = 700.0
 
@@ -44,7 +44,7 @@ def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | 
     for start in range(0, len(order), rows):
         ids, mask = tokens.compact(order[start : start + rows], device)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-            logits = model(input_ids=ids, attention_mask=attended(mask), use_cache=False).logits
+            logits = model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False).logits
         losses, valid = token_losses(logits, ids, mask)
         total += float(losses.double().sum())
         count += int(valid.sum())

@@ -1,4 +1,4 @@
-"""The gradients of one batch, as a clipper asks for them, from a run's own model."""
+"""Computes the gradients of one batch for a clipper, on a run's own model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchGradients:
     batch: list[NDArray[np.int64]] = field(repr=False)
 
     def of_losses(self) -> Iterator[PairGradients]:
-        """Per-sample gradients, micro-batch by micro-batch; all of one shape."""
+        """Yield per-sample gradients, one micro-batch at a time; all micro-batches have one shape."""
         run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.spec.plan
         for part in micro_batches(self.batch, plan.physical_batch_size):
             ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
@@ -41,7 +41,7 @@ class BatchGradients:
         run = self.run
         for members in self.batch:
             if not len(members):
-                continue  # a client whose units are all elsewhere sends nothing
+                continue  # a client without records sends nothing
             # Another order every round, or a client's last records would never be used.
             records = members[np.argsort(uniform(run.entropy, len(members)))]
             yield local_update(

@@ -20,7 +20,7 @@ _PLAIN_HEADS = ("gpt2", "llama", "mistral")
 _LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
 
 
-def attended(mask: torch.Tensor) -> torch.Tensor:
+def attention_mask(mask: torch.Tensor) -> torch.Tensor:
     """The model's attention mask: 1 for every token, whether it counts in the loss or not."""
     return (mask != PADDING).to(mask.dtype)
 
@@ -60,10 +60,10 @@ def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tor
     head = causal.get_output_embeddings()
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
     if not (plain and causal.config.model_type in _PLAIN_HEADS):
-        logits = model(input_ids=input_ids, attention_mask=attended(mask), use_cache=False).logits
+        logits = model(input_ids=input_ids, attention_mask=attention_mask(mask), use_cache=False).logits
         return sequence_losses(logits, input_ids, mask)
     decoder = getattr(causal, causal.base_model_prefix)
-    hidden = decoder(input_ids=input_ids, attention_mask=attended(mask), use_cache=False).last_hidden_state
+    hidden = decoder(input_ids=input_ids, attention_mask=attention_mask(mask), use_cache=False).last_hidden_state
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)

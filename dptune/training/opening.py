@@ -57,8 +57,8 @@ def open_run(
     )
     try:
         if spec.auditor is not None:
-            spec.auditor.opened(ledger.releases)
-        # Before anything is charged: a disk that takes no checkpoint would cost the steps of every new try.
+            spec.auditor.on_open(ledger.releases)
+        # Written before anything is charged: on a full disk every new try would pay for steps that are then lost.
         run.save()
     except BaseException:
         ledger.close()
@@ -99,7 +99,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
 
 
 def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
-    """SHA-256 of all records and of whose they are. Private.
+    """SHA-256 of all records and of the units that they belong to. Private.
 
     Ranks deal units out by number: in another order, one unit would be drawn by two ranks and move a sum twice.
     """
@@ -111,13 +111,13 @@ def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
 
 
 def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
-    """The mechanism was built for this model: radii, sensitivity and what an accountant counts follow from its size."""
+    """Check that the mechanism was built for this model: its size decides radii, sensitivity and epsilons."""
     fix = "build it with the options of dptune.mechanisms.registry.of_model(name, options, pairs, parameters)"
     if mechanism.pairs != len(pairs):
         problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
         raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
     dimension, own = mechanism.noise.dimension, sum(pair.size for pair in pairs)
-    if dimension not in (0, own):  # without one, what its paper claims is infinite
+    if dimension not in (0, own):  # 0 means that none was given; its published epsilon is infinite then
         problem = f"was built for {dimension} parameters, and the adapters have {own}"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
 

@@ -1,4 +1,4 @@
-"""Per-sample gradients of LoRA pairs.
+"""Computes per-sample gradients of LoRA pairs.
 
 For a linear layer y = W x the gradient of sample b is sum_t outer(dL/dy[b, t], x[b, t]). Inputs and outputs of every
 lora_A and lora_B are tapped on the way forward; on the way back each dL/dy becomes, as soon as it is there, the part of
@@ -126,7 +126,7 @@ class Layout:
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
-        """For each pair the first column of each of its weights."""
+        """The first column of each weight, pair by pair."""
         starts: dict[int, tuple[int, ...]] = {}
         column = 0
         for pair in (pair for group in self.groups for pair in group):
@@ -143,7 +143,7 @@ class Layout:
         return table[:, start : start + out * into].unflatten(1, (out, into))
 
     def split(self, table: torch.Tensor) -> list[torch.Tensor]:
-        """For each group the (rows, pairs of the group, parameters of a pair) view of its columns."""
+        """Views of the table's columns, one for each group: (rows, pairs of the group, parameters of a pair)."""
         counts = [(len(group), self.sizes[group[0]]) for group in self.groups]
         parts = table.split([count * size for count, size in counts], dim=1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, counts, strict=True)]
@@ -202,7 +202,7 @@ class PairGradients:
         return torch.cat(_in_pair_order(self._layout, [group.unbind(1) for group in self._groups]), dim=1).double()
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
-        """Per pair, sum over units of factors[unit, pair] * gradient, flat float64."""
+        """The sum over units of factors[unit, pair] * gradient, one flat float64 vector for each pair."""
         of_pairs, sums = factors.double().unbind(1), []
         for group, pairs in zip(self._groups, self._layout.groups, strict=True):
             chosen = torch.stack([of_pairs[pair] for pair in pairs])
@@ -336,7 +336,7 @@ def per_sample_gradients(
     table = torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device)
     taps = Taps(table, layout, [pair.name for pair in pairs], input_ids.shape[1])
     device = input_ids.device.type
-    with _tapped(pairs, taps), torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+    with _tap_layers(pairs, taps), torch.autocast(device, dtype=autocast, enabled=autocast is not None):
         losses = model_losses(model, input_ids, mask)
     taps.backward(losses)
     return by_unit(taps.table, layout, losses.detach(), owners, units)
@@ -358,7 +358,7 @@ def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch
 
 
 @contextmanager
-def _tapped(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
+def _tap_layers(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
     """Tap every A and B that runs inside the context."""
 
     def hook(pair: int, weight: int) -> Any:

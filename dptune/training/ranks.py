@@ -35,7 +35,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Statistics
 from dptune.mechanisms.mechanism import Mechanism
 
-_LONGEST_WAIT = timedelta(hours=12)  # for a rank that lives: longer than any evaluation. Dead ones are noticed at once.
+_LONGEST_WAIT = timedelta(hours=12)  # longer than any evaluation of a living rank; a dead one is noticed at once
 
 
 class LostRankError(RuntimeError):
@@ -80,7 +80,7 @@ class Ranks:
         if self.world == 1:
             return
         everybodys: list[Any] = [None] * self.world
-        with _connected(self):
+        with _lost_rank_errors(self):
             dist.all_gather_object(everybodys, facts)
         different = sorted(name for name in facts if any(other[name] != facts[name] for other in everybodys))
         if different:
@@ -92,7 +92,7 @@ class Ranks:
             return value
         # An object with a tensor of cuda:0 would be unpickled onto cuda:0, whatever the rank's device is.
         message = [_pack(value) if self.rank == 0 else None]
-        with _connected(self):
+        with _lost_rank_errors(self):
             dist.broadcast_object_list(message, src=0)
         return value if self.rank == 0 else _unpack(message[0], device)
 
@@ -102,14 +102,14 @@ class Ranks:
         if self.world == 1:
             return
         flat = torch.cat([weight.flatten() for weight in weights]).cpu()
-        with _connected(self):
+        with _lost_rank_errors(self):
             dist.broadcast(flat, src=0)
         if self.rank:
             for weight, new in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
                 weight.copy_(new.view_as(weight))
 
     def total(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
-        """On rank 0, the sums over all ranks; elsewhere, something without meaning. Private.
+        """Sum over all ranks. The result is right on rank 0 alone; on other ranks it must not be used. Private.
 
         ``FLOAT64_MARGIN`` covers its rounding as it covers that of one process: adding two sums of n units of norm C
         in all rounds by at most 2^-53 n C in l2, so world - 1 additions change what one unit moves by less than
@@ -118,13 +118,13 @@ class Ranks:
         if self.world == 1:
             return sums
         flat = torch.cat(sums).cpu()
-        with _connected(self):
+        with _lost_rank_errors(self):
             dist.reduce(flat, dst=0)
         return list(flat.to(sums[0].device).split([part.numel() for part in sums]))
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_ranks() -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and leave them at the end of the context; else yield a lone process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
@@ -143,7 +143,7 @@ def own_device() -> str:
 
 
 @contextmanager
-def _connected(ranks: Ranks) -> Iterator[None]:
+def _lost_rank_errors(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

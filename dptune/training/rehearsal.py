@@ -1,4 +1,4 @@
-"""Per-sample gradients tried on made-up tokens before a run: each record's must be what it has alone.
+"""Checks per-sample gradients on made-up tokens before a run: a record must have the same gradient as alone.
 
 That a layer's inputs have the right shape does not say which record each of them belongs to. So the gradients of a
 small batch, of records of different lengths, are compared with those of each record by itself. A layer that mixes
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dptune.errors import ConfigError
-from dptune.training.causal import evaluated, first_line, plain_tokens
+from dptune.training.causal import evaluation_mode, first_line, plain_tokens
 from dptune.training.losses import model_losses
 from dptune.training.per_sample import PairModules, per_sample_gradients
 
@@ -44,7 +44,7 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
         fix = "call model.gradient_checkpointing_disable(), and lower training.physical_batch_size (in tune: rows)"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)
-    with evaluated(model), _moved(pairs):
+    with evaluation_mode(model), _random_up_factors(pairs):
         try:
             found = per_sample_gradients(model, pairs, ids, mask, None, len(ids))
             alone = [_alone(model, pairs, ids[row : row + 1, :length]) for row, length in enumerate(_LENGTHS)]
@@ -73,14 +73,14 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
 
 
 def check_width(model: Any, width: int) -> None:
-    """See that the model takes a record of ``width`` made-up tokens: a step that fails is charged at every retry.
+    """Check that the model takes a record of ``width`` made-up tokens: a step that fails is charged at every retry.
 
-    Raises: ConfigError.
+    Raises: ConfigError if it does not.
     """
     tokens, device = plain_tokens(model.get_base_model()), next(model.parameters()).device
     ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
     try:
-        with evaluated(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             model(input_ids=ids, attention_mask=torch.ones_like(ids))
     except Exception as error:  # each model has its own way to refuse a long text
         problem = f"the model does not take {width} tokens ({type(error).__name__}: {first_line(error)})"
@@ -106,8 +106,8 @@ def _alone(model: Any, pairs: list[PairModules], ids: torch.Tensor) -> torch.Ten
 
 
 @contextmanager
-def _moved(pairs: list[PairModules]) -> Iterator[None]:
-    """Within, every B is small random numbers."""
+def _random_up_factors(pairs: list[PairModules]) -> Iterator[None]:
+    """Context in which every B factor holds small random numbers; the old values come back at its end."""
     generator = torch.Generator().manual_seed(2)
     before = [pair.up.weight.detach().clone() for pair in pairs]
     try:

@@ -1,4 +1,4 @@
-"""One run: what it needs, where it stands, and its step in two halves.
+"""One run: its state, and its step in two halves.
 
 knobs    = mechanism.knobs()                 # from past releases only                               begin
 ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
@@ -36,14 +36,14 @@ from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.data import PrivacyUnits, parted
+from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.evaluation import mean_loss
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
 
-_PUBLIC_RECORDS = 32  # behind every look of a controller at the public loss
+_PUBLIC_RECORDS = 32  # number of public records on which a controller's public loss is computed
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Run(RankRun):
         mark_used(self.spec, self.ledger.header.run_id)
         self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs)))
         self.ranks.copy(self.weights)
-        return Step(knobs, *parted(self.own_units.draw(plan.sample_rate, self.entropy)))
+        return Step(knobs, *split_batch(self.own_units.draw(plan.sample_rate, self.entropy)))
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
@@ -226,7 +226,7 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     moved = {
         "noise_multiplier": knobs.noise_multiplier,
         **{f"radius_{index}": radius for index, radius in enumerate(released.knobs.radii)},
-        **mechanism.controller.metrics(),  # before it observes: what this release was made with
+        **mechanism.controller.metrics(),  # read before ``observe``: these belong to this release
     }
     mechanism.controller.observe(_observation(run, released))
     public = {"learning_rate": learning_rate}

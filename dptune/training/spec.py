@@ -54,7 +54,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run, written down: ``train(spec, directory, entropy)`` makes it.
+    """All that a run needs; ``train(spec, directory, entropy)`` carries it out.
 
     Private: ``tokens`` and the members of ``units``. Public: everything else, ``public`` included.
 
@@ -136,9 +136,10 @@ class Auditor(Protocol):
         """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
         ...
 
-    def opened(self, releases: int) -> None:
-        """Called once, while this process alone holds the run's ledger, which has so many releases. Raises DptuneError
-        if they were made with other coins.
+    def on_open(self, releases: int) -> None:
+        """Called once, when this process has locked the run's ledger, which holds ``releases`` releases.
+
+        Raises: DptuneError if those were made with other coins.
         """
         ...
 

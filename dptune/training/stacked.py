@@ -44,7 +44,7 @@ class StackedAdapters:
                 problem = f"shard {number} has other layers, rank or sizes than shard 0"
                 raise ConfigError("ensemble", problem, fix="tune all shards on one base with one LoRA configuration")
 
-        def stacked(ending: str, factor: float) -> dict[str, torch.Tensor]:
+        def stack(ending: str, factor: float) -> dict[str, torch.Tensor]:
             stacks = {}
             for key in (key for key in shapes if key.endswith(ending)):
                 parts = [adapter[key].float() * factor for adapter in adapters]
@@ -52,17 +52,17 @@ class StackedAdapters:
                 stacks[name] = torch.stack([*parts, torch.zeros_like(parts[0])]).to(device)
             return stacks
 
-        return cls(stacked(".lora_A.weight", 1.0), stacked(".lora_B.weight", scaling))
+        return cls(stack(".lora_A.weight", 1.0), stack(".lora_B.weight", scaling))
 
     def __len__(self) -> int:
         """The number of models, without the public one."""
         return len(next(iter(self.down.values()))) - 1
 
     @contextmanager
-    def applied(self, model: Any, rows: torch.Tensor) -> Iterator[None]:
-        """Pass row j of every batch inside the context through adapter ``rows[j]``, or none for ``PUBLIC``.
+    def apply(self, model: Any, rows: torch.Tensor) -> Iterator[None]:
+        """Context in which row j of every batch passes through adapter ``rows[j]``, or through none for ``PUBLIC``.
 
-        The work is the same whichever adapters are chosen.
+        Time does not depend on which adapters are chosen.
         """
         modules = dict(model.named_modules())
         missing = [name for name in self.down if name not in modules]

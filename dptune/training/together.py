@@ -60,7 +60,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
 
     try:
         _check(base, runs)
-        stacks = _stacked(runs)
+        stacks = _stack_pairs(runs)
         layout = _whole_layout(stacks)
         base.eval()
         seed_dropout(runs[0].entropy, runs[0].step)
@@ -74,7 +74,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
             for number in active:
                 train_adapters(runs[number].spec.model)
-                clipped = runs[number].spec.mechanism.clipper.gradients(_Own(shared, number))
+                clipped = runs[number].spec.mechanism.clipper.gradients(_RunGradients(shared, number))
                 attempt(number, runs[number].complete, steps[number], clipped)
             active = [number for number in active if number not in errors]
     except BaseException:
@@ -136,7 +136,7 @@ class _Stack:
     dropout: float
 
 
-def _stacked(runs: Sequence[Run]) -> list[_Stack]:
+def _stack_pairs(runs: Sequence[Run]) -> list[_Stack]:
     stacks = []
     for pairs in zip(*(run.pairs for run in runs), strict=True):
         down = torch.stack([pair.down.weight.detach() for pair in pairs])
@@ -188,7 +188,7 @@ class _Pass:
         if not self._parts:
             raise RuntimeError("an earlier micro-batch of this step failed, so units of this run are missing")
         part, run_of_unit = self._parts.popleft()
-        table, losses = self._computed(part, run_of_unit)
+        table, losses = self._compute(part, run_of_unit)
         first_unit = 0
         for number in dict.fromkeys(run_of_unit):
             count = run_of_unit.count(number)
@@ -196,12 +196,12 @@ class _Pass:
             owners = torch.from_numpy(part.owners[rows] - first_unit).to(table.device)
             own = None if np.array_equal(part.owners[rows], np.arange(first_unit, first_unit + count)) else owners
             layout = Layout.of(self._runs[number].pairs)
-            trained = self._trained(table[rows], layout)
+            trained = self._trained_columns(table[rows], layout)
             self._ready[number].append(by_unit(trained, layout, losses[rows], own, count))
             self._missing[number] -= count
             first_unit += count
 
-    def _computed(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """The (rows, parameters) table of a micro-batch and its (rows,) losses."""
         run = self._runs[0]
         plan, device = run.spec.plan, self._stacks[0].up.device
@@ -212,14 +212,14 @@ class _Pass:
         table = torch.empty(len(ids), sum(self._layout.sizes), device=device)
         taps = Taps(table, self._layout, [stack.layer for stack in self._stacks], ids.shape[1])
         with (
-            _applied(self._base, self._stacks, torch.from_numpy(run_of_row).to(device), taps),
+            _apply_stacks(self._base, self._stacks, torch.from_numpy(run_of_row).to(device), taps),
             torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None),
         ):
             losses = model_losses(self._base, ids, mask)
         taps.backward(losses)
         return taps.table, losses.detach()
 
-    def _trained(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _trained_columns(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
         """The columns of the weights that runs train: all, or those of the B factors."""
         if layout.shapes == self._layout.shapes:
             return table
@@ -228,8 +228,8 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class _Own:
-    """The ``GradientSource`` of one of the runs."""
+class _RunGradients:
+    """The ``GradientSource`` of run ``number``; ``shared`` computes the gradients of all runs together."""
 
     shared: _Pass
     number: int
@@ -244,7 +244,7 @@ class _Own:
 
 
 @contextmanager
-def _applied(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor, taps: Taps) -> Iterator[None]:
+def _apply_stacks(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor, taps: Taps) -> Iterator[None]:
     """Pass row j of batches inside the context through the adapters of run ``run_of_row[j]``, and tap it."""
     modules = dict(base.named_modules())
 

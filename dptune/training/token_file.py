@@ -1,9 +1,9 @@
-"""A corpus as a file of token ids that is mapped into memory, from which a run reads its records. Private.
+"""The token file: a corpus as token ids, from which a run reads its records through a memory map. Private.
 
 An Arrow IPC file; each of its batches holds the key of the record's unit, whether the record is absent (its text is
-empty: an auditor's coin left it out), whether it was cut, and its token ids. It is written in a stream, so that memory
-follows a batch and not the corpus; opened it takes address space only, and the kernel holds as many of its pages as it
-likes.
+empty: an auditor's coin left it out), whether it was cut, and its token ids. It is written batch by batch, so that
+memory does not grow with the corpus. An open file takes address space only; the kernel decides how many of its pages
+are in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dptune.errors import DataError
 from dptune.files import locked, private_directory, replacing
 from dptune.training.data import Tokens, encode
 
-#: Raise it when the same text gets other ids, or the file another shape: it is part of the files' names.
+#: Part of the files' names. Raise it when the same text gets other ids, or the layout of the file changes.
 FORMAT = 2
 _METADATA_KEY = b"dptune"
 _SCHEMA = pa.schema([("unit", pa.int64()), ("absent", pa.bool_()), ("cut", pa.bool_()), ("ids", pa.list_(pa.int32()))])
@@ -76,26 +76,28 @@ class Corpus:
 
     @property
     def units(self) -> NDArray[np.integer[Any]]:
-        """(records,) the key of the unit of each, in four bytes where all numbers fit: only for units that need it."""
+        """(records,) key of each record's unit, as int32 where all fit. Reads every row: call it only if needed."""
         columns = [batch.column("unit").to_numpy() for batch in self._batches if len(batch)]
         fits = all(column.min() >= -(2**31) and column.max() < 2**31 for column in columns)
         narrow = np.int32 if fits else np.int64
         return np.concatenate([np.zeros(0, narrow), *columns], dtype=narrow, casting="unsafe")
 
 
-def tokenized(
+def open_or_tokenize(
     path: Path,
     batches: Callable[[], Iterable[pa.RecordBatch]],
     tokenizer: Any,
     max_length: int,
-    encoded: Encoder | None = None,
+    encoder: Encoder | None = None,
 ) -> Corpus:
     """Open the corpus in ``path``, after tokenising it if the file is missing. Other processes wait meanwhile.
 
     Args:
-        path: its name must tell data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made private.
-        batches: of columns unit and text, such as ``read_batches`` gives.
-        encoded: from a batch and the tokenizer to its rows, and which were cut; None takes the texts.
+        path: the file. Its name must depend on data, tokenizer, ``FORMAT`` and ``max_length``; its folder is made
+            private.
+        batches: returns record batches with columns unit and text, such as those of ``read_batches``.
+        encoder: function of a batch and the tokenizer that returns the batch's rows and (records,) whether each was
+            cut; None encodes the column text.
 
     Raises:
         ConfigError: ``max_length`` leaves nothing to predict.
@@ -106,8 +108,8 @@ def tokenized(
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             if not path.exists():
                 _remove_abandoned(path)
-                _write(path, batches(), tokenizer, max_length, encoded or partial(_of_texts, max_length=max_length))
-    return opened(path)
+                _write(path, batches(), tokenizer, max_length, encoder or partial(_encode_texts, max_length=max_length))
+    return open_corpus(path)
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -116,8 +118,8 @@ def _remove_abandoned(path: Path) -> None:
         abandoned.unlink(missing_ok=True)
 
 
-def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int, encoded: Encoder) -> None:
-    written = (_batch_of(batch, *encoded(batch, tokenizer)) for batch in batches)
+def _write(path: Path, batches: Iterable[pa.RecordBatch], tokenizer: Any, max_length: int, encoder: Encoder) -> None:
+    written = (_batch_of(batch, *encoder(batch, tokenizer)) for batch in batches)
     try:
         write(path, written, padding=tokenizer.pad_token_id, width=max_length)
     except OSError as error:
@@ -135,7 +137,7 @@ def write(path: Path, batches: Iterable[pa.RecordBatch], *, padding: int, width:
             file.write_batch(batch)
 
 
-def _of_texts(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> Encoding:
+def _encode_texts(batch: pa.RecordBatch, tokenizer: Any, max_length: int) -> Encoding:
     return encode(batch.column("text").to_pylist(), tokenizer, max_length)
 
 
@@ -158,8 +160,8 @@ def token_batch(
     return pa.RecordBatch.from_arrays([pa.array(units), *flags, ids], schema=_SCHEMA)
 
 
-def opened(path: Path) -> Corpus:
-    """Map a token file.
+def open_corpus(path: Path) -> Corpus:
+    """Open a token file that was written before.
 
     Raises: DataError if it is absent, torn, or something else.
     """
@@ -169,7 +171,7 @@ def opened(path: Path) -> Corpus:
         padding, width = int(about["padding"]), int(about["width"])
         if not reader.schema.equals(_SCHEMA):
             raise KeyError("schema")
-        batches = list(_checked(reader))
+        batches = list(_read_batches(reader))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         problem = f"is torn, or no file of token ids ({type(error).__name__})"
         raise DataError(problem, fix="remove it; the next run makes it again", file=path) from None
@@ -178,7 +180,7 @@ def opened(path: Path) -> Corpus:
     return Corpus(tokens, _absent(batches), batches)
 
 
-def _checked(reader: Any) -> Iterator[pa.RecordBatch]:
+def _read_batches(reader: Any) -> Iterator[pa.RecordBatch]:
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
         batch.validate()

@@ -1,4 +1,4 @@
-"""The base model as far as it is known without its weights: configuration, tokenizer, context and adapters."""
+"""Checks a base model without reading its weights: configuration, tokenizer, context length and target modules."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ from dptune.tuning.settings import TuneSettings
 
 @dataclass(frozen=True)
 class Base:
-    """A base model that was checked, and no weight of it read.
+    """A base model that passed all checks; its weights are read by ``load``. Public.
 
     Attributes:
-        name: a hub id, or the last part of a folder's path: no path of this machine is handed on.
-        revision: the commit of a hub id.
-        identity: digest of what tells this model from others.
-        device: on which it runs.
-        parameters: of the frozen model; ``bytes_each`` is the size of one.
-        positions: the most tokens of a text; None without a bound.
-        layers, width, vocabulary: of the transformer, for estimates.
-        pairs: number of LoRA pairs; ``dimension`` their parameters.
-        notes: what its owner should know.
+        name: a hub id, or the last part of a folder's path, so that no path of this machine is handed on.
+        revision: the commit of a hub id; None for a folder.
+        identity: digest of configuration and weights' files, by which a resumed run recognises the model.
+        device: the device that it runs on.
+        parameters: number of parameters of the frozen model; each takes ``bytes_each`` bytes.
+        positions: the most tokens of a text; None if the model sets no bound.
+        layers, width, vocabulary: sizes of the transformer, for estimates.
+        pairs: number of LoRA pairs; they have ``dimension`` parameters together.
+        notes: sentences that the user should read, such as one about a missing padding token.
+        checkpoint: where ``load`` reads the weights; None for a loaded model.
+        loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Base:
     dimension: int
     notes: tuple[str, ...]
     checkpoint: ModelSource | None
-    given: Any = field(repr=False)
+    loaded_model: Any = field(repr=False)
 
     def load(self) -> Any:
         """The frozen model on its device. A model that was given stays as it is: adapters go on a copy of its layers.
@@ -70,7 +72,7 @@ class Base:
         """
         if self.checkpoint is not None:
             return load_base(self.checkpoint, self.device)
-        model = shared_copy(self.given)
+        model = shared_copy(self.loaded_model)
         check_causal(self.name, model)
         return model
 
@@ -103,7 +105,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         empty = without_weights(checkpoint, config)
         name = Path(model).resolve().name if Path(model).is_dir() else str(model)
         identity = revision or _digest_of_folder(Path(model), config)
-        return _described(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint)
+        return _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint)
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
     if getattr(model, "config", None) is None or getattr(model, "peft_config", None):
@@ -116,10 +118,10 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         problem = "has weights that would train without privacy"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
     identity = frozen_fingerprint(model)
-    return _described(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
+    return _describe_base(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
 
 
-def _described(
+def _describe_base(
     model: Any,
     copy: Any,
     name: str,
@@ -130,7 +132,7 @@ def _described(
     device: torch.device,
     checkpoint: ModelSource | None,
 ) -> Base:
-    """What a model tells; adapters are attached to ``copy`` to count them."""
+    """The ``Base`` of ``model``. Adapters are attached to ``copy``, which shares its weights, to count them."""
     config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
     weights = list(model.parameters())
     parameters, bytes_each = sum(one.numel() for one in weights), weights[0].element_size()
@@ -152,7 +154,7 @@ def _described(
         dimension=sum(pair.size for pair in pairs),
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
-        given=None if checkpoint else model,
+        loaded_model=None if checkpoint else model,
     )
 
 
@@ -170,7 +172,7 @@ def _tokenizer_of(checkpoint: ModelSource) -> Any:
 
 
 def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
-    """Notes about a tokenizer; without padding it gets the end-of-text token for it."""
+    """Check a tokenizer, and return notes about it. One without a padding token pads with the end-of-text token."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:
@@ -185,7 +187,7 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
 
 
 def _digest_of_folder(folder: Path, config: Any) -> str:
-    """Of the configuration and the sizes of the weights' files: reading billions of weights would take minutes."""
+    """Digest of the configuration and of the weight files' sizes: reading billions of weights would take minutes."""
     sizes = sorted((path.name, path.stat().st_size) for path in folder.glob("*.safetensors"))
     return _digest([config.to_dict(), sizes])
 

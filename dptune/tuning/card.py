@@ -21,8 +21,8 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
     """The card below its metadata.
 
     Args:
-        section: of ``privacy_section``.
-        result: what result.json says.
+        section: the result of ``privacy_section``.
+        result: the content of result.json.
     """
     figures = result["perplexity"]
     lines = [
@@ -63,10 +63,10 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
 
 
 def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str:
-    """The guarantee in words and numbers, between two marks. Epsilons are rounded up.
+    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons are rounded up.
 
     Args:
-        digests: SHA-256 by name, of the ledger and of the files that it is the ledger of.
+        digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
     """
     header, prices = contents.header, contents.epsilons
     rates = sorted({release.sample_rate for release in contents.composition})
@@ -141,5 +141,5 @@ def _plain(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot leave its table cell: labels and names of columns are anybody's."""
+    """Text that stays within its table cell: labels and names of columns may hold any characters."""
     return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())

@@ -1,6 +1,6 @@
-"""What a run does where nobody says it, chosen from public facts alone: units, parameters and the model's context.
+"""Defaults of a tuning run, chosen from public facts alone: number of units, parameters and the model's context.
 
-Nothing here may look at the records: a schedule that followed them would leak what no epsilon covers.
+Nothing here may look at the records: a schedule that depends on them would leak something that no epsilon covers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _RADIUS = 0.1
 
 @dataclass(frozen=True)
 class TuneSchedule:
-    """A schedule that is complete. Public.
+    """A complete schedule. Public.
 
     Attributes:
-        options: of the mechanism.
-        reasons: by setting, why the value was chosen; none for what was asked for.
+        batch: expected number of units of a batch.
+        epochs: passes over the units.
+        options: the mechanism's own options.
+        reasons: for each setting that the user left open, why its value was chosen.
     """
 
     delta: float
@@ -46,8 +48,8 @@ def schedule_of(settings: TuneSettings, units: int, parameters: int, positions: 
     """The schedule of a run on ``units`` units (of the train side).
 
     Args:
-        parameters: of the frozen model.
-        positions: of the model's context; None where it has no bound.
+        parameters: number of parameters of the frozen model.
+        positions: length of the model's context in tokens; None if it has no bound.
 
     Raises: ConfigError for a delta of 1 over the units or more, a batch of more than all units, or a length beyond the
         context.
@@ -125,5 +127,5 @@ def default_batch(units: int) -> float:
 
 
 def default_epochs(units: int, batch: float) -> float:
-    """As few as give some hundred steps, within 3 and 20."""
+    """The fewest epochs that give about a hundred steps; at least 3 and at most 20."""
     return float(min(max(math.ceil(_LEAST_STEPS * batch / units), _EPOCHS[0]), _EPOCHS[1]))

@@ -18,7 +18,7 @@ from dptune.tuning.verifying import CARD, CONFIG, section_of
 
 
 def partial_of(folder: RunFolder) -> Path:
-    """Where the adapter lies until the ledger has its last line."""
+    """The folder that holds the adapter until the ledger is finished."""
     return folder.adapter.with_name(".adapter.partial")
 
 
@@ -34,7 +34,7 @@ def write_weights(model: Any, tokenizer: Any, folder: RunFolder, base: str, revi
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)
         _write_card(partial, base, "")
-    except BaseException:  # a full disk, say: the next try would find it fuller
+    except BaseException:  # on a full disk, what stays would make the next try fail too
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
@@ -44,7 +44,7 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     partial = partial_of(folder)
     shutil.copyfile(folder.ledger, partial / folder.ledger.name)
     _write_card(partial, str(result["base"]), card_text(section_of(partial), result))
-    for path in partial.rglob("*"):  # the libraries that wrote them left some of them to everybody
+    for path in partial.rglob("*"):  # some libraries write files that every user may read
         path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
     partial.chmod(PRIVATE_DIRECTORY)
     shutil.rmtree(folder.adapter, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Memory and time of a run before it starts: estimates from shapes and from how fast this device multiplies."""
+"""Estimates a run's memory and time before it starts, from shapes and from the device's speed of multiplication."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule
 
-_LOGIT_COPIES = 4  # float32: logits, their logarithms, the gradient of each
-_ACTIVATIONS = 20  # of the layer's width, kept of every token of every layer until the way back
+_LOGIT_COPIES = 4  # float32 copies: logits, their logarithms, the gradient of each
+_ACTIVATIONS = 20  # vectors of the layer's width that each token keeps in each layer for the backward pass
 _SIDE, _MEASURED_SECONDS = 1024, 0.3
-_STEP_SECONDS = 0.02  # of a micro-batch, however small the model
+_STEP_SECONDS = 0.02  # fixed cost of a micro-batch, however small the model
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs.
+    """The resources that a run needs.
 
     Attributes:
         memory: bytes on the device.
-        seconds: of all steps, without the evaluations.
+        seconds: time of all steps, without the evaluations.
     """
 
     memory: float

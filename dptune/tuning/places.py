@@ -1,4 +1,4 @@
-"""Paths of a run, checked within a second: before torch is imported, and before anything is read."""
+"""Checks a run's paths within a second, before torch is imported and before anything is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_model(source: str, revision: str | None) -> str:
 
 
 def check_data(source: RecordSource) -> None:
-    """Raises: DataError for a file that there is not; ConfigError for one whose ending tells no format."""
+    """Check the path of the records. Raises: DataError if there is no such file; ConfigError for an unknown ending."""
     for data in (source.data, source.public):
         if not isinstance(data, str | Path) or is_hub_name(source, data):
             continue
@@ -35,7 +35,7 @@ def check_data(source: RecordSource) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises: ConfigError for a folder that holds something other than a run."""
+    """Check the run's folder. Raises: ConfigError if it is a file, or holds something other than a run."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
     files = RunFolder(folder)

@@ -1,4 +1,4 @@
-"""A run made ready before any weight is read: records as tokens, their units, a schedule and a calibrated mechanism."""
+"""Prepares a run before any weight is read: tokens, units, a schedule and a calibrated mechanism."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.tuning.settings import TuneSettings
 from dptune.units import MADE_OF_OTHERS, RECORD
 
-#: Below which a run is warned that noise hides nearly all that its records say.
+#: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
-#: Names that ledgers use for units of other kinds.
+#: Names of units that a column must not have, because ledgers use them for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A run that needs nothing but the weights. ``tokens``, ``evaluation`` and ``counts`` are private.
+class PreparedRun:
+    """All that a run needs but the weights. ``tokens``, ``evaluation``, ``counts`` and ``notes`` are private.
 
     Attributes:
-        tokens: of the train side; ``evaluation`` and ``public`` are None without such records.
-        counts: records of each side.
-        notes: warnings for the owner of the records, whom alone they are for.
+        tokens: the train side's records.
+        evaluation: the held-out records; None without any.
+        public: the public records; None without any.
+        counts: number of records of each side.
+        notes: warnings for the owner of the records alone.
     """
 
     settings: TuneSettings
@@ -122,7 +124,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
 
-def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepared:
+def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> PreparedRun:
     """Read the records and complete the schedule.
 
     ``source.split`` is set here, by ``settings.eval_share``.
@@ -143,7 +145,7 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
     if isinstance(mechanism.mechanism.controller, Rldp) and public is None:
         problem = f"{settings.mechanism} follows the loss on public records"
         raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
-    return Prepared(
+    return PreparedRun(
         settings=settings,
         base=base,
         schedule=schedule,
@@ -153,12 +155,12 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
         units=units,
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
-        notes=(*base.notes, *_few(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
+        notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
     )
 
 
 def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:
-    """The units of one side's records; ``most`` bounds what a unit of many brings to a batch."""
+    """The units of one side's records; ``most`` bounds the records that one unit brings to a batch."""
     if column is None:
         return PrivacyUnits.records(len(records))
     kind = f"column {column}" if column in _TAKEN else column
@@ -193,8 +195,8 @@ def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedu
     return found
 
 
-def _few(units: int, delta: float) -> list[str]:
-    """Warnings about what so few units can give. Their number is public."""
+def _few_units_warning(units: int, delta: float) -> list[str]:
+    """Warnings about a small number of units, which is public."""
     found = [warning] if (warning := delta_warning(delta, units)) else []
     if units < _FEW_UNITS:
         found.append(

@@ -1,4 +1,4 @@
-"""``dptune.tune``: from records and a model to an adapter with its proof, resumed by calling it again."""
+"""``dptune.tune``: makes an adapter with its proof from records and a model; a second call resumes a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dptune.training.spec import RunSpec
 from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
 from dptune.tuning.places import check_data, check_folder
-from dptune.tuning.prepare import Prepared, prepare
+from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import check_deliverable
 
@@ -45,9 +45,10 @@ class Tuned:
 
     Attributes:
         model: the PEFT model with the tuned adapter, in evaluation mode.
-        ledger: what was charged, from the ledger file.
-        perplexity: by records, before and after. Of held-out private records it is private: no epsilon covers it.
-        folder: of the run; ``folder / "adapter"`` is what ``save`` copies.
+        ledger: content of the ledger file: all that was charged.
+        perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``).
+            Those of held-out private records are private: no epsilon covers them.
+        folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
     model: Any = field(repr=False)
@@ -94,8 +95,8 @@ def tune(
 
     Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
     ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
-    training units included. Under ``telemetry="research"``, the default, the perplexity of held-out private records is
-    told too, which no epsilon covers; ``telemetry="private"`` leaves it out and holds nobody out.
+    training units included. Under ``telemetry="research"``, the default, the result also holds the perplexity of
+    held-out private records, which no epsilon covers; ``telemetry="private"`` leaves it out and holds nobody out.
 
     Args:
         model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
@@ -103,10 +104,10 @@ def tune(
         records: a path, a list of dicts, or a ``datasets.Dataset``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.
-        text, prompt, completion, messages, template: what a row says, as ``RecordSource`` has it; None finds it.
+        text, prompt, completion, messages, template: columns of the record, see ``RecordSource``; None finds them.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
-        settings: further fields of ``Settings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
+        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
     """
@@ -129,25 +130,25 @@ def tune(
 
 
 def run(
-    prepared: Prepared,
+    prepared: PreparedRun,
     out: Path,
     on_step: Callable[[StepReport], None] = lambda report: None,
     on_start: Callable[[], None] = lambda: None,
 ) -> Tuned:
-    """Train, or take up what ``out`` holds; a finished run is only loaded.
+    """Train, or resume the run in ``out``; a finished run is only loaded.
 
     Args:
-        on_step: called after each step; ``report.private`` must not be told under private telemetry.
-        on_start: called once nothing speaks against the run, before any work.
+        on_step: called after each step; under private telemetry it must not publish ``report.private``.
+        on_start: called after all checks have passed, before any work.
 
-    Raises: as ``tune``; ConfigError if ``out`` was started with other settings or records.
+    Raises: all errors of ``tune``; ConfigError if ``out`` was started with other settings or records.
     """
     folder = RunFolder(out)
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
         _check_same(prepared, folder)
         on_start()
-        model = None if is_complete(folder.ledger) else _trained(prepared, folder, on_step)
+        model = None if is_complete(folder.ledger) else _train(prepared, folder, on_step)
         if partial_of(folder).exists() and folder.result.exists():
             deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
         folder.checkpoint.unlink(missing_ok=True)
@@ -158,8 +159,8 @@ def run(
     return Tuned(model.eval(), contents, {name: (pair[0], pair[1]) for name, pair in figures.items()}, out)
 
 
-def _trained(prepared: Prepared, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
-    """The model at the end of its run. Its weights and its result are on disk before the ledger's last line."""
+def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
+    """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
     base, settings = prepared.base, prepared.settings
     model = attach_lora(base.load(), base.lora, settings.seed)
     spec = RunSpec(
@@ -191,8 +192,8 @@ def _trained(prepared: Prepared, folder: RunFolder, on_step: Callable[[StepRepor
     return model
 
 
-def _perplexities(prepared: Prepared, model: Any) -> dict[str, float]:
-    """By records; held-out private ones under research telemetry alone."""
+def _perplexities(prepared: PreparedRun, model: Any) -> dict[str, float]:
+    """Perplexities by the records' name; those of held-out private records under research telemetry alone."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
     if prepared.settings.telemetry == "private":
         del sides[HELD_OUT]
@@ -200,7 +201,7 @@ def _perplexities(prepared: Prepared, model: Any) -> dict[str, float]:
     return {name: perplexity(model, tokens, rows) for name, tokens in sides.items() if tokens is not None}
 
 
-def _result(prepared: Prepared, figures: dict[str, list[float]]) -> dict[str, Any]:
+def _result(prepared: PreparedRun, figures: dict[str, list[float]]) -> dict[str, Any]:
     return {
         "base": prepared.base.name,
         "revision": prepared.base.revision,
@@ -209,8 +210,8 @@ def _result(prepared: Prepared, figures: dict[str, list[float]]) -> dict[str, An
     }
 
 
-def public_settings(prepared: Prepared) -> dict[str, Any]:
-    """What was chosen, by name; nothing of it depends on a record but the number of units."""
+def public_settings(prepared: PreparedRun) -> dict[str, Any]:
+    """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
     settings, schedule = prepared.settings, prepared.schedule
     targets = settings.target_modules or "PEFT's for the family"
     further = {
@@ -240,10 +241,12 @@ def _listed(pattern: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
-def _check_same(prepared: Prepared, folder: RunFolder) -> None:
+def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
     """Write down what is asked for, or compare it with what was: a run goes on with its own settings and records.
 
-    The digest of the records is keyed by a number that lies beside it, in a file that only its owner reads.
+    The digest of the records is keyed by a salt in the same file, which only its owner can read.
+
+    Raises: ConfigError naming what changed.
     """
     known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
     salt = known.get("salt") or secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""What a tuning run may be told besides its model and records."""
+"""The settings of a tuning run, apart from its model and records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Telemetry = Literal["research", "private"]
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """Everything that is asked of a run; None lets ``defaults`` choose from public facts. Public.
+    """The settings of a run; where a field is None, ``defaults`` chooses from public facts. Public.
 
     Attributes:
         epsilon: the budget that ``epsilon_certified`` keeps.
-        delta: below 1 over the units.
-        mechanism: registered name; ``options`` are its own.
-        batch: units that a batch expects.
+        delta: delta of the guarantee, below 1 over the units.
+        mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
+        batch: expected number of units of a batch.
         epochs: passes over the units.
         learning_rate: AdamW's.
         max_length: tokens of a record, one of which stays padding.
@@ -104,7 +104,7 @@ class TuneSettings:
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:
-        """Settings by name. Raises: ConfigError for a name that there is not, with the one that may be meant."""
+        """Make settings from names and values. Raises: ConfigError for an unknown name, suggesting a similar one."""
         known = [item.name for item in fields(cls)]
         for name in given:
             if name not in known:

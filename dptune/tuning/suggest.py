@@ -1,8 +1,8 @@
-"""Hyper-parameters from public facts alone: lengths, gradient norms and learning rates tried on public records.
+"""Suggests hyper-parameters from public facts alone: lengths, gradient norms and learning rates on public records.
 
-What a private run is set to must not follow its records, or its epsilon is not what was paid. Public records of the
-same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number of steps of
-the private run, so that it meets the same noise, and costs no privacy.
+Hyper-parameters that were chosen by looking at the private records would cost privacy that no epsilon counts. Public
+records of the same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number
+of steps of the private run, so that it meets the same noise, and costs no privacy.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from dptune.tuning.prepare import calibrate_mechanism, tokens_of_side, units_of_
 from dptune.tuning.settings import TuneSettings
 
 _HELD_OUT = 0.2
-#: Units whose gradient norms are measured: a tenth of so many is known to some three per cent of them.
+#: Number of units whose gradient norms are measured.
 _MEASURED = 256
 _LENGTH_SHARE, _NORM_SHARE = 0.99, 0.1
-#: Learning rates that are tried, as multiples of the schedule's.
+#: Learning rates of the trials, as multiples of the schedule's.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -50,8 +50,9 @@ class PublicRecords:
     """Public records as tokens.
 
     Attributes:
-        tokens: of the records that trials train on, and ``units`` whose they are.
-        evaluation: of the others, on which trials are compared.
+        tokens: the records that trials train on.
+        units: the units of those records.
+        evaluation: the other records, on which trials are compared.
     """
 
     tokens: Tokens = field(repr=False)
@@ -64,11 +65,11 @@ class Suggestion:
     """A schedule for a private run, from public facts alone.
 
     Attributes:
-        schedule: with the reason of each choice.
-        mechanism: calibrated to the budget.
+        schedule: the complete schedule, with the reason of each choice.
+        mechanism: the mechanism, calibrated to the budget.
         norms: 10, 50 and 90 % quantiles of the gradient norms of public units at the start; empty if none were given.
         trials: perplexity of held-out public records by learning rate; infinite where a trial diverged.
-        perplexity_before: of the same records, without training; None without trials.
+        perplexity_before: perplexity of the same records without training; None without trials.
     """
 
     schedule: TuneSchedule
@@ -128,7 +129,7 @@ def suggest(
 
 
 def read_public(source: RecordSource, base: Base, settings: TuneSettings, length: int | None = None) -> PublicRecords:
-    """Read public records, of which a fifth of the units are for comparing. Raises: DataError as ``prepare``."""
+    """Read public records, and hold out a fifth of their units to compare trials. Raises: DataError as ``prepare``."""
     sides = read_sides(replace(source, split=Fractions(1 - _HELD_OUT, _HELD_OUT, 0.0)))
     width = length or max_length_of(settings, base.positions)
     allowed = replace(settings, cut_records=True)  # the length is what is being chosen
@@ -159,7 +160,7 @@ def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> ND
 
 def _takes_radius(settings: TuneSettings) -> bool:
     if any(row[0] == "stabiliser" for row in describe_options(settings.mechanism)):
-        return False  # it normalises: AdamW takes the same steps at every radius
+        return False  # a normalising clipper: AdamW takes the same steps at every radius
     return any(row[0] == "max_grad_norm" for row in describe_options(settings.mechanism))
 
 
@@ -183,7 +184,7 @@ def _trial(
         problem = f"has {count} units to train on, fewer than a batch of {schedule.batch:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
     model = attach_lora(base.load(), base.lora, settings.seed)
-    mechanism = _again(settings, base, calibrated.mechanism, schedule)
+    mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
     plan = TrainingPlan(
         sample_rate=schedule.batch / count,
         expected_batch_size=schedule.batch,
@@ -208,7 +209,7 @@ def _trial(
         return perplexity(model, records.evaluation, settings.rows)
 
 
-def _again(settings: TuneSettings, base: Base, calibrated: Mechanism, schedule: TuneSchedule) -> Mechanism:
-    """A new mechanism with the same noise: a controller learns during its run."""
+def _rebuild_mechanism(settings: TuneSettings, base: Base, calibrated: Mechanism, schedule: TuneSchedule) -> Mechanism:
+    """A new mechanism with the same noise. A trial must not use another one's, whose controller has learned."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
     return build(settings.mechanism, options | {"noise_multiplier": calibrated.noise.noise_multiplier})

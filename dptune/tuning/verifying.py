@@ -1,4 +1,4 @@
-"""Whether the card of a deliverable says what its ledger says, of the weights beside it. Needs no torch."""
+"""Checks that a deliverable's card says what its ledger says, about the weights beside it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TOKENIZER = (
 
 
 class CardError(DptuneError):
-    """A card that does not say what the ledger beside it says."""
+    """A card that contradicts the ledger or the files beside it."""
 
 
 def check_deliverable(path: Path) -> LedgerContents:
-    """What the ledger of a deliverable says, once its card was found to say the same of these very files.
+    """Check a deliverable's card against its ledger and files, and return the ledger's content.
 
-    Raises: LedgerError for a ledger that is torn or edited; CardError for a card that says something else, and for
-        an adapter or a tokenizer that it is not about; DptuneError for a folder without one of them.
+    Raises: LedgerError for a ledger that is torn or edited; CardError for a card that contradicts the ledger, or whose
+        adapter or tokenizer was replaced; DptuneError for a folder that lacks one of them.
     """
     card = path / CARD
     contents = read_ledger(RunFolder(path).ledger)
@@ -53,7 +53,7 @@ def check_deliverable(path: Path) -> LedgerContents:
 
 
 def section_of(path: Path) -> str:
-    """The card's section on privacy as ledger, adapter and tokenizer have it."""
+    """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
     files = (ledger, path / WEIGHTS, path / CONFIG, *(path / name for name in _TOKENIZER))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
@@ -61,7 +61,7 @@ def section_of(path: Path) -> str:
 
 
 def _written_section(card: Path) -> str:
-    """The section as the card has it. Raises: CardError unless there is exactly one."""
+    """The section "Privacy" that the card does have. Raises: CardError unless there is exactly one."""
     text = card.read_text(encoding="utf-8", errors="replace")
     if text.count(START) != 1 or text.count(END) != 1 or text.index(END) < text.index(START):
         raise CardError(f"{card}: has no single section that dptune wrote. Fix: take the card that the run delivered.")

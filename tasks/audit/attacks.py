@@ -1,6 +1,6 @@
-"""Attack one finished cell: what its adapter gives away, and what its private step gives away.
+"""Attacks one finished cell: its adapter, its private step, and its sampling.
 
-Everything here reads; the one thing written is the audit itself, data/audits/<run>/audit.json.
+Nothing of the cell is changed; the only file that is written is the audit itself, data/audits/<run>/audit.json.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
 from tasks.settings.params import Audit
 
-#: Comparisons with what the ledger says, in every cell: two kinds of canaries, the draw by planted gradients and by
-#: itself, and a step's mu and epsilon.
+#: Number of comparisons with the ledger in every cell: epsilon by two kinds of canaries, the sample rate by planted
+#: gradients and by new draws, and a step's mu and epsilon.
 _CHECKS = 6
 _log = logging.getLogger(__name__)
 _CONTEXTS, _GENERATED_ROWS = 8, 512
-_LARGEST_LOG = 700.0  # of a perplexity that is still a number
+_LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
 
 def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
     """Run every attack on the cell in ``directory``, write the audit and return it.
 
     Args:
-        cells: that are audited together: they share ``settings.false_alarms``.
+        cells: number of cells that are audited together; they share the chance ``settings.false_alarms``.
 
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
@@ -79,7 +79,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     if target.cell.telemetry == "research" and settings.records:
         audit["membership"] = _record_membership(target)
     if (canaries := read_crafted(directory)) is not None:
-        audit |= _crafted(canaries, target)
+        audit |= _crafted_attack(canaries, target)
     audit["sampling"] = _sampling(target)
     if settings.step_trials:
         audit["step"] = _step(target, directory, checks)
@@ -89,15 +89,15 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
 
 
 def audit_file(directory: Path) -> Path:
-    """Where the audit of the cell in ``directory`` lies."""
+    """The file of the audit of the cell in ``directory``."""
     return AUDITS / directory.name / "audit.json"
 
 
 def violations(audit: dict[str, Any]) -> list[str]:
-    """Every bound that exceeds what the ledger certifies: a mechanism, an accountant or the draw is wrong.
+    """A sentence for every bound that exceeds what the ledger certifies: mechanism, accountant or sampling is wrong.
 
-    Many cells are checked, so these bounds hold with ``alarm_confidence`` each: together, false alarms are as rare
-    as ``audit.false_alarms`` says.
+    Each bound holds with ``alarm_confidence``, chosen so that all checks of all cells together raise a false alarm with
+    at most the chance ``audit.false_alarms``.
     """
     found = []
     for part in ("one_run", "crafted"):
@@ -122,7 +122,7 @@ def violations(audit: dict[str, Any]) -> list[str]:
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
-    """Changes with whatever decides an audit: the run, the settings, the secrets and the code."""
+    """A digest of all that decides an audit: the run, the settings, the secrets and the code."""
     content = [settings.model_dump_json(), code_digest("audit.attacks")]
     content += map(str, score_plugins())
     read = (RunFolder(directory).ledger, crafted_file(directory), SECRETS, TRAIN, EVAL)
@@ -131,8 +131,8 @@ def audit_key(directory: Path, settings: Audit) -> str:
 
 
 def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
-    """On the planted secrets: functions of the released adapter, public texts and the auditor's secrets, so that they
-    tell no more of anybody's records than the adapter does.
+    """Attacks on the planted secrets. They read the released adapter, public texts and the auditor's own secrets, so
+    their figures reveal no more about anybody's records than the adapter does.
     """
     settings, secrets = target.settings, target.secrets
     results: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
     if planted:
         distinct = list(dict.fromkeys(secret for _, secret in planted))
         results["extraction"] = compare(_samples(target), distinct, settings.seed).to_dict()
-    seen = _seen(target, planted)
+    seen = _uncut(target, planted)
     if seen:
         one_each = {secret: (text, secret) for text, secret in seen}
         bits = exposures(
@@ -166,7 +166,7 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
 
 
 def _samples(target: Target) -> list[str]:
-    """What the model says after " secret_id=" where public texts come first that carry no secret."""
+    """Texts that the model generates after public texts that end in " secret_id=" and carry no secret."""
     settings = target.settings
     texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
     shares = np.array_split(np.arange(settings.generations), len(texts))
@@ -184,10 +184,10 @@ def _samples(target: Target) -> list[str]:
 
 
 def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
-    """Which audit canaries are in the data? Members and non-members differ by nothing but a coin."""
+    """Attacks that guess which audit canaries are in the data: members and non-members differ by a coin alone."""
     settings = target.settings
     pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
-    canaries = tuple(pairs[pair] for pair in _seen(target, list(pairs)))
+    canaries = tuple(pairs[pair] for pair in _uncut(target, list(pairs)))
     if not canaries:
         return {}
     included = np.array([bool(one.included) for one in canaries])
@@ -205,12 +205,12 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
     return {
         **bound,
-        "canaries": {name: _compared(values[included], values[~included]) for name, values in scores.items()},
+        "canaries": {name: _membership_figures(values[included], values[~included]) for name, values in scores.items()},
     }
 
 
-def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The (text, secret) pairs that training did not cut before the secret's end; a warning about the others."""
+def _uncut(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The (text, secret) pairs that training did not cut before the secret's end. Logs a warning about the others."""
     limit = target.cell.training.max_length
     texts = [text + suffix(secret) for text, secret in planted]
     lengths = [len(ids) for ids in target.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
@@ -226,7 +226,7 @@ def _seen(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str
 
 
 def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
-    """The bound that is reported, the one that may raise the alarm, and what that could have refuted."""
+    """The bound for the report, the bound that may raise the alarm, and the largest epsilon it could have shown."""
     reported, sure = (
         one_run(scores, included, target.cell.delta, confidence)
         for confidence in (target.settings.confidence, target.alarm_confidence)
@@ -236,7 +236,7 @@ def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.b
 
 
 def power_on_epsilon(most: float, certified: float) -> str:
-    """What an attack that shows ``most`` at best could have said against an epsilon, in words."""
+    """A sentence on which certified epsilons an attack could have refuted that can show at most ``most``."""
     if math.isinf(certified):
         return "nothing finite is certified, so there is nothing to refute"
     if most <= certified:
@@ -259,7 +259,7 @@ def _record_membership(target: Target) -> dict[str, Any]:
     scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
     scores |= own_scores(-likelihood, public)
     count = len(members)
-    return {name: _compared(values[:count], values[count:]) for name, values in scores.items()}
+    return {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
 
 
 def _sample(records: Records, target: Target) -> list[Passage]:
@@ -278,8 +278,8 @@ def _halves(text: str) -> Passage:
     return Passage(text[:middle], text[middle:])
 
 
-def _compared(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, Any]:
-    """The report's figures, and the whole curve for its picture."""
+def _membership_figures(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, Any]:
+    """Figures of a membership attack for the report, and its whole ROC curve for a picture."""
     curve = roc(members, others)
     points = {
         "false_positive_rate": curve.false_positive_rate.tolist(),
@@ -300,8 +300,8 @@ def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool =
     return losses.mean if mean else losses.total
 
 
-def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
-    """What planted gradients show of epsilon, and of the draw that let them into batches."""
+def _crafted_attack(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
+    """Bounds from planted gradients: on epsilon, and on the sample rate with which they entered batches."""
     found = _one_run(target, canaries.scores, canaries.included)
     members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
     shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
@@ -319,9 +319,9 @@ def _crafted(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
 
 
 def _sampling(target: Target) -> dict[str, Any]:
-    """New draws from the run's own units, by its own plan, against the sample rate that its ledger holds.
+    """Compare new draws from the run's own units and plan with the sample rate in its ledger.
 
-    Tells of no record, also under private telemetry: if the draw is right, p-values have one law whatever the data is.
+    Allowed under private telemetry: if sampling is right, the p-values have the same law whatever the data is.
     """
     cell = target.cell
     corpus = corpus_of(cell, TRAIN, target.tokenizer)
@@ -338,7 +338,7 @@ def _sampling(target: Target) -> dict[str, Any]:
 
 
 def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
-    """One private step of the cell's mechanism, with the ledger's own noise, on the attacker's bench.
+    """Attack one private step of the cell's mechanism, with the noise in the ledger and made-up gradients.
 
     Raises: DataError if the step that was attacked is none that the ledger was charged for.
     """
@@ -357,10 +357,10 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
         delta=target.cell.delta,
         entropy=OsEntropy(),
     )
-    # What a hyper-policy leaked is named in the ledger, and is no part of this step.
+    # The ledger names what a hyper-policy leaked; that is no part of this step.
     attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
     check_audited(attacked, charged, RunFolder(directory).ledger)
-    # Certified is what the ledger says, whatever was attacked; the attacker's sample is in the batch for certain.
+    # The certified figures are those of the ledger, whatever was attacked; the attacked sample is in every batch.
     certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
     verdict = judged(found, certified, settings.false_alarms, checks)
     figures: dict[str, Any] = {
@@ -375,7 +375,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
 
 
 def check_audited(attacked: Release, charged: Release, ledger: Path) -> None:
-    """The attacked step must be the ledger's but for the sample rate, or its audit says nothing about the run.
+    """Check that the attacked step is the ledger's, but for the sample rate: else its audit is not about this run.
 
     Raises: DataError that names what differs.
     """

@@ -32,8 +32,8 @@ def shadow_scores(
     """(canaries,) likelihood ratios of the target's calibrated ``scores``, by ``audit.shadows`` shadow models.
 
     A shadow is fine-tuned like the cell, but without noise, on the attack split (which no cell is trained on) and on
-    those canaries that the attacker's own coins choose. Nothing that a cell is trained on is used: nothing is charged.
-    The scores tell of the attack split's records, which are persons' too: they are for research telemetry.
+    those canaries that the attacker's own coins choose. It uses no training record of a cell, so nothing is charged.
+    The scores are private: they depend on the attack split's records. They are for research telemetry alone.
 
     Args:
         public: (canaries,) the base model's losses.
@@ -42,15 +42,15 @@ def shadow_scores(
     coins = balanced_coins(settings.shadows, len(passages), np.random.default_rng(settings.seed))
     rows = []
     for index in progress(range(settings.shadows), "shadow models", total=settings.shadows):
-        model = _trained(target, passages, coins[index], index, device)
+        model = _train_shadow(target, passages, coins[index], index, device)
         limit = target.cell.training.max_length
         losses = ending_losses(model, target.tokenizer, passages, max_length=limit, rows=target.rows)
         rows.append(public - losses.total)
     return lira_scores(scores, np.stack(rows), coins)
 
 
-def _trained(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
-    """One shadow model in evaluation mode."""
+def _train_shadow(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
+    """Train one shadow model; it is returned in evaluation mode."""
     cell = target.cell
     texts = read_records(SPLITS / "attack.parquet").texts("audit.shadows")
     texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]

@@ -1,4 +1,4 @@
-"""A finished cell as its attackers find it: adapter, base model, ledger and secrets, all of one run."""
+"""Loads a finished cell for attacks: adapter, base model, ledger and secrets, checked to belong to one run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
-        source: of its data; decides what carries secrets.
-        alarm_confidence: of the bounds that may call the ledger wrong.
-        adapted: its model.
+        alarm_confidence: confidence of the bounds that may call the ledger wrong.
+        contents: content of the ledger.
+        adapted: the model with the cell's adapter.
         public: the base model, which the attacker has too.
+        secrets: the auditor's canaries. Private.
+        source: name of the data's source, which decides the public texts that carry secrets.
     """
 
     cell: Cell
@@ -49,7 +51,7 @@ class Target:
 
     @property
     def rows(self) -> int:
-        """Rows of a forward pass."""
+        """Number of rows of a forward pass."""
         return 2 * self.cell.training.physical_batch_size
 
     def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
@@ -58,7 +60,7 @@ class Target:
 
 
 def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
-    """Read a cell's folder.
+    """Load the cell in ``directory``.
 
     Raises: DataError if anything is missing, unfinished, damaged, or does not belong together.
     """
@@ -92,7 +94,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
 
 
 def _check_adapter(adapted: Any, directory: Path) -> None:
-    """The file must fill this very model (PEFT only warns), and be what the run wrote."""
+    """Check that the adapter's file fits this model, about which PEFT only warns, and is the one that the run wrote."""
     file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     with safe_open(file, framework="pt") as stored:
         names = set(stored.keys())
@@ -104,7 +106,7 @@ def _check_adapter(adapted: Any, directory: Path) -> None:
 
 
 def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
-    """The ledger is what an audit checks: without it there is nothing to compare with."""
+    """Read the ledger that the audit checks. Raises: DataError if it is missing, damaged or unfinished."""
     path = RunFolder(directory).ledger
     if not path.exists():
         lost = "is missing: an adapter without its ledger has no epsilon to check"

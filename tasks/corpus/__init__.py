@@ -1,1 +1,1 @@
-"""From a source to training records: acquire, verbalize, split, canaries, pretrain."""
+"""Tasks that make training records from a source: acquire, verbalize, split, canaries, pretrain."""

@@ -1,4 +1,4 @@
-"""DVC stage: put what the chosen source has into data/raw."""
+"""DVC stage: put the data of the chosen source into data/raw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.stage import run_stage
 
 
 def acquire() -> None:
-    """Generate, fetch or copy what params.yaml names."""
+    """Generate, download or copy the data of the source that params.yaml names."""
     data = load_settings().data
     file = find_source(data.source).acquire(RAW, data.given(cached=_dvc_cache() if data.source == "uci" else None))
     logging.getLogger(__name__).info("%s: %s", file, data.source)

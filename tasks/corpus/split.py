@@ -1,4 +1,4 @@
-"""DVC stage: attack, train and eval sides."""
+"""DVC stage: split the records into attack, train and eval sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DVC stage: one record for each encounter of the table, paragraph of a text file, or row of a file of one's own."""
+"""DVC stage: make a record of each encounter of the table, paragraph of a text file, or row of a user's file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Cells of the grid: which there are, how they are made ready, trained and told of."""
+"""Tasks for the cells of the grid: list them, prepare them, train them, and write down their results."""

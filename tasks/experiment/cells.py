@@ -27,12 +27,12 @@ from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.bounds import StrictModel
 from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, learning_rate_of, options_on
 
-#: In a run's folder, once its results are in MLflow.
+#: Name of a file in a run's folder that says that its results are in MLflow.
 PUBLISHED = "published"
 
 
 class Cell(StrictModel):
-    """Everything that one fine-tuning run needs to know. Public."""
+    """Everything that decides one fine-tuning run. Public."""
 
     experiment: str
     model_name: str
@@ -53,8 +53,8 @@ class Cell(StrictModel):
 
     @field_validator("plugins")
     @classmethod
-    def _imported(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
-        """Every process that has a cell can build its mechanism."""
+    def _import_plugins(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Import the cell's plug-ins, so that every process that reads a cell can build its mechanism."""
         plugins.load(modules)
         return modules
 
@@ -72,19 +72,19 @@ class Cell(StrictModel):
 
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
-    """The settings that cells in the same passes share: all of model, adapters and schedule but the learning rate."""
+    """The settings that cells which share forward passes have in common: all but learning rate and mechanism."""
     training = cell.training.model_dump(mode="json", exclude={"learning_rate"})
     return cell.model_dump(mode="json", include={"model", "lora"}) | {"training": training}
 
 
 def federation(cell: Cell) -> Federation | None:
-    """The clients of the cell's mechanism, if it clips what they send and not gradients of the data's own units."""
+    """The clients that the cell's mechanism simulates; None if it clips gradients of the data's own units."""
     noise = {"noise_multiplier": 1.0} if lacks_noise(cell.mechanism, cell.options) else {}
     return build(cell.mechanism, noise | cell.options).clipper.federation
 
 
 def is_finished(directory: Path) -> bool:
-    """Whether a run's folder holds a whole run."""
+    """Whether a run's folder holds a finished run."""
     return RunFolder(directory).is_finished
 
 

@@ -1,4 +1,4 @@
-"""DVC stage: what can be known of models and devices without records or weights, checked before anything is trained.
+"""DVC stage: check models and devices before anything is trained, without records or weights.
 
 python -m tasks.experiment.checks
 """
@@ -38,15 +38,15 @@ def check_models(settings: Settings) -> None:
             own = Path(model.source) == PUBLIC_MODEL
             positions = _positions_of_own(settings) if own else _positions(model, settings)
         except ConfigError as error:
-            raise ConfigError(_named(error.field, name), error.problem, fix=error.fix) from None
+            raise ConfigError(_field_of_model(error.field, name), error.problem, fix=error.fix) from None
         longest = settings.training.max_length
         if positions is not None and positions < longest:
             problem = f"{longest} exceeds the {positions} positions of experiment.models.{name}"
             raise ConfigError("training.max_length", problem, fix="lower it" + (", or raise pretrain's" if own else ""))
 
 
-def _named(field: str, model: str) -> str:
-    """The field of params.yaml that a field of one model is."""
+def _field_of_model(field: str, model: str) -> str:
+    """The field of params.yaml that sets ``field`` of the model, for messages."""
     if field.startswith("lora."):
         return f"{field} (on experiment.models.{model})"
     return f"experiment.models.{model}.{field.removeprefix('model.')}"
@@ -84,7 +84,7 @@ def _positions_of_own(settings: Settings) -> int:
 
 
 def check() -> None:
-    """Check the settings, and say so in a file that is always the same: what follows runs again only for a reason."""
+    """Check the settings, then write a file whose content never changes, so that later stages do not run again."""
     check_models(load_settings())
     write_json(CHECKED, {"models": "checked", "devices": "checked"})
 

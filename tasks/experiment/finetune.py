@@ -1,6 +1,6 @@
-"""One cell: fine-tune, evaluate, price, and write down. Runs as a process of its own and can be killed at any time.
+"""Fine-tunes, evaluates and prices cells, and writes their results. The process can be killed at any time.
 
-Several cells of one model share a process, the base and every forward pass, and nothing else.
+Several cells of one model share the process, the base and every forward pass, and nothing else.
 
 python -m tasks.experiment.finetune CELL.json ... [--device cuda:0] [--parent MLFLOW_RUN] [--flow-run PREFECT_RUN]
 torchrun --nproc-per-node 4 -m tasks.experiment.finetune CELL.json          # one run on four GPUs
@@ -38,7 +38,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, check_device, save_adapter
 from dptune.training.opening import open_run
-from dptune.training.ranks import LostRankError, Ranks, joined, own_device
+from dptune.training.ranks import LostRankError, Ranks, join_ranks, own_device
 from dptune.training.run import Run, StepReport
 from dptune.training.together import train_together
 from tasks.drawing import draw_curves
@@ -60,7 +60,7 @@ def run_cell(
     entropy: Entropy | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
-    """Run a cell to its end, resuming whatever its folder holds; returns what result.json says.
+    """Run a cell to its end, resuming the run in its folder. Returns the content of result.json.
 
     The last line of the ledger is written after everything else is safe, so a finished ledger means a
     finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
@@ -82,13 +82,13 @@ def run_cells(
     """Run cells of one model to their ends in one process; see ``run_cell``. Several ranks take one cell.
 
     Args:
-        wait: for another process that works on one of them, instead of an error.
+        wait: whether to wait for another process that works on one of the cells, instead of raising.
 
-    Raises: what ended the cell, of one cell; CellsError or RuntimeError naming those that failed, of several, after
-    all others have ended.
+    Raises: for one cell, the error that ended it; for several, CellsError or RuntimeError naming those that failed,
+        after all others have ended.
     """
     with ExitStack() as locks:
-        # In one order everywhere, or two processes with the same cells could wait for each other for ever.
+        # Locks are taken in one order everywhere: otherwise two processes could wait for each other for ever.
         for cell in sorted(cells, key=lambda cell: cell.directory):
             locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
             _remove_torn_checkpoints(cell.directory)
@@ -102,20 +102,20 @@ def run_cells(
                 try:
                     publish(cell.directory, parent)
                     RunFolder(cell.directory).checkpoint.unlink(missing_ok=True)
-                except Exception as error:  # the other cells' ends must not wait for it
-                    errors[cell.directory] = _failed(cell.label, error)
+                except Exception as error:  # the other cells must still be finished
+                    errors[cell.directory] = _log_failure(cell.label, error)
     if errors:
-        raise next(iter(errors.values())) if len(cells) == 1 else _joined(errors)
+        raise next(iter(errors.values())) if len(cells) == 1 else _combine_errors(errors)
 
 
 def _remove_torn_checkpoints(directory: Path) -> None:
-    """Remove what a killed process left of a checkpoint half-written; call it with the folder's lock held."""
+    """Remove half-written checkpoints of a killed process. The caller must hold the folder's lock."""
     for torn in directory.glob(f".{RunFolder(directory).checkpoint.name}.*.partial"):
         torn.unlink()
 
 
 def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
-    """What the other ranks do while rank 0 is in ``run_cell``."""
+    """Take part in a cell as another rank, while rank 0 is in ``run_cell``."""
     if ranks.broadcast(None):
         _agree(cell, ranks)
         entropy = OsEntropy()
@@ -123,7 +123,7 @@ def help_cell(cell: Cell, device: str, ranks: Ranks) -> None:
 
 
 def _agree(cell: Cell, ranks: Ranks) -> None:
-    """All ranks run one cell on one data; whose digest is in the cell, and is checked by each against its own files."""
+    """Check that all ranks run the same cell. It holds the data's digest, which each rank compares with its files."""
     ranks.agree({"cell": cell.model_dump_json()})
 
 
@@ -131,7 +131,7 @@ class CellsError(DptuneError):
     """Cells that failed for reasons that trying again cannot mend."""
 
 
-def _joined(errors: dict[Path, Exception]) -> Exception:
+def _combine_errors(errors: dict[Path, Exception]) -> Exception:
     message = "; ".join(f"cell {path.name}: {str(error) or type(error).__name__}" for path, error in errors.items())
     hopeless = all(isinstance(error, DptuneError | OSError) for error in errors.values())
     return CellsError(message) if hopeless else RuntimeError(message)
@@ -139,11 +139,13 @@ def _joined(errors: dict[Path, Exception]) -> Exception:
 
 @dataclass
 class _TrainingCell:
-    """A cell while it trains, with what is logged of it.
+    """A cell while it trains, and the objects that log its progress.
 
     Attributes:
-        before: perplexities of the base.
-        started: by the monotonic clock.
+        canaries: the auditor's crafted canaries; None without any.
+        child: the cell's run in MLflow; None without a parent.
+        before: perplexities of the base model.
+        started: time at which the cell was started, by the monotonic clock.
     """
 
     prepared: PreparedCell
@@ -156,28 +158,28 @@ class _TrainingCell:
 
     @property
     def cell(self) -> Cell:
-        """The cell's settings."""
+        """The cell that is trained."""
         return self.prepared.cell
 
 
 def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
-    """Train what is not finished; what ended the cells that failed, by their folders."""
+    """Train the given cells. Returns the errors of cells that failed, by their folders."""
     shared = shared_inputs(cells[0], check_device(device))
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, dict[str, float]] = {}
     training: list[_TrainingCell] = []
     for cell in cells:
         try:
-            training.append(_begun(cell, shared, parent, flow_run, entropy, ranks, perplexity_before))
+            training.append(_start_cell(cell, shared, parent, flow_run, entropy, ranks, perplexity_before))
         except Exception as error:
-            errors[cell.directory] = _failed(cell.label, error)
+            errors[cell.directory] = _log_failure(cell.label, error)
     try:
         if len(training) == 1:
-            ended = _trained_alone(training[0], entropy, ranks)
+            ended = _train_alone(training[0], entropy, ranks)
         else:
-            ended = _trained_together(training, shared, entropy)
+            ended = _train_all(training, shared, entropy)
     except BaseException:  # the whole process is to end
         for one in training:
             _fail(one)
@@ -191,7 +193,7 @@ def _train_cells(
                 with end as ledger:
                     _finish(one, ledger, used, len(cells))
         except Exception as error:
-            errors[one.cell.directory] = _failed(one.cell.label, error)
+            errors[one.cell.directory] = _log_failure(one.cell.label, error)
             _fail(one)
         except BaseException:
             _fail(one)
@@ -199,8 +201,8 @@ def _train_cells(
     return errors
 
 
-def _failed(label: str, error: Exception) -> Exception:
-    """The error, its traceback logged where it is none of the user's and would otherwise be lost."""
+def _log_failure(label: str, error: Exception) -> Exception:
+    """Return ``error``, after logging the traceback of an unexpected one, which would otherwise be lost."""
     if not isinstance(error, DptuneError | OSError):
         _log.error("cell %s failed", label, exc_info=error)
     return error
@@ -211,7 +213,7 @@ def _fail(one: _TrainingCell) -> None:
         one.child.end("FAILED")
 
 
-def _begun(
+def _start_cell(
     cell: Cell,
     shared: SharedInputs,
     parent: str | None,
@@ -220,15 +222,16 @@ def _begun(
     ranks: Ranks,
     perplexity_before: dict[str, dict[str, float]],
 ) -> _TrainingCell:
-    """Make a cell ready.
+    """Prepare a cell, and start its logs.
 
     Args:
-        perplexity_before: of the base, by telemetry: fresh adapters do not change it, so it is computed once.
+        perplexity_before: the base model's perplexities by telemetry. Filled here once for all cells, because fresh
+            adapters do not change them.
     """
     started = time.monotonic()
     prepared = prepare(cell, shared, entropy)
     ranks.check(prepared.spec.mechanism)
-    canaries = _crafted(cell, cell.directory)
+    canaries = _crafted_canaries(cell, cell.directory)
     if canaries:
         units = prepared.spec.units.with_slots(canaries.included)
         prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
@@ -246,17 +249,15 @@ def _begun(
     )
 
 
-def _trained_alone(one: _TrainingCell, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
+def _train_alone(one: _TrainingCell, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
     try:
         return [train(one.prepared.spec, one.cell.directory, entropy, _observer(one), ranks)]
     except Exception as error:
         return [error]
 
 
-def _trained_together(
-    training: Sequence[_TrainingCell], shared: SharedInputs, entropy: Entropy
-) -> list[Ledger | Exception]:
-    """For each cell its open ledger, or what ended it."""
+def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy: Entropy) -> list[Ledger | Exception]:
+    """Train cells side by side. Returns for each its open ledger, or the error that ended it."""
     opened: list[Run | Exception] = []
     for one in training:
         try:
@@ -269,7 +270,7 @@ def _trained_together(
 
 
 def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> None:
-    """Everything that a finished cell leaves behind, the ledger's last line last."""
+    """Write all results of a cell, and the ledger's last line after everything else."""
     prepared, directory = one.prepared, one.cell.directory
     after = _evaluate(prepared, final=True)
     check_converged(one.cell.label, after)
@@ -289,7 +290,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
 
 
 def check_converged(label: str, figures: Mapping[str, float]) -> None:
-    """A run that diverged has weights that predict nothing: it must fail, not stand in a report as finished.
+    """Check that a run did not diverge: its weights predict nothing, so it must not be reported as finished.
 
     Raises: DivergedError naming the figure that is not finite.
     """
@@ -298,11 +299,11 @@ def check_converged(label: str, figures: Mapping[str, float]) -> None:
             raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
 
 
-def _crafted(cell: Cell, directory: Path) -> CraftedCanaries | None:
-    """The auditor's canaries: their coins are tossed once a run; a resumed run goes on with what was seen."""
+def _crafted_canaries(cell: Cell, directory: Path) -> CraftedCanaries | None:
+    """The auditor's crafted canaries, None without any. A resumed run keeps its coins and scores."""
     if cell.crafted == 0:
         return None
-    # Without a ledger the run is new, and what lies there was seen by one that was set aside.
+    # Without a ledger the run is new: a file that lies there belongs to a run that was set aside.
     known = read_crafted(directory) if RunFolder(directory).ledger.exists() else None
     one = known or CraftedCanaries.toss(cell.crafted)
     return _KeptCanaries(one.included, one.scores, one.moves, directory)
@@ -318,8 +319,8 @@ class _KeptCanaries(CraftedCanaries):
 
     run: Path = field(default=Path(), repr=False)
 
-    def opened(self, releases: int) -> None:
-        """Write new coins. Under the ledger's lock: else another process could replace those of this run.
+    def on_open(self, releases: int) -> None:
+        """Write the coins of a new run. The caller holds the ledger's lock, so that no other process replaces them.
 
         Raises: DataError if the run goes on and the file holds other coins, or none.
         """
@@ -340,12 +341,12 @@ def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:
 
 
 def crafted_file(directory: Path) -> Path:
-    """Where coins and scores of a cell's crafted canaries lie: with the other secrets, never in a cache."""
+    """The file of the coins and scores of a cell's crafted canaries. It lies with the other secrets, in no cache."""
     return CRAFTED / f"{directory.name}.json"
 
 
 def read_crafted(directory: Path) -> CraftedCanaries | None:
-    """What ``crafted_file`` holds; None if there is none."""
+    """Read ``crafted_file``; None if there is none."""
     file = crafted_file(directory)
     if not file.exists():
         return None
@@ -359,7 +360,7 @@ def _contents(ledger: Ledger) -> LedgerContents:
 
 
 def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
-    """Called after each step: logs it, and at times evaluates."""
+    """A function that is called after each step: it logs the step, and evaluates at intervals."""
     cell, spec, child, history = one.cell, one.prepared.spec, one.child, one.history
     every, total = cell.training.evaluate_every, spec.plan.steps
 
@@ -404,7 +405,7 @@ def _save_adapter(model: Any, directory: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         save_adapter(model, partial)
-    except BaseException:  # a full disk, say: the next try would find it fuller
+    except BaseException:  # on a full disk, what stays would make the next try fail too
         shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(final, ignore_errors=True)
@@ -412,12 +413,12 @@ def _save_adapter(model: Any, directory: Path) -> None:
 
 
 def adapter_digest(directory: Path) -> str:
-    """Ties a result, and thus its ledger, to the weights beside it."""
+    """Digest of the adapter's weights, which ties the result and the ledger to them."""
     return sha256(RunFolder(directory).adapter / "adapter_model.safetensors")
 
 
 def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
-    """A learned hyper-policy, which another run can start from (``init_from``)."""
+    """Save a learned hyper-policy, which another run can start from (``init_from``)."""
     controller = prepared.spec.mechanism.controller
     if isinstance(controller, LearnedControl):
         header = contents.header
@@ -438,7 +439,7 @@ def main(
     """Run one cell, or several side by side on one base model."""
     chosen = [_read(cell) for cell in cells]
     try:
-        with joined() as ranks:
+        with join_ranks() as ranks:
             if ranks.world > 1 and len(chosen) > 1:
                 raise ConfigError("cells", f"{len(chosen)} are too many for several ranks", fix="give one")
             if ranks.rank:

@@ -1,4 +1,4 @@
-"""Which cells share a process: those that stand on one model and one schedule, a few at a time."""
+"""Groups cells that can share a process: those with one base model and one schedule, a few at a time."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tasks.experiment.cells import Cell, federation, is_finished, of_a_pass
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Cells that one process trains, each to its own end."""
+    """Cells that one process trains side by side."""
 
     cells: tuple[Cell, ...]
 
     @property
     def label(self) -> str:
-        """A cell's own, or the first one's and how many more there are."""
+        """The first cell's label, and the number of further cells, if any."""
         more = f" and {len(self.cells) - 1} more" if len(self.cells) > 1 else ""
         return self.cells[0].label + more
 
     @property
     def key(self) -> str:
-        """Where the flow keeps what became of them: in a folder of theirs, which takes it along when set aside."""
+        """Path of the flow's cached result. It lies in a cell's folder, so a run that is set aside takes it along."""
         first, *others = (cell.directory.name for cell in self.cells)
         digest = f"-{hashlib.sha256(' '.join(others).encode()).hexdigest()[:8]}" if others else ""
         return f"{first}/prefect_result{digest}"
 
     @property
-    def unfinished(self) -> list[Cell]:
-        """Those whose folder holds no whole run."""
+    def unfinished_cells(self) -> list[Cell]:
+        """The cells whose folder holds no finished run."""
         return [cell for cell in self.cells if not is_finished(cell.directory)]
 
 
-def grouped(cells: Sequence[Cell], most: int, places: int | None = None) -> list[CellGroup]:
-    """Cells in groups of at most ``most``, and of fewer where that fills more of the ``places`` that there are.
+def group_cells(cells: Sequence[Cell], most: int, places: int | None = None) -> list[CellGroup]:
+    """Group cells, at most ``most`` each; groups are smaller if that keeps more of the ``places`` busy.
 
-    A cell that is finished, or that trains locally, is alone.
+    A cell that is finished, or that trains clients locally, has a group of its own.
     """
     alone = [cell for cell in cells if most == 1 or is_finished(cell.directory) or federation(cell)]
     shared: dict[str, list[Cell]] = {}

@@ -1,4 +1,4 @@
-"""A cell made ready to run: model, data, calibrated mechanism, schedule and ledger header."""
+"""Prepares a cell's run: model, data, calibrated mechanism, schedule and ledger header."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dptune.training.model import Lora, ModelSource, attach_lora, load_base, loa
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
-from dptune.training.token_file import FORMAT, Corpus, tokenized
+from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from dptune.units import RECORD
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
@@ -36,11 +36,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharedInputs:
-    """What cells of one model and one schedule of training share: the frozen base on its device, and the records.
+    """The frozen base and the records, which cells of one model and one schedule share. Records are private.
 
     Attributes:
-        cell: one of them.
-        digests: of the model's and the data's files, as they were read.
+        cell: one of the cells.
+        digests: digests of the model's and the data's files at the time they were read.
+        base: the frozen model on its device.
+        train: the training records.
+        evaluation: the held-out private records.
+        validation: the public validation records.
+        about: description of the data; public.
     """
 
     cell: Cell
@@ -87,12 +92,12 @@ def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class PreparedCell:
-    """A cell made ready to run.
+    """A cell that is ready to run.
 
     Attributes:
-        spec: what the cell's settings ask for; its ``public`` are the public validation records.
+        spec: the run's specification; ``spec.public`` are the public validation records.
         evaluation: held-out private records.
-        about: what the data is.
+        about: description of the data; public.
         pairs: names of the modules that train.
     """
 
@@ -126,7 +131,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     dimension = sum(parameter.numel() for pair in adapters for parameter in pair.parameters)
     schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
     options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
-    ready = _calibrated(cell, options, schedule)
+    ready = _calibrate(cell, options, schedule)
     mechanism = ready.mechanism
     header = header_of(
         mechanism,
@@ -166,9 +171,9 @@ def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) 
 
 
 def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
-    """The units of privacy of a cell, and how many of them a batch expects.
+    """The units of privacy of a cell, and the expected number of units of a batch.
 
-    Absent is an audit canary that its coin left out. Slots of crafted canaries are empty until the auditor fills them.
+    An audit canary that its coin left out is a unit without records. Slots of crafted canaries are added later.
     """
     found, expected_batch_size = _units_of_records(cell, corpus)
     return found.with_slots(np.zeros(cell.crafted, dtype=bool)), expected_batch_size
@@ -192,7 +197,7 @@ def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     form = about.get("form", "text")
     batches = partial(read_batches, records, ("record", "unit", "text"))
     stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
-    corpus = tokenized(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
+    corpus = open_or_tokenize(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
         _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)
@@ -200,14 +205,14 @@ def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
 
 
 def _token_file(cell: Cell, records: Path) -> Path:
-    """Named by all that decides its content. The digest of the data is keyed by a secret (``cells.digests``), so that
-    the name tests no guess of the records.
+    """The path of a token file, whose name depends on all that decides its content. The data's digest in it is keyed
+    by a secret (``cells.digests``), so that nobody can test a guess of the records against the name.
     """
     content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length])
     return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
 
 
-def _calibrated(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
+def _calibrate(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
     if cell.epsilon is None or "noise_multiplier" in options or not takes_noise(cell.mechanism, options):
         return Calibrated(build(cell.mechanism, options))
     return calibrated(

@@ -1,4 +1,4 @@
-"""What a cell leaves behind: its history, its result, and its run in MLflow."""
+"""Writes a cell's history and its result, and sends them to MLflow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUARANTEE = {
         "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
     ),
 }
-_MOST_KNOBS = 400  # rows of knobs that a run keeps for pictures
+_MOST_KNOBS = 400  # number of rows of knobs that a run keeps for pictures
 
 
 def guarantee(
@@ -36,8 +36,9 @@ def guarantee(
     """A few sentences on what a run's certified epsilon covers.
 
     Args:
-        together: epsilon and delta of this run and of those of its cell that were set aside; None if none was.
-        plugins: code outside dptune that its mechanism is written in.
+        inherited: whether the run started from another run's hyper-policy.
+        together: epsilon and delta of this run together with those of its cell that were set aside; None without any.
+        plugins: the plug-ins that hold code of the mechanism.
     """
     if leaks:
         return f"No guarantee: {'; '.join(leaks)}."
@@ -53,12 +54,12 @@ def guarantee(
 
 
 def set_aside_of(directory: Path) -> list[Spending]:
-    """What runs of this cell spent that were set aside so that another could start."""
+    """What each earlier run of this cell spent before it was set aside."""
     return [spent for folder in earlier_runs(directory) if (spent := spending_of(folder))]
 
 
 class History:
-    """Two files that grow with the run: points of the learning curves, and where the knobs were."""
+    """Two files that grow during a run: points of the learning curves, and values of the knobs."""
 
     def __init__(self, directory: Path, steps: int) -> None:
         self._points, self._knobs = RunFolder(directory).history, RunFolder(directory).knobs
@@ -66,11 +67,11 @@ class History:
         self._last: dict[str, float] = {}
 
     def add_point(self, point: dict[str, float]) -> None:
-        """A point of the learning curves."""
+        """Append a point of the learning curves."""
         _append(self._points, point)
 
     def add_knobs(self, releases: int, knobs: dict[str, float]) -> bool:
-        """Keep the knobs if they moved (at most 400 rows a run); whether they were kept."""
+        """Append the knobs if they changed, at most 400 rows a run. Returns whether they were appended."""
         if knobs == self._last or (self._last and releases % self._every):
             return False
         self._last = dict(knobs)
@@ -78,11 +79,11 @@ class History:
         return True
 
     def points(self) -> list[dict[str, Any]]:
-        """What was added, by earlier processes too."""
+        """All points of the learning curves, those of earlier processes included."""
         return _rows(self._points)
 
     def knobs(self) -> list[dict[str, Any]]:
-        """What was added, by earlier processes too."""
+        """All rows of knobs, those of earlier processes included."""
         return _rows(self._knobs)
 
 
@@ -111,7 +112,7 @@ def result_of(
     seconds: float,
     device: str,
 ) -> dict[str, Any]:
-    """Everything that a report needs to know of a finished cell, plain JSON types."""
+    """The result of a finished cell for reports, in plain JSON types."""
     cell, spec, prices = prepared.cell, prepared.spec, contents.epsilons
     aside = set_aside_of(cell.directory)
     epsilon = prices.certified + sum(one.epsilon for one in aside)

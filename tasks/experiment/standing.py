@@ -1,4 +1,4 @@
-"""How far the cells of an experiment came, for whoever stopped it."""
+"""Says how far an experiment came, after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tasks.experiment.cells import Cell, federation, is_finished
 
 
 def standing(cells: Sequence[Cell]) -> str:
-    """Releases so far and in all of the cells that are under way, and how many are finished, if there are several.
+    """Releases so far, and planned releases, of the cells under way; of several cells, also how many are finished.
 
-    All of it public.
+    Public.
     """
     waiting = [cell for cell in cells if not is_finished(cell.directory)]
     done = total = 0
@@ -28,7 +28,7 @@ def standing(cells: Sequence[Cell]) -> str:
 
 
 def steps(cell: Cell, units: int) -> int:
-    """The releases of a whole run on that many units."""
+    """The number of releases of a whole run on ``units`` units."""
     clients = federation(cell)
     expected = clients.clients_per_round if clients is not None else cell.training.expected_batch_size
     return sampling(units, expected, cell.training.epochs)[1]

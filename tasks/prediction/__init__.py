@@ -1,1 +1,1 @@
-"""Private answers of ensembles."""
+"""Tasks that tune ensembles for private answers, and score their protocols."""

@@ -1,4 +1,4 @@
-"""Scores of private prediction beside the public model and the grid's finished cells, on the same held-out records."""
+"""Scores private prediction, the public model and the grid's finished cells on the same held-out records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dptune.training.model import load_base, load_tokenizer
 from dptune.units import MADE_OF_OTHERS
 from tasks.drawing import EPSILONS
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
-from tasks.prediction.ensembles import EnsemblePlan, compared
+from tasks.prediction.ensembles import EnsemblePlan, scored_protocols
 from tasks.report.experiment import listed_cells, read_results
 from tasks.settings.params import Settings
 from tasks.tracking import ChildRun, timed
@@ -33,7 +33,7 @@ _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 
 
 def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
-    """Score everything and write data/prediction/results.json; under private telemetry only the prices are told."""
+    """Score everything and write data/prediction/results.json; under private telemetry it holds prices alone."""
     records, told = read_records(EVAL), settings.experiment.telemetry == "research"
     rows = []
     if told:
@@ -62,7 +62,7 @@ def _tokens(plan: EnsemblePlan, texts: list[str]) -> Tokens:
 
 
 def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
-    """The public model, and every finished cell of the experiment on the same base."""
+    """Rows for the public model, and for every finished cell of the experiment on the same base."""
     where = torch.device(device)
     public = _scores(load_base(plan.base, where), tokens)
     rows: list[Row] = [{"label": "public model", "kind": "public", "unit": "record", **_every_epsilon(0.0), **public}]
@@ -88,8 +88,8 @@ def _scores(model: Any, tokens: Tokens) -> dict[str, float | str]:
 
 
 def _ensemble(settings: Settings, plan: EnsemblePlan, tokens: Tokens | None, device: str) -> list[Row]:
-    """The protocols on one ensemble, and the plain average of its models; without tokens only what they cost."""
-    protocols = compared(settings.prediction, plan.models, settings.experiment.delta)
+    """Rows for the protocols on one ensemble, and for the plain average of its models; without tokens prices alone."""
+    protocols = scored_protocols(settings.prediction, plan.models, settings.experiment.delta)
     scores: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     if tokens is not None:
@@ -120,7 +120,7 @@ def _ensemble(settings: Settings, plan: EnsemblePlan, tokens: Tokens | None, dev
 
 
 def publish_answers(result: dict[str, Any], parent: str, directory: Path, tags: dict[str, str]) -> None:
-    """A run in MLflow for every protocol, under the experiment's."""
+    """Send each protocol's scores to MLflow, as a run under the experiment's."""
     for row in result["rows"]:
         if row["kind"] not in ("answers", "published"):
             continue

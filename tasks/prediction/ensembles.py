@@ -1,4 +1,4 @@
-"""Ensembles as data: what decides one, where it lies, its shards, and how each is tuned."""
+"""Plans of ensembles: settings, folder, shards, protocols, and the tuning of one shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.files import locked, private_directory, write_json, write_text
 from dptune.prediction import ensemble
-from dptune.prediction.deployment import SERVED_OPTIONS, answered
+from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import Tokens, tokenize
@@ -26,9 +26,9 @@ from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.bounds import StrictModel
 from tasks.settings.params import LoraSettings, Model, Prediction, Serve, Settings, TuningSettings
 
-#: Modules that answer, when an ensemble is trained already.
+#: Modules that only answer: a change of them does not call for tuning an ensemble again.
 ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
-_LONGEST_NAME = 64  # of a column in the name of a folder
+_LONGEST_NAME = 64  # the most characters of a column's name in the name of a folder
 PLAN, _SALT = "plan.json", "salt"
 
 
@@ -45,14 +45,14 @@ class EnsemblePlan(StrictModel):
 
     @property
     def directory(self) -> Path:
-        """Its own folder under data/ensembles."""
+        """The ensemble's own folder under data/ensembles."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         by = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
         return ENSEMBLES / f"{self.models}-by-{by}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
     @property
     def base(self) -> ModelSource:
-        """The public model."""
+        """The source of the public model's weights."""
         return ModelSource(self.model.source, self.model.revision, self.model.dtype)
 
 
@@ -74,19 +74,19 @@ def plans(settings: Settings) -> list[EnsemblePlan]:
     ]
 
 
-def served(serve: Serve, chosen: Prediction, delta: float) -> FixedMixture:
+def served_protocol(serve: Serve, chosen: Prediction, delta: float) -> FixedMixture:
     """The protocol that answers prompts.
 
-    Raises: ConfigError naming what cannot be.
+    Raises: ConfigError naming the setting that is out of range.
     """
     alpha = chosen.alpha_at(serve.epsilon, delta)
     return FixedMixture(alpha=alpha, delta=delta, **serve.model_dump())
 
 
-def compared(chosen: Prediction, models: int, delta: float) -> dict[str, FixedMixture | Published]:
-    """Every protocol that is scored on an ensemble of that many models, by a short name.
+def scored_protocols(chosen: Prediction, models: int, delta: float) -> dict[str, FixedMixture | Published]:
+    """Every protocol that is scored on an ensemble of ``models`` models, by a short name.
 
-    Raises: ConfigError naming what cannot be.
+    Raises: ConfigError naming the setting that is out of range.
     """
     protocols: dict[str, FixedMixture | Published] = {}
     for epsilon in chosen.epsilons:
@@ -113,7 +113,7 @@ def open_plan(plan: EnsemblePlan) -> None:
 
 
 def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
-    """Tune one shard, unless it is there; a process that died in between starts this shard again."""
+    """Tune one shard, unless it is complete. A shard whose process died is tuned again from its start."""
     with locked(plan.directory / f"shard-{shard:03d}.lock"):
         if ensemble.is_tuned(plan.directory, shard):
             return
@@ -138,17 +138,19 @@ def shard_tokens(plan: EnsemblePlan, records: Records, shard: int) -> Tokens:
 
 
 def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str) -> None:
-    """Say that the ensemble is whole, and by which protocol it answers; None serves nobody.
+    """Write the manifest, which says that the ensemble is complete, and by which protocol it answers.
 
     Call it before anything computed from the ensemble is published.
 
     Args:
-        telemetry: the experiment's. What was research stays so: figures cannot be taken back.
+        protocol: the protocol; None for an ensemble that answers nobody.
+        telemetry: the experiment's telemetry. Once "research" it stays so: published figures cannot be taken back.
 
-    Raises: ConfigError if it has answered by another protocol already, or under private telemetry that would end.
+    Raises: ConfigError if the ensemble has answered by another protocol already, or has answered under private
+        telemetry, which ``telemetry`` would end.
     """
     options, known = _options(protocol) if protocol else {}, ensemble.known_manifest(plan.directory)
-    if known is not None and answered(plan.directory):
+    if known is not None and has_answered(plan.directory):
         if protocol and known.protocol != options:
             changed = sorted(key for key in options if known.protocol.get(key) != options[key])
             problem = f"{plan.directory} has answered with other settings ({', '.join(changed)})"

@@ -1,4 +1,4 @@
-"""One shard of an ensemble, tuned in a process of its own: shards share neither weights nor random numbers.
+"""Tunes one shard of an ensemble in a process of its own: shards share neither weights nor random numbers.
 
 python -m tasks.prediction.tune data/ensembles/<ensemble>/plan.json SHARD [--device cuda:0]
 """
@@ -20,7 +20,7 @@ def main(
     shard: Annotated[int, typer.Argument(help="number of the shard, from 0")],
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
-    """Tune one shard."""
+    """Tune the adapter of one shard, unless it is tuned already."""
     try:
         read = EnsemblePlan.model_validate_json(plan.read_text(encoding="utf-8"))
     except ValueError:

@@ -1,1 +1,1 @@
-"""Pages, tables and pictures of finished work."""
+"""Tasks that write pages, tables and pictures about finished runs, audits and ensembles."""

@@ -1,4 +1,4 @@
-"""Pictures of audits, as PNG files."""
+"""Draws pictures of audits as PNG files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from matplotlib import pyplot as plt
 from tasks.drawing import colour, legend_below, save
 
 Audit = dict[str, Any]
-_LARGEST_SHOWN = 1.25  # as a multiple of the largest finite epsilon: where infinity is drawn
+_LARGEST_SHOWN = 1.25  # infinity is drawn at this multiple of the largest finite epsilon
 _MOST_CURVES = 20
 _MARKS = {"one_run": ("x", "planted texts"), "crafted": ("+", "planted gradients")}
 
 
 def draw_ledger_versus_audit(audits: Sequence[Audit], path: Path, *, synthetic: bool) -> None:
-    """Published, certified and audited epsilon of every cell on one axis: a red cross right of the bar is a bug."""
+    """Draw published, certified and audited epsilon of every cell; a red mark right of the certified bar is a bug."""
     rows = list(reversed(audits))
     values = [float(audit[key]) for audit in rows for key in ("epsilon_published", "epsilon_certified")]
     values += [audit[part]["epsilon_audited"] for audit in rows for part in _MARKS if part in audit]
@@ -47,7 +47,7 @@ def draw_ledger_versus_audit(audits: Sequence[Audit], path: Path, *, synthetic: 
 
 
 def draw_rocs(audits: Sequence[Audit], path: Path, *, synthetic: bool) -> None:
-    """Membership attacks on log axes: audit canaries (members by coin) and, where told, training records."""
+    """Draw ROC curves of membership attacks on log axes: on audit canaries and, if attacked, on training records."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), constrained_layout=True)
     for axis, part, title in zip(axes, ("canaries", "membership"), ("audit canaries", "training records"), strict=True):
         with_part = [audit for audit in audits if part in audit][:_MOST_CURVES]

@@ -1,4 +1,4 @@
-"""What each mechanism's claim becomes: claimed, proved and shown epsilons of the same runs, side by side."""
+"""Compares each mechanism's claim with the truth: claimed, proved and audited epsilons of the same runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Claim:
     """One mechanism at one budget.
 
     Attributes:
-        group: its cells, one a seed.
+        group: the mechanism's cells, one for each seed.
         limit: epsilon in the limit of high dimension, for noise that is not Gaussian: a diagnostic, no bound.
         shown: the largest lower bound on a run's epsilon that its planted canaries prove; None without audit.
         step: the white-box audit of one private step that shows most; None without it.
@@ -34,11 +34,11 @@ class Claim:
 def claims(
     groups: Sequence[SeedGroup], audits: Sequence[dict[str, Any]], limits: Mapping[str, float | None]
 ) -> list[Claim]:
-    """A row for every group that has a budget: by budget, then by what is proved.
+    """A row for every group that has a budget, ordered by budget, then by certified epsilon.
 
     Args:
-        audits: of some or all cells.
-        limits: what ``limit_of`` says, by the label of the cell; none if it was not asked.
+        audits: audits of some or all cells.
+        limits: the result of ``limit_of`` by the label of the cell; cells without one are left out.
     """
     made = {audit["label"]: audit for audit in audits}
     rows = [_claim(group, made, limits) for group in groups if group.results[0]["budget_epsilon"] is not None]
@@ -46,7 +46,7 @@ def claims(
 
 
 def limit_of(ledger: Path) -> float | None:
-    """Epsilon in the limit of high dimension of what a ledger holds; None where there is no such limit to tell."""
+    """Epsilon of a ledger's releases in the limit of high dimension; None if their noise has no such limit."""
     contents = read_ledger(ledger)
     return limit_epsilon(contents.composition, contents.header.delta) if has_limit(contents.composition) else None
 

@@ -1,4 +1,4 @@
-"""DVC stage: the report, as one HTML page, PNGs, and the metrics and plot tables that DVC reads."""
+"""DVC stage: write the report as one HTML page, PNGs, and the metrics and tables that DVC reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tasks.experiment.results import audit_metrics
 from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
 from tasks.report.audit_plots import Audit, draw_ledger_versus_audit, draw_rocs
 from tasks.report.claims import claims, limit_of
-from tasks.report.spending import totals, unlisted
+from tasks.report.spending import totals, unlisted_spendings
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
@@ -52,7 +52,7 @@ def report() -> None:
     results = read_results(EXPERIMENT, RUNS)
     ledgers = [RunFolder(RUNS / name).ledger for name in listed_cells(EXPERIMENT)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
-    others, name = unlisted(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
+    others, name = unlisted_spendings(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
     write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
@@ -91,7 +91,7 @@ def listed_cells(experiment: Path) -> list[str]:
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
-    """The audits of the cells that an experiment file lists, as many as were made."""
+    """The audits of the cells that an experiment file lists; cells without an audit are left out."""
     files = [audits / name / "audit.json" for name in listed_cells(experiment)]
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
@@ -107,7 +107,7 @@ def write_report(
     """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``claims`` takes them.
 
     Args:
-        others: what runs spent that are none of ``results``; those on the same records are added to the totals.
+        others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for file, draw in _PICTURES.items():
@@ -136,7 +136,7 @@ def _page(
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = epsilon_text
     drawn = [*_PICTURES, *(_AUDIT_PICTURES if audits else [])]
-    pictures = {file: encoded(directory / file) for file in drawn}
+    pictures = {file: image_data(directory / file) for file in drawn}
     metric = perplexity_metric(results)
     groups = over_seeds(results, metric)
     return environment.get_template("report.html.j2").render(
@@ -169,7 +169,7 @@ def _page(
 
 
 def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
-    """A picture for the first seed of every cell whose knobs moved; at most ``_MOST_CONTROLLERS`` of them."""
+    """Draw the knobs of the first seed of every cell whose knobs moved, at most ``_MOST_CONTROLLERS`` pictures."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     first: dict[tuple[Any, ...], Result] = {}
@@ -179,12 +179,12 @@ def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
     for result in list(first.values())[:_MOST_CONTROLLERS]:
         path = directory / f"{result['label']}.png"
         draw_controller(result, path)
-        pictures[result["label"]] = encoded(path)
+        pictures[result["label"]] = image_data(path)
     return pictures
 
 
-def encoded(path: Path) -> str:
-    """A picture as text, for a page that is one file."""
+def image_data(path: Path) -> str:
+    """A PNG as base64 text, so that the page is one file."""
     return base64.b64encode(path.read_bytes()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a study of private reinforcement learning: return over users, and return against noise."""
+"""Draws pictures of a study of private reinforcement learning: return over users, and return against noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 
 def by_label(results: list[Result]) -> dict[str, list[Result]]:
-    """Runs that differ in the seed alone."""
+    """Group runs by label: those of a group differ in the seed alone."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result["label"], []).append(result)
@@ -27,7 +27,7 @@ def by_label(results: list[Result]) -> dict[str, list[Result]]:
 
 
 def algorithm_of(result: Result) -> str:
-    """As people call it."""
+    """Name of the run's algorithm for readers of the page."""
     if result["kind"] != "dppg":
         return str(result["kind"]).upper().replace("_", "-")
     return {"ppo": "deep DPPG", "l2": "DPPG-L2", "kl": "DPPG-KL"}[result["training"]["algorithm"]]
@@ -39,12 +39,12 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 
 def noise_of(result: Result) -> float | None:
-    """z, or None for a baseline that is not private."""
+    """The noise multiplier z; None for a baseline that is not private."""
     return None if result["method"] is None else float(result["method"]["noise_multiplier"])
 
 
 def draw_study(results: list[Result], path: Path) -> None:
-    """Curves over users, with the spread over seeds; final returns against z; cumulative regret of Riverswim."""
+    """Draw curves over users with their spread over seeds, final returns against z, and Riverswim's regret."""
     regrets = results[0]["environment"] == RIVERSWIM
     figure, axes = plt.subplots(1, 3 if regrets else 2, figsize=(15 if regrets else 11, 5), constrained_layout=True)
     _draw_curves(axes[0], results)
@@ -77,7 +77,7 @@ def _curves(results: list[Result]) -> tuple[list[int], Any]:
 
 
 def _draw_noise(axis: Axes, results: list[Result]) -> None:
-    """A line for every group of runs that differ in z alone."""
+    """Draw a line for every group of runs that differ in z alone."""
     lines: dict[str, list[Result]] = {}
     for result in results:
         if result["method"] is not None:
@@ -99,7 +99,7 @@ def _draw_noise(axis: Axes, results: list[Result]) -> None:
 
 
 def _but_for_noise(result: Result) -> str:
-    """Equal for runs that differ in noise and seed alone."""
+    """A key that is equal for runs that differ in noise and seed alone."""
     method = {key: value for key, value in result["method"].items() if key != "noise_multiplier"}
     training = {key: value for key, value in result["training"].items() if key != "seed"}
     return json.dumps([result["kind"], method, training, result["extra"]], sort_keys=True)
@@ -120,7 +120,7 @@ def _draw_regret(axis: Axes, results: list[Result], best: float) -> None:
 
 
 def draw_rewards(results: list[Result], path: Path) -> None:
-    """Mean reward of language models over prompts: a colour for each budget, a style for each K."""
+    """Draw the mean reward of language models over prompts: a colour for each budget, a line style for each K."""
     figure, axis = plt.subplots(figsize=(9, 4.5), constrained_layout=True)
     budgets = list(dict.fromkeys(result["budget_epsilon"] for result in results))
     sizes = sorted({result["users"] for result in results})

@@ -1,4 +1,4 @@
-"""The page of private prediction: what an answer costs, what it is worth, and where training privately is better."""
+"""Writes the page on private prediction: cost and quality of answers, and where private training is better."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from dptune.files import write_text
-from tasks.report.experiment import encoded, epsilon_text
+from tasks.report.experiment import epsilon_text, image_data
 from tasks.report.prediction_plots import METRIC, Row, draw
 
 PAGE, PICTURE = "prediction.html", "prediction.png"
@@ -27,7 +27,7 @@ class Comparison:
 
     @property
     def better(self) -> str:
-        """Which has the lower perplexity."""
+        """Name of the one with the lower perplexity."""
         return "prediction" if self.answers[METRIC] < self.training[METRIC] else "training"
 
 
@@ -35,10 +35,10 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
     """Write prediction.html and prediction.png for what ``tasks.prediction.answers.score`` returned."""
     rows = result["rows"]
     told = result["telemetry"] == "research"
-    (directory / PICTURE).unlink(missing_ok=True)  # one that was told under other telemetry must not stay
+    (directory / PICTURE).unlink(missing_ok=True)  # a picture that was drawn under research telemetry must not stay
     if told:
         draw(rows, result["serve"], directory / PICTURE, synthetic=result["synthetic"])
-    picture = encoded(directory / PICTURE) if told else None
+    picture = image_data(directory / PICTURE) if told else None
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["epsilon"] = epsilon_text
     page = environment.get_template("prediction.html.j2").render(
@@ -52,8 +52,8 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
 
 
 def comparisons(rows: list[Row]) -> Iterator[Comparison]:
-    """For every unit, budget and T the best provable answers with the best private training of equal certified epsilon,
-    delta and unit; both are chosen by the figures that are shown.
+    """Compare the best provable answers for every unit, budget and T with the best private training of equal certified
+    epsilon, delta and unit. Both are chosen by the perplexities on the page.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in (row for row in rows if row["kind"] == "answers" and METRIC in row):

@@ -1,4 +1,4 @@
-"""What private prediction is worth, as pictures: one column for each setting that varies, the others held."""
+"""Draws the quality of private prediction: one column for each setting that varies, with the others fixed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def draw(rows: list[Row], serve: dict[str, Any], path: Path, *, synthetic: bool)
     """Perplexity and weight of private models against each setting that varies, through the setting that is served.
 
     Args:
-        rows: as ``tasks.prediction.answers.score`` wrote them.
-        serve: what ``dptune serve`` answers with; where it was not scored, the nearest that was.
+        rows: rows in the form of ``tasks.prediction.answers.score``.
+        serve: settings of the ensemble that answers; a value that was not scored is replaced by the nearest that was.
     """
     scored = [row for row in rows if row["kind"] in ("answers", "published") and METRIC in row]
-    held = _held(scored, {**serve, "budget_epsilon": serve["epsilon"]})
+    held = _fixed_settings(scored, {**serve, "budget_epsilon": serve["epsilon"]})
     columns = [key for key in held if len({row[key] for row in scored if key in row}) > 1] or ["budget_epsilon"]
     size = (max(4.2 * len(columns), 8), 7.5)
     figure, axes = plt.subplots(
@@ -59,8 +59,8 @@ def draw(rows: list[Row], serve: dict[str, Any], path: Path, *, synthetic: bool)
     save(figure, path)
 
 
-def _held(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
-    """For every setting the scored value that is nearest to the served one; the first where it serves none."""
+def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
+    """The scored value of every setting that is nearest to the served one; the first if none is served."""
     held = {}
     for key in _SETTINGS:
         values = list(dict.fromkeys(row[key] for row in rows if key in row))
@@ -93,7 +93,9 @@ def _draw_training(axis: Axes, rows: list[Row]) -> None:
 
 
 def _draw_limits(axes: Any, rows: list[Row]) -> None:
-    """The public model and what is not private, named beside the last column, away from each other."""
+    """Draw the public model and the non-private average as lines, with labels beside the last column that do not
+    overlap.
+    """
     limits = sorted((row[METRIC], row["label"], _FLAT[row["kind"]]) for row in rows if row["kind"] in _FLAT)
     values = [-math.inf, *(value for value, _, _ in limits), math.inf]
     for place, (value, label, line) in enumerate(limits, start=1):

@@ -1,7 +1,7 @@
-"""What all runs on the same records have spent together, those that a report does not list included.
+"""Adds up what all runs on the same records have spent, those included that a report does not list.
 
 A run leaves its ledger behind when it is set aside, and when a change of settings, data or code gives its cell another
-folder. Its releases stay released: whoever adds up the listed cells alone says too little.
+folder. Its releases cannot be taken back, so a sum over the listed cells alone would be too small.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dptune.privacy.set_aside import Spending, spending_of
 
 @dataclass(frozen=True)
 class Total:
-    """Basic composition of everything that was released about one kind of unit.
+    """Epsilon and delta of everything that was released about one kind of unit, by basic composition.
 
     Attributes:
-        runs: that are added up.
-        others: those of them that the report does not list.
+        runs: number of runs that are added up.
+        others: number of those runs that the report does not list.
     """
 
     unit: str
@@ -31,8 +31,8 @@ class Total:
     delta: float
 
 
-def unlisted(runs: Path, listed: Collection[str]) -> list[Spending]:
-    """What each run in ``runs`` spent that ``listed`` does not name, unfinished ones included."""
+def unlisted_spendings(runs: Path, listed: Collection[str]) -> list[Spending]:
+    """The spending of each run in ``runs`` that is not in ``listed``; unfinished runs are included."""
     folders = sorted(path for path in runs.iterdir() if path.is_dir() and path.name not in listed)
     return [spent for folder in folders if (spent := spending_of(folder))]
 
@@ -40,7 +40,7 @@ def unlisted(runs: Path, listed: Collection[str]) -> list[Spending]:
 def totals(results: Sequence[dict[str, Any]], others: Sequence[Spending] = ()) -> list[Total]:
     """A total for every unit of privacy of ``results``.
 
-    Others count where their ledger names the same records and unit, and where nobody can tell what it named.
+    A run of ``others`` counts if its ledger names the same records and unit, or does not say which ones.
     """
     sources = {result["data"] for result in results} | {""}
     same = [one for one in others if one.data in sources]

@@ -16,7 +16,7 @@ from typing import Any
 from dptune.files import jsonable, write_json
 from tasks import tracking
 
-#: Of the same held-out records at every point of every curve; private records, so that private telemetry has none.
+#: Perplexity of the same held-out records at every point of every curve. They are private: private telemetry has none.
 METRIC = "eval_sample_perplexity"
 NAME = "steps_share_to_best_baseline"
 STEPS_FILE = "steps.json"
@@ -26,13 +26,13 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class StepsNeeded:
-    """One run of an agent beside the best baseline.
+    """One run of an agent compared with the best baseline.
 
     Attributes:
-        label: of the agent's cell.
+        label: label of the agent's cell.
         baseline: the mechanism whose held-out perplexity is lowest at its end.
         target: that perplexity.
-        share: of the planned steps, at the first evaluation that is as good; infinite if none is.
+        share: share of the planned steps at the first evaluation that reaches ``target``; infinite if none does.
     """
 
     label: str

@@ -22,7 +22,7 @@ from dptune.errors import ConfigError, DptuneError
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place
-from flows.runners import started
+from flows.runners import open_runner
 from tasks.settings.params import Experiment, load_settings
 
 
@@ -63,7 +63,7 @@ def test_it_is_a_parameter_of_the_flow(server: str, pipeline: Path) -> None:
 def test_threads_are_prefects_own_runner(pipeline: Path) -> None:
     from prefect.task_runners import ThreadPoolTaskRunner
 
-    with started(settings(), 1) as runner:
+    with open_runner(settings(), 1) as runner:
         assert type(runner) is ThreadPoolTaskRunner
 
 
@@ -73,7 +73,7 @@ def test_a_missing_extra_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     fix = rf"needs the extra {runner} .*\. Fix: pip install 'dptune\[{runner}\]'\."
-    with pytest.raises(ConfigError, match=fix), started(settings(runner=runner), 1):
+    with pytest.raises(ConfigError, match=fix), open_runner(settings(runner=runner), 1):
         pass
 
 
@@ -86,7 +86,7 @@ def test_a_running_cluster_needs_a_server_that_its_workers_reach(
     with (
         temporary_settings({PREFECT_API_URL: None}),
         pytest.raises(ConfigError, match=r"prefect server start.*PREFECT_API_URL"),
-        started(settings(runner=runner), 1),
+        open_runner(settings(runner=runner), 1),
     ):
         pass
 
@@ -97,7 +97,7 @@ def test_workers_are_told_the_flows_server(pipeline: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(runners, "_dask", lambda *_: ThreadPoolTaskRunner())
     url = "http://127.0.0.1:4200/api"
-    with temporary_settings({PREFECT_API_URL: url}), started(settings(runner="tcp://node-1:8786"), 1):
+    with temporary_settings({PREFECT_API_URL: url}), open_runner(settings(runner="tcp://node-1:8786"), 1):
         assert PREFECT_API_URL.value() == url
 
 
@@ -112,7 +112,7 @@ def test_a_cluster_that_does_not_answer_is_named(
     monkeypatch.setattr(runners, "_ray", silent)
     with (
         pytest.raises(ConfigError, match=rf"no answer from {runner} \(timed out\)"),
-        started(settings(runner=runner), 1),
+        open_runner(settings(runner=runner), 1),
     ):
         pass
 
@@ -134,7 +134,7 @@ def test_on_ray_a_cell_asks_for_its_share_of_a_gpu(
     context = pytest.importorskip("prefect_ray.context")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: resources))
     monkeypatch.setattr(runners, "_ray", lambda *_: ThreadPoolTaskRunner())
-    with started(settings(runner="ray", devices=devices, cells_per_device=3), 1):
+    with open_runner(settings(runner="ray", devices=devices, cells_per_device=3), 1):
         assert context.RemoteOptionsContext.get().current_remote_options == share
 
 

@@ -91,7 +91,7 @@ def test_no_draw_is_from_a_law_with_a_token_that_the_public_model_never_says(
         laws.append(law)
         return 0
 
-    monkeypatch.setattr(module, "drawn_token", noted)
+    monkeypatch.setattr(module, "token_at", noted)
     opened(tmp_path / "ledger.jsonl", [], monkeypatch).answer([1])
     assert len(laws) == 2
     for law in laws:

@@ -26,9 +26,9 @@ from dptune.cli import app
 from dptune.cli.ensembles import TOKEN_VARIABLE
 from dptune.errors import ConfigError
 from dptune.prediction import deployment as deployment_module
-from dptune.prediction.deployment import MOST_CHARACTERS, Deployment, answered, deploy, open_ledger
+from dptune.prediction.deployment import MOST_CHARACTERS, Deployment, deploy, has_answered, open_ledger
 from dptune.prediction.ensemble import load_adapters, read_manifest, write_manifest
-from dptune.prediction.mixture import drawn_token, law, truncated
+from dptune.prediction.mixture import law, token_at, truncate_laws
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.service import create_app
@@ -158,7 +158,7 @@ def test_a_process_that_died_while_it_started_has_spent_nothing(
     for torn in (b"", b'{"accounting":"cert'):
         (ensemble / "ledger.jsonl").write_bytes(torn)
         deployment = deploy(ensemble, CPU)
-        assert deployment.predictor.spent == 0
+        assert deployment.predictor.tokens_spent == 0
         deployment.predictor.close()
         (ensemble / "ledger.jsonl").unlink()
     with monkeypatch.context() as patch:
@@ -223,7 +223,7 @@ def test_nobody_is_served_by_defaults(ensemble: Path, missing: str | None) -> No
         ConfigError, match=f"serves nobody: no budget was set for its answers .no .*{missing or 'epsilon'}"
     ):
         deploy(ensemble, CPU)
-    assert not answered(ensemble)
+    assert not has_answered(ensemble)
 
 
 def test_slots_that_disagree_leave_no_ledger(ensemble: Path) -> None:
@@ -231,7 +231,7 @@ def test_slots_that_disagree_leave_no_ledger(ensemble: Path) -> None:
     write_manifest(ensemble, replace(manifest, protocol=manifest.protocol | {"models": 5}))
     with pytest.raises(ConfigError, match="has 3 slots, and its protocol 5"):
         deploy(ensemble, CPU)
-    assert not answered(ensemble)
+    assert not has_answered(ensemble)
 
 
 @pytest.mark.parametrize("telemetry", ["research", "private"])
@@ -267,7 +267,7 @@ def test_a_token_that_no_draw_gives_is_no_proof() -> None:
     """A private model cannot say what the public one says less often than 2^-40: the token would betray it."""
     public = torch.tensor([[0.5, 0.5, 1e-14]], dtype=torch.float64).log()
     private = torch.tensor([[[0.25, 0.25, 0.5]], [[1e-13, 1e-13, 1.0]], [[0.0, 0.0, 1.0]]], dtype=torch.float64).log()
-    whole, kept = truncated(public, private)
+    whole, kept = truncate_laws(public, private)
     assert whole[0].exp().tolist() == [0.5, 0.5, 0.0]
     assert kept[0, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
     assert kept[1, 0].exp().tolist() == pytest.approx([0.5, 0.5, 0.0])
@@ -326,7 +326,7 @@ def test_an_empty_prompt_costs_nothing(ensemble: Path) -> None:
     deployment = deploy(ensemble, CPU)
     with pytest.raises(ConfigError, match="prompt"):
         deployment.predictor.answer([])
-    assert deployment.predictor.spent == 0
+    assert deployment.predictor.tokens_spent == 0
 
 
 @pytest.mark.parametrize("unit", ["shard", "record"])
@@ -359,7 +359,7 @@ def test_tokens_follow_the_whole_law(ensemble: Path, unit: Any, monkeypatch: pyt
 
 def test_the_draw_inverts_the_cumulative_sum() -> None:
     law_of_four = torch.tensor([0.0, 0.25, 0.0, 0.75], dtype=torch.float64)
-    assert [drawn_token(law_of_four, place) for place in (1e-16, 0.2499, 0.2501, 1 - 1e-16)] == [1, 1, 3, 3]
+    assert [token_at(law_of_four, place) for place in (1e-16, 0.2499, 0.2501, 1 - 1e-16)] == [1, 1, 3, 3]
 
 
 def test_every_pass_costs_the_same_rows(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +491,7 @@ def test_a_token_that_the_model_does_not_have_costs_nothing(ensemble: Path) -> N
     for context in ([5, 10**6], [-1]):
         with pytest.raises(ConfigError, match=r"prompt: holds a token that the model has no embedding for"):
             predictor.answer(context)
-    assert predictor.spent == 0
+    assert predictor.tokens_spent == 0
     predictor.close()
 
 
@@ -647,7 +647,7 @@ def test_serve_refuses_bad_names_and_tokens_before_it_opens_anything(
     result = CliRunner().invoke(app, ["serve", "--ensemble", str(ensemble), *arguments])
     assert result.exit_code == 2, result.output
     assert f"error: {field}" in result.stderr
-    assert not answered(ensemble)
+    assert not has_answered(ensemble)
 
 
 def test_serve_takes_its_token_from_a_file_or_the_environment(
@@ -681,4 +681,4 @@ def test_a_prompt_that_is_no_text_opens_no_ledger(ensemble: Path) -> None:
         result = CliRunner().invoke(app, ["generate", prompt, "--ensemble", str(ensemble)])
         assert result.exit_code == 2
         assert reason in result.stderr
-        assert not answered(ensemble)
+        assert not has_answered(ensemble)

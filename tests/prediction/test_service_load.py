@@ -127,7 +127,7 @@ def test_a_killed_server_gives_no_token_twice(tmp_path: Path) -> None:
     assert lost == CLIENTS
     charged = (ensemble / "ledger.jsonl").read_bytes().count(b"\n") - 1  # less the first; the kill tore the last
     again = deploy(ensemble, CPU)
-    received, spent = sum(len(reply["answered"]) for reply in before), again.predictor.spent
+    received, spent = sum(len(reply["answered"]) for reply in before), again.predictor.tokens_spent
     assert spent == charged
     assert 0 < received <= spent < budget  # what was charged and not received is lost, never given again
     after = [again.predictor.answer([5]).tokens_left for _ in range(budget - spent)]

@@ -165,7 +165,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     """Written earlier, they could be another process's by the time this one has the ledger."""
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
     seen: list[tuple[bool, int]] = []
-    opened, charge = finetune._KeptCanaries.opened, Ledger.charge
+    opened, charge = finetune._KeptCanaries.on_open, Ledger.charge
 
     def noted(canaries: Any, releases: int) -> None:
         assert not crafted_file(cell.directory).exists()
@@ -177,7 +177,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
         seen.append((crafted_file(cell.directory).exists(), ledger.releases))
         return charge(ledger, release)
 
-    monkeypatch.setattr(finetune._KeptCanaries, "opened", noted)
+    monkeypatch.setattr(finetune._KeptCanaries, "on_open", noted)
     monkeypatch.setattr(Ledger, "charge", charged)
     run(cell)
     assert seen == [(True, release) for release in range(STEPS)]
@@ -197,7 +197,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     file = crafted_file(cell.directory)
-    real = finetune._crafted
+    real = finetune._crafted_canaries
 
     def meanwhile(*given: Any) -> Any:
         """Somebody changes the file after it was read, as the lock of the ledger is not held yet."""
@@ -208,7 +208,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
             write_json(file, stored | {"included": [1 - coin for coin in stored["included"]]})
         return canaries
 
-    monkeypatch.setattr(finetune, "_crafted", meanwhile)
+    monkeypatch.setattr(finetune, "_crafted_canaries", meanwhile)
     lines = (cell.directory / "ledger.jsonl").read_text()
     with pytest.raises(DataError, match=r"does not hold the coins that this run's releases were made with. Fix: "):
         run(cell)

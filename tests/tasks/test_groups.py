@@ -20,7 +20,7 @@ from tasks.experiment import finetune
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
-from tasks.experiment.groups import CellGroup, grouped
+from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.paths import TOKENS, TRAIN
 from tasks.settings.params import Model
@@ -43,13 +43,13 @@ def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_groups_hold_every_cell_once_and_fill_the_places(pipeline: Path) -> None:
     six = several()
-    assert sizes(grouped(six, 1)) == [1] * 6
-    assert sizes(grouped(six, 8)) == [6]
-    assert sizes(grouped(six, 4)) == [3, 3]
-    assert sizes(grouped(six, 8, places=2)) == [3, 3]
-    assert sizes(grouped(six, 8, places=9)) == [1] * 6
+    assert sizes(group_cells(six, 1)) == [1] * 6
+    assert sizes(group_cells(six, 8)) == [6]
+    assert sizes(group_cells(six, 4)) == [3, 3]
+    assert sizes(group_cells(six, 8, places=2)) == [3, 3]
+    assert sizes(group_cells(six, 8, places=9)) == [1] * 6
     for most in (1, 2, 4, 8):
-        found = [cell for group in grouped(six, most) for cell in group.cells]
+        found = [cell for group in group_cells(six, most) for cell in group.cells]
         assert sorted(cell.label for cell in found) == sorted(cell.label for cell in six)
 
 
@@ -62,14 +62,14 @@ def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path)
         second.model_copy(update={"mechanism": "dp_lora_fed", "options": {}}),
     ]
     for other in others:
-        assert sizes(grouped([first, other], 8)) == [1, 1]
-    assert sizes(grouped([first, second.model_copy(update={"inputs": second.inputs | {"policy": "x"}})], 8)) == [2]
+        assert sizes(group_cells([first, other], 8)) == [1, 1]
+    assert sizes(group_cells([first, second.model_copy(update={"inputs": second.inputs | {"policy": "x"}})], 8)) == [2]
 
 
 def test_cells_with_learning_rates_of_their_own_share_a_pass(pipeline: Path) -> None:
     entries = {"static": {"sweep": {"learning_rate": [0.01, 0.04]}}, "quantile": {}}
     own = cells({"mechanisms": entries, "experiment": {"mechanisms": ["static", "quantile"]}})
-    (group,) = grouped(own, 8)
+    (group,) = group_cells(own, 8)
     shared = shared_inputs(own[0], torch.device("cpu"))
     rates = {cell.mechanism: prepare(cell, shared, OsEntropy()).spec.plan.learning_rate for cell in group.cells}
     default = cells()[0].training.learning_rate
@@ -99,7 +99,7 @@ def test_each_cell_of_a_group_is_a_whole_run(pipeline: Path) -> None:
         assert not (cell.directory / "checkpoint.safetensors").exists()
         if cell.epsilon:
             assert contents.epsilons.certified <= BUDGET
-    assert sizes(grouped(group, 8)) == [1] * 6  # finished: nothing to share
+    assert sizes(group_cells(group, 8)) == [1] * 6  # finished: nothing to share
     adapters = {(cell.directory / "adapter" / "adapter_model.safetensors").read_bytes() for cell in group}
     assert len(adapters) == 6
 

@@ -14,7 +14,7 @@ from tiny_pipeline import merge, nonprivate, read_json, run_stages, static, writ
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training.token_file import opened
+from dptune.training.token_file import open_corpus
 from tasks.corpus.acquire import acquire
 from tasks.corpus.verbalize import verbalize
 from tasks.experiment.finetune import run_cell
@@ -68,7 +68,7 @@ def test_prompts_have_no_loss_end_to_end(pipeline: Path) -> None:
     trained = read_records(TRAIN)
     assert trained.about["form"] == "pair"
     (file,) = TOKENS.glob("train-*.arrow")
-    rows = opened(file).tokens.rows
+    rows = open_corpus(file).tokens.rows
     assert len(rows) == len(trained.record) == read_json(cell.directory / "result.json")["units"]
     assert all((row < 0).any() and (row >= 0).any() for row in rows), "prompts are read, completions learned"
     with pytest.raises(

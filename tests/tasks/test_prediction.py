@@ -14,13 +14,22 @@ from tiny_pipeline import write_params
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
-from dptune.prediction.deployment import answered, deploy
+from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score
-from tasks.prediction.ensembles import EnsemblePlan, close_plan, compared, open_plan, plans, served, shard_tokens, tune
+from tasks.prediction.ensembles import (
+    EnsemblePlan,
+    close_plan,
+    open_plan,
+    plans,
+    scored_protocols,
+    served_protocol,
+    shard_tokens,
+    tune,
+)
 from tasks.report.prediction import PAGE, PICTURE, comparisons, write_page
 from tasks.settings.params import load_settings
 
@@ -32,11 +41,11 @@ def test_the_repositorys_protocols_can_be() -> None:
 
     chosen = load_settings(ROOT / "params.yaml").prediction
     for models in chosen.models:
-        protocols = compared(chosen, models, DELTA)
+        protocols = scored_protocols(chosen, models, DELTA)
         assert len(protocols) == len(chosen.epsilons) * len(chosen.tokens) * (
             len(chosen.units) * len(chosen.public_weights) + len(chosen.subsamples)
         )
-    assert served(chosen.serve, chosen, DELTA).unit == "record"
+    assert served_protocol(chosen.serve, chosen, DELTA).unit == "record"
 
 
 @pytest.mark.parametrize(("epsilon", "alpha"), [(2, 9), (4, 5), (6, 4), (8, 3), (10, 3)])
@@ -100,8 +109,8 @@ def test_an_ensemble_that_serves_nobody_says_so_and_telemetry_is_kept(pipeline: 
     close_plan(plan, None, "private")
     with pytest.raises(ConfigError, match="serves nobody"):
         deploy(plan.directory, torch.device("cpu"))
-    assert not answered(plan.directory)
-    protocol = served(settings.prediction.serve, settings.prediction, DELTA)
+    assert not has_answered(plan.directory)
+    protocol = served_protocol(settings.prediction.serve, settings.prediction, DELTA)
     close_plan(plan, protocol, "private")
     assert read_manifest(plan.directory).telemetry == "private"
     close_plan(plan, protocol, "research")
@@ -120,7 +129,7 @@ def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:
     write_params({"experiment": {"telemetry": "private"}})
     settings = load_settings()
     result = score(settings, plans(settings), Path("an ensemble"), "cpu")
-    protocols = compared(settings.prediction, 8, DELTA)
+    protocols = scored_protocols(settings.prediction, 8, DELTA)
     assert [row["label"] for row in result["rows"]] == list(protocols)
     assert not any(key.startswith(("perplexity", "sampled", "private_weight")) for row in result["rows"] for key in row)
     write_text(PREDICTION / PICTURE, "of an earlier run under research telemetry")

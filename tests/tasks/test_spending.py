@@ -25,7 +25,7 @@ from tasks.experiment.finetune import crafted_file, run_cell
 from tasks.paths import EXPERIMENT, RUNS
 from tasks.report import experiment as report
 from tasks.report.experiment import write_report
-from tasks.report.spending import totals, unlisted
+from tasks.report.spending import totals, unlisted_spendings
 
 DATA = "SYNTHETIC private cohort; no real patient"
 
@@ -129,7 +129,7 @@ def test_a_run_under_earlier_settings_is_counted(pipeline: Path) -> None:
     second = static({"training": {"learning_rate": 0.01}})
     run_cell(second, "cpu")
     assert first.directory != second.directory
-    (earlier,) = others = unlisted(RUNS, [second.directory.name])
+    (earlier,) = others = unlisted_spendings(RUNS, [second.directory.name])
     assert earlier.folder == first.directory.name
     (total,) = totals([read_json(second.directory / "result.json")], others)
     assert (total.runs, total.others, total.delta) == (2, 1, 2e-5)
@@ -146,11 +146,11 @@ def test_what_others_saw_is_no_canarys_score(
     killed_after_a_checkpoint(cell, opened, monkeypatch)
     seen = {"included": [1] * 16, "scores": [3.0] * 16, "moves": [1.0, None]}
     write_json(crafted_file(cell.directory), seen)
-    resumed = finetune._crafted(cell, cell.directory)
+    resumed = finetune._crafted_canaries(cell, cell.directory)
     assert resumed is not None
     assert resumed.watched == 2
     set_aside(cell.directory)
-    fresh = finetune._crafted(cell, cell.directory)
+    fresh = finetune._crafted_canaries(cell, cell.directory)
     assert fresh is not None
     assert fresh.watched == 0
     assert not fresh.scores.any()

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
-from dptune.training.data import PrivacyUnits, Tokens, micro_batches, parted, plain_ids, tokenize, with_context
+from dptune.training.data import PrivacyUnits, Tokens, micro_batches, plain_ids, split_batch, tokenize, with_context
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)
 
@@ -292,7 +292,7 @@ def test_an_auditors_slots_are_drawn_like_all_units() -> None:
     """Of 4,000 draws, each frequency is within 5 sigma of the rate: a false alarm in 2e5 tests."""
     units = PrivacyUnits.of("record", np.arange(3), 1).with_slots(np.array([True, False, True]))
     assert len(units) == 6
-    draws = [parted(units.draw(0.3, OsEntropy())) for _ in range(4000)]
+    draws = [split_batch(units.draw(0.3, OsEntropy())) for _ in range(4000)]
     counts = np.zeros(6)
     for entered, planted in draws:
         counts[[*(int(one[0]) for one in entered), *(planted + 3)]] += 1

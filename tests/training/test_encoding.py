@@ -241,7 +241,7 @@ def test_masks_survive_a_token_file(tmp_path: Path) -> None:
     expected = tokens_of(mixed, tokenizer(), WIDTH)
     path = tmp_path / "train.arrow"
     token_file.write(path, record_batches(mixed, tokenizer(), WIDTH), padding=0, width=WIDTH)
-    found = token_file.opened(path)
+    found = token_file.open_corpus(path)
     assert [row.tolist() for row in found.tokens.rows] == [row.tolist() for row in expected.rows]
     assert found.units.tolist() == [0, 1, 2]
     assert (found.tokens.truncated, found.tokens.without_loss) == (1, 1)

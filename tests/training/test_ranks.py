@@ -27,7 +27,7 @@ from dptune.training import run as running
 from dptune.training.data import PrivacyUnits
 from dptune.training.loop import follow, train
 from dptune.training.per_sample import lora_pairs
-from dptune.training.ranks import Ranks, joined, own_device
+from dptune.training.ranks import Ranks, join_ranks, own_device
 from dptune.training.spec import RunSpec, TrainingPlan
 
 NOISE = 0.5
@@ -317,7 +317,7 @@ def test_a_process_alone_uses_nothing_of_torchs_distributed_package(
     for name in ("WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert own_device() == "cpu"
-    with joined() as ranks:
+    with join_ranks() as ranks:
         assert (ranks.rank, ranks.world) == (0, 1)
         after = [spied(Case(tmp_path / name, seed=1), ranks)["weights"] for name in ("a", "b")]
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

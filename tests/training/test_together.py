@@ -275,7 +275,7 @@ def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
     for others in ([[1, 2], [3]], [[], [5, 6, 7]], [[4], []], [[], []]):
         group = [Cell("static", seed, each_record(tokens), plan) for seed in (1, 2)]
         runs = [fake_run(cell, base, tokens) for cell in group]
-        stacks, layout = together._stacked(runs), together.Layout.of(runs[0].pairs)
+        stacks, layout = together._stack_pairs(runs), together.Layout.of(runs[0].pairs)
         batches = [[np.array([0]), *(np.array([one]) for one in others[0])], [np.array([one]) for one in others[1]]]
         steps = {n: together.Step(runs[n].spec.mechanism.knobs(), batch) for n, batch in enumerate(batches)}
         shared = together._Pass(base, runs, stacks, layout, steps)

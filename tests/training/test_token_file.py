@@ -23,7 +23,7 @@ from dptune.corpus.records import Records, read_about, read_batches, read_record
 from dptune.errors import ConfigError, DataError
 from dptune.training import token_file
 from dptune.training.data import Tokens, tokenize
-from dptune.training.token_file import Corpus, MappedRows, opened, token_batch, tokenized
+from dptune.training.token_file import Corpus, MappedRows, open_corpus, open_or_tokenize, token_batch
 
 WIDTH = 6
 row_lists = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=30)
@@ -38,7 +38,7 @@ def batches(all_texts: list[str], rows: int = 3) -> Iterator[pa.RecordBatch]:
 
 
 def corpus_of(path: Path, all_texts: list[str], rows: int = 3) -> Corpus:
-    return tokenized(path, lambda: batches(all_texts, rows), tokenizer(), WIDTH)
+    return open_or_tokenize(path, lambda: batches(all_texts, rows), tokenizer(), WIDTH)
 
 
 def lists(rows: Any) -> list[list[int]]:
@@ -84,7 +84,7 @@ def test_mapped_rows_are_a_sequence_like_a_list(rows: list[list[int]], per_batch
 def test_any_number_of_a_patient_is_kept(tmp_path: Path, number: int) -> None:
     rows = [np.array([1], dtype=np.int32)] * 2
     token_file.write(tmp_path / "t.arrow", [token_batch(rows, np.array([7, number]))], padding=0, width=6)
-    assert opened(tmp_path / "t.arrow").units.tolist() == [7, number]
+    assert open_corpus(tmp_path / "t.arrow").units.tolist() == [7, number]
 
 
 def test_batches_of_mapped_and_listed_rows_are_equal(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_file_and_its_folder_are_their_owners(tmp_path: Path) -> None:
 def test_records_are_tokenised_once(tmp_path: Path) -> None:
     path = tmp_path / "t.arrow"
     first = corpus_of(path, ["a b", "c"])
-    again = tokenized(path, lambda: pytest.fail("read again"), tokenizer(), WIDTH)
+    again = open_or_tokenize(path, lambda: pytest.fail("read again"), tokenizer(), WIDTH)
     assert lists(again.tokens.rows) == lists(first.tokens.rows)
 
 
@@ -134,7 +134,7 @@ def failing() -> Iterator[pa.RecordBatch]:
 def test_what_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "t.arrow"
     with pytest.raises(DataError, match=r"train\.parquet"):
-        tokenized(path, failing, tokenizer(), WIDTH)
+        open_or_tokenize(path, failing, tokenizer(), WIDTH)
     assert not [left for left in tmp_path.iterdir() if left.suffix != ".lock"]
     assert lists(corpus_of(path, ["a"]).tokens.rows) == [[1, 0]]
 
@@ -189,17 +189,17 @@ def test_another_file_is_refused(tmp_path: Path, name: str) -> None:
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(DataError, match=r"t\.arrow: is torn, or no file of token ids"):
-        opened(tmp_path / "t.arrow")
+        open_corpus(tmp_path / "t.arrow")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.arrow"):
-        opened(tmp_path / "none.arrow")
+        open_corpus(tmp_path / "none.arrow")
 
 
 def test_a_length_that_predicts_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_length"):
-        tokenized(tmp_path / "t.arrow", lambda: batches(["a"]), tokenizer(), 2)
+        open_or_tokenize(tmp_path / "t.arrow", lambda: batches(["a"]), tokenizer(), 2)
     assert not (tmp_path / "t.arrow").exists()
 
 
@@ -212,7 +212,7 @@ def build(path: Path, calls: Path, start: Any) -> None:
         yield from batches(["a b", "c"] * 200)
 
     start.wait()
-    tokenized(path, noted, tokenizer(), WIDTH)
+    open_or_tokenize(path, noted, tokenizer(), WIDTH)
 
 
 def test_two_processes_at_once_make_one_file(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_two_processes_at_once_make_one_file(tmp_path: Path) -> None:
         process.join()  # pytest's own limit ends a hang; a shorter one would measure the neighbours
     assert [process.exitcode for process in both] == [0, 0]
     assert calls.read_text() == "read\n", "the second waits, and finds the file"
-    assert lists(opened(path).tokens.rows) == [[1, 2, 0], [3, 0]] * 200
+    assert lists(open_corpus(path).tokens.rows) == [[1, 2, 0], [3, 0]] * 200
     assert not list(path.parent.glob("*.partial"))
 
 
@@ -305,6 +305,6 @@ def test_memory_follows_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 seen[0] = max(seen[0], pa.total_allocated_bytes())
                 yield batch
 
-        tokenized(tmp_path / f"{count}.arrow", watched, tokenizer(), WIDTH)
+        open_or_tokenize(tmp_path / f"{count}.arrow", watched, tokenizer(), WIDTH)
         peaks.append(seen[0] - before)
     assert peaks[1] < 2 * peaks[0]

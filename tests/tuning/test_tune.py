@@ -26,7 +26,7 @@ from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import trainable_state
 from dptune.tuning.base import open_base
-from dptune.tuning.prepare import Prepared, prepare
+from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import HELD_OUT, PUBLIC
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable
@@ -42,7 +42,7 @@ def loaded(folder: Path) -> Any:
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(checkpoint()), str(folder))
 
 
-def prepared(records: list[dict[str, Any]], **settings: Any) -> Prepared:
+def prepared(records: list[dict[str, Any]], **settings: Any) -> PreparedRun:
     chosen = TuneSettings(**{"epsilon": 8.0, **QUICK, **settings})
     return prepare(RecordSource(records, unit="customer_id"), open_base(str(checkpoint()), chosen), chosen)
 
@@ -186,7 +186,7 @@ def test_removing_one_customer_changes_exactly_that_unit() -> None:
     assert sum(len(unit) for unit in trained) == len(whole.tokens.rows)
 
 
-def _texts_of_units(ready: Prepared) -> set[frozenset[tuple[int, ...]]]:
+def _texts_of_units(ready: PreparedRun) -> set[frozenset[tuple[int, ...]]]:
     return {frozenset(tuple(ready.tokens.rows[record].tolist()) for record in unit) for unit in ready.units.members}
 
 

@@ -90,7 +90,7 @@ class LanguagePolicy:
 
     def _adapted(self, vectors: torch.Tensor, rows: int) -> Any:
         own = torch.arange(rows) if len(vectors) == rows else torch.zeros(rows, dtype=torch.long)
-        return self.factors.stacked(vectors.to(self.device)).applied(self.model, own.to(self.device))
+        return self.factors.stacked(vectors.to(self.device)).apply(self.model, own.to(self.device))
 
 
 def _drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

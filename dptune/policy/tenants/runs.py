@@ -17,7 +17,7 @@ from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy
-from dptune.training.data import PrivacyUnits, Tokens, hashed
+from dptune.training.data import PrivacyUnits, Tokens, hash_keys
 from dptune.training.loop import train
 from dptune.training.model import Lora, attach_lora
 from dptune.training.per_sample import lora_pairs
@@ -81,7 +81,7 @@ def tenants_of(tokens: Tokens, keys: NDArray[np.int64], count: int) -> list[Tena
     found = []
     for number, members in enumerate(PrivacyUnits.clients(count, keys).members):
         # What the remainder, which chose the tenant, leaves of the hash.
-        held_out = hashed(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
+        held_out = hash_keys(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
         found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
     return found
 

@@ -335,8 +335,8 @@ MUTANTS = (
         "held_out_by_tenant",
         "the hash that chose the tenant would choose who is held out: all of some tenants, none of others",
         "dptune/policy/tenants/runs.py",
-        "hashed(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0",
-        "hashed(keys[members]) % np.uint64(_HELD_OUT) == 0",
+        "hash_keys(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0",
+        "hash_keys(keys[members]) % np.uint64(_HELD_OUT) == 0",
         (f"{META}::test_a_quarter_of_every_tenants_patients_is_held_out_whichever_tenant_it_is",),
     ),
     Mutant(

@@ -96,7 +96,7 @@ MUTANTS = (
         "rare_tokens_betray_their_model",
         "a token that the public model never gives in 52 bits would be proof of a private one",
         PREDICTOR,
-        "truncated(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))",
+        "truncate_laws(*next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot]))",
         "next_log_probabilities(self._model, self._adapters, context, [PUBLIC, slot])",
         (f"{DRAW}::test_no_draw_is_from_a_law_with_a_token_that_the_public_model_never_says",),
     ),

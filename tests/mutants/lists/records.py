@@ -61,8 +61,8 @@ MUTANTS = (
         "prompts_one_token_longer",
         "the first token of every completion would never be learned",
         ENCODING,
-        "np.arange(len(ids)) >= _shared(",
-        "np.arange(len(ids)) > _shared(",
+        "np.arange(len(ids)) >= _common_prefix(",
+        "np.arange(len(ids)) > _common_prefix(",
         (f"{ENCODING_TESTS}::test_labels_are_those_of_trl_for_prompts_and_completions",),
     ),
     Mutant(

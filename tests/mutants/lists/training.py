@@ -140,8 +140,8 @@ MUTANTS = (
         "knobs_of_the_next_step_charged_first",
         "what is charged must be what the step uses",
         RUN,
-        "return Step(knobs, *parted(self.own_units.draw(",
-        "return Step(mechanism.knobs(), *parted(self.own_units.draw(",
+        "return Step(knobs, *split_batch(self.own_units.draw(",
+        "return Step(mechanism.knobs(), *split_batch(self.own_units.draw(",
         (
             "tests/training/test_filtered_run.py::test_a_greedy_controller_is_raised_and_still_makes_every_planned_release",
         ),

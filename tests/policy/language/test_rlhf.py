@@ -307,7 +307,7 @@ def test_ranks_and_scalings_of_single_layers_are_pefts() -> None:
     peft = attach_lora(gpt2(), lora, 0).eval()
     write_adapters(peft, 0.3 * torch.randn(Factors.of(peft).size, generator=torch.Generator().manual_seed(1)))
     plain, ids = gpt2().eval(), torch.tensor([[3, 1, 4, 1, 5]])
-    with Factors.of(peft).stacked(flat_adapters(peft)[None]).applied(plain, torch.tensor([0])):
+    with Factors.of(peft).stacked(flat_adapters(peft)[None]).apply(plain, torch.tensor([0])):
         found = plain(input_ids=ids).logits
     torch.testing.assert_close(found, peft(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, plain(input_ids=ids).logits, atol=1e-3)
