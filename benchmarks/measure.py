@@ -262,12 +262,12 @@ def _run_alone(setting: Setting, contender: Contender, threads: int, sender: Con
     torch.set_num_threads(threads)
     quiet()
     contender.run(setting.smallest(), 1, lambda: None)  # lazy imports, and the library's own pages
-    before = _status("VmRSS")
+    before = status("VmRSS")
     contender.run(setting, 2, lambda: None)
-    sender.send(_status("VmHWM") - before)
+    sender.send(status("VmHWM") - before)
 
 
-def _status(name: str) -> float:
+def status(name: str) -> float:
     """MB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**10
@@ -281,7 +281,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     versions = {}
-    for package in ("torch", "transformers", "peft", "opacus"):
+    for package in ("torch", "transformers", "peft", "opacus", "trl"):
         if importlib.util.find_spec(package):
             versions[package] = importlib.metadata.version(package)
     return {

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -132,9 +133,14 @@ def _does_something(name: str) -> bool:
     return bool(body[1:] if ast.get_docstring(_source(name)) else body)
 
 
+#: Python 3.11 counts the depth of all threads' syntax trees together, and fails where two are built at once.
+_PARSING = Lock()
+
+
 @cache
 def _source(name: str) -> ast.Module:
-    return ast.parse(file_of(name).read_text(encoding="utf-8"))
+    with _PARSING:
+        return ast.parse(file_of(name).read_text(encoding="utf-8"))
 
 
 def _names(node: ast.AST) -> Iterator[str]:

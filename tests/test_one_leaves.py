@@ -27,7 +27,7 @@ from dptune.corpus.splits import SIDES, split, write_splits
 from dptune.corpus.synthetic import generate_cohort, synthetic_ids_mapping
 from dptune.corpus.text import acquire_text, write_paragraphs
 from dptune.files import sha256, write_json
-from dptune.policy.tenant_runs import tenants_of
+from dptune.policy.tenants.runs import tenants_of
 from dptune.prediction.partition import partition
 from dptune.training.data import PrivacyUnits, Tokens
 
@@ -206,7 +206,7 @@ def dense(keys: np.ndarray) -> np.ndarray:
 def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is planted, the first row that leaves is seen to move others."""
     from dptune.corpus import narratives, splits
-    from dptune.policy import tenant_runs
+    from dptune.policy.tenants import runs
     from dptune.training import data
 
     if place == "splits":
@@ -221,7 +221,7 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(narratives, "write_records", numbered)
     else:
-        module = {"clients": data, "tenants": tenant_runs}[place]
+        module = {"clients": data, "tenants": runs}[place]
         real_hash = data.hash_keys
         monkeypatch.setattr(module, "hash_keys", lambda keys: real_hash(dense(keys)))
     staying = COHORT["patient_nbr"] != COHORT["patient_nbr"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from dptune.audit.likelihood import cached
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.errors import ConfigError
+from dptune.training.causal import most_positions
 
 #: Text that precedes every planted secret.
 PROMPT = " secret_id="
@@ -56,12 +58,15 @@ class Extraction:
 def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: str = PROMPT) -> list[str]:
     """Sample ``count`` continuations of ``prompt``: at most 10 new tokens, temperature 0.7, top-p 0.95, top-k 50.
 
+    Of a prompt that leaves the model no room for them, the end is what is continued.
+
     Returns: each sample up to the full stop that ends a planted secret, without surrounding blanks.
     """
     if count < 1:
         raise ConfigError("audit.generations", f"{count} is below 1", fix="use 4000, as published")
     device = next(model.parameters()).device
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+    ids = ids[:, -_room(model) :]
     texts: list[str] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -80,6 +85,12 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
             )
             texts += tokenizer.batch_decode(sampled[:, ids.shape[1] :], skip_special_tokens=True)
     return [text.split(".")[0].strip() for text in texts]
+
+
+def _room(model: Any) -> int:
+    """The most tokens of a prompt, beside those that are sampled."""
+    positions = most_positions(model)
+    return sys.maxsize if positions is None else max(1, positions - _NEW_TOKENS)
 
 
 @torch.no_grad()

@@ -20,7 +20,9 @@ from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
 from dptune.corpus.canaries import suffix
 from dptune.errors import ConfigError
-from dptune.policy.rlhf import USERS, LanguageLearner, LanguageState, Prompts, adapters_met
+from dptune.policy.language.learner import USERS, LanguageLearner
+from dptune.policy.language.prompts import Prompts
+from dptune.policy.language.training import LanguageState, adapters_met
 from dptune.progress import progress
 
 #: Share by which the covariance of a few simulated updates is shrunk towards a multiple of the identity.

@@ -1,15 +1,16 @@
 """White-box audit of DP policy gradient: one user's trajectory is in or out, and the attacker sees all releases.
 
 The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
-any accountant says; the attack reads releases only. Updates are made by the code of runs
-(``dptune.policy.training.step``), with any critic. Environments and rollouts are not audited: trajectories are made by
-hand, for a small linear policy with local PPO steps.
+any accountant says; the attack reads releases only. Updates are made and released by the code of runs
+(``dptune.policy.environments.training.step``, ``dptune.policy.learner.released_means``), with any critic. Environments
+and rollouts are not audited: trajectories are made by hand, for a small linear policy with local PPO steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from dptune.audit.cuts import best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.audit.step import StepAudit
 from dptune.errors import ConfigError
-from dptune.policy.environments import Interface
+from dptune.policy.environments.environment import Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Trajectories
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import step
+from dptune.policy.learner import released_means
+from dptune.policy.met import Met
 from dptune.policy.method import Dppg
-from dptune.policy.rollout import Met, Trajectories
-from dptune.policy.schedule import PolicyTraining
-from dptune.policy.training import PolicyLearner, PolicyState, step
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 from dptune.progress import Meter
@@ -142,7 +146,7 @@ class _Learner(PolicyLearner):
 
 @dataclass(frozen=True)
 class _Stream:
-    """A replacement of ``dptune.policy.rollout.Users`` with fixed trajectories, whatever the policy."""
+    """A replacement of ``dptune.policy.environments.rollout.Users`` with fixed trajectories, whatever the policy."""
 
     first: Trajectories
 
@@ -195,7 +199,8 @@ class _Runs:
         radii = {"policy": _TRAINING.radius, "critic": _TRAINING.critic_radius}
         multipliers = dict(zip(radii, learner.method.multipliers, strict=False))
         for number in range(self.updates):
-            state = step(learner, state, number, streams, met, ledger, self.entropy)
+            release = partial(released_means, learner.method, number, ledger, self.entropy)
+            state = step(learner, state, number, streams, met, release)
             for name, released in state.last.items():
                 unit = radii[name] * (multipliers[name] or 1.0) / _USERS
                 seen.append(released.double().numpy() / unit)

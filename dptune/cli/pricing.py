@@ -93,7 +93,8 @@ def calibrate(
     check_mechanism(mechanism)
     schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
     if not takes_noise(mechanism, chosen):
-        raise ConfigError("mechanism", f"{mechanism} adds no noise to calibrate", fix="choose another mechanism")
+        problem = f"{mechanism} adds no noise of which a bound is proven, or an option fixes it: nothing to calibrate"
+        raise ConfigError("mechanism", problem, fix=f"price it with `dptune account {mechanism}`, or choose another")
     chosen = without_noise(chosen)
     found = calibrated(
         lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting

@@ -11,6 +11,7 @@ import typer
 from dptune.cli.catalogue import completions
 from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Options, read_options
+from dptune.corpus.reading.source import Format
 from dptune.errors import DptuneError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def tune(
     messages: Annotated[str | None, typer.Option(help="Column of chats.")] = None,
     template: Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")] = None,
     file_format: Annotated[
-        Literal["text", "table", "jsonl", "datasets"] | None,
+        Format | None,
         typer.Option("--format", help="Else by the file's ending."),
     ] = None,
     public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
@@ -227,7 +228,10 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
 
-    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows)
+    units, private = prepared.units, prepared.settings.telemetry == "private"
+    brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
+    each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
+    found = estimate(prepared.base, prepared.schedule, prepared.settings.rows, each)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     about = "rough projections from shapes, before any weight is read; the time may be several times longer"
     return {**{name: float(f"{value:.2g}") for name, value in figures.items()}, "estimates_are": about}

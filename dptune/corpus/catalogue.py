@@ -1,23 +1,27 @@
 """Where records come from, by name. Every source declares and checks its own options.
 
-A source of one's own is a function that yields one text a record; its parameters are the keys of ``data.options``::
+A source of one's own is a function that yields one text a record, or one row: a mapping from column to value, of which
+any column may be the unit. Its parameters are what ``data.options`` gives::
 
     @source("letters")
     def letters(folder: str, newest: int = 100) -> Iterator[str]: ...
 
-A plug-in registers it (``dptune.plugins``): a module named in params.yaml, or an entry point in ``dptune.sources``.
+    @source("orders", rows=True)
+    def orders(database: str) -> Iterator[Mapping[str, Any]]: ...
+
+They are registered by plug-ins (``dptune.plugins``): modules that are named, and entry points ``dptune.sources``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.files import FORMATS, acquire_file, form_at, source_of
+from dptune.corpus.files import WITH_COLUMNS, acquire_file, form_at, source_of, write_found
 from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.source import Format, RecordSource
 from dptune.corpus.sources import acquire_synthetic, acquire_uci
@@ -26,7 +30,7 @@ from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.plugins import load_installed, note_registered, plugins_of
 from dptune.units import RECORD
 
-Texts = Callable[..., Iterable[str]]
+Read = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,19 @@ class Source:
     module: str = ""
 
 
-def source(name: str) -> Callable[[Texts], Texts]:
-    """Register a function that yields one text a record. Raises: ConfigError if the name is taken."""
+def source(name: str, *, rows: bool = False) -> Callable[[Read], Read]:
+    """Register a function that yields texts, or rows. Raises ConfigError if the name is taken.
 
-    def register(read: Texts) -> Texts:
+    Args:
+        rows: whether it yields mappings with a column ``text``, or ``prompt`` and ``completion``, or ``messages``.
+            ``data.unit`` may then name any column.
+    """
+
+    def register(read: Read) -> Read:
         other = SOURCES.get(name)
         if other is not None and other.module != read.__module__:
             raise ConfigError("plugins", f"source {name!r} of {read.__module__} exists already", fix="rename it")
-        SOURCES[name] = Source(
-            partial(_acquire_texts, name, read), partial(_bind, name, read), _look_of_text, module=read.__module__
-        )
+        SOURCES[name] = _of_function(name, read, rows=rows)
         note_registered(read.__module__)
         return read
 
@@ -150,31 +157,44 @@ def _file_source(name: Format) -> Source:
 # --- functions of plug-ins -----------------------------------------------------------------------------------------
 
 
-def _bind(name: str, read: Texts, given: SourceSettings) -> None:
-    signature = inspect.signature(read)
-    try:
-        signature.bind(**given.options)
-    except TypeError as error:
-        problem = f"source {name!r} does not take them ({error})"
-        raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
+def _of_function(name: str, read: Read, *, rows: bool) -> Source:
+    def check(given: SourceSettings) -> None:
+        if given.path is not None:
+            problem = f"source {name!r} is a function, which takes no path"
+            raise ConfigError("data.path", problem, fix="leave it empty, and give data.options what the function takes")
+        signature = inspect.signature(read)
+        try:
+            signature.bind(**given.options)
+        except TypeError as error:
+            problem = f"source {name!r} does not take them ({error})"
+            raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
+    def called(given: SourceSettings) -> Iterator[Any]:
+        check(given)
+        try:
+            yield from read(**given.options)
+        except DptuneError:
+            raise
+        except Exception as error:  # whatever a plug-in may raise
+            problem = f"source {name!r} failed ({type(error).__name__}: {error})"
+            raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
 
-def _acquire_texts(name: str, read: Texts, directory: Path, given: SourceSettings) -> Path:
-    _bind(name, read, given)
-    try:
-        texts = list(read(**given.options))
-    except DptuneError:
-        raise
-    except Exception as error:  # whatever a plug-in may raise
-        problem = f"source {name!r} failed ({type(error).__name__}: {error})"
-        raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
-    by = ", ".join(map(str, plugins_of([read.__module__])))
-    return write_corpus(directory, texts, f"source {name} of {by}")
+    def as_rows(given: SourceSettings) -> RecordSource:
+        return RecordSource(called(given), unit=None if given.unit == RECORD else given.unit)
+
+    def acquire(directory: Path, given: SourceSettings) -> Path:
+        label = f"source {name} of {', '.join(map(str, plugins_of([read.__module__])))}"
+        if rows:
+            return write_found(directory, as_rows(given), "table", label, label)
+        return write_corpus(directory, list(called(given)), label)
+
+    look = (lambda given: form_at(as_rows(given))) if rows else _look_of_text
+    return Source(acquire, check, look, None if rows else (RECORD,), read.__module__)
 
 
 SOURCES: dict[str, Source] = {
     "synthetic": Source(_synthetic, partial(_refuse_options, "synthetic"), _look_of_text, (RECORD, "patient")),
     "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_text, (RECORD, "patient")),
     "text": Source(_copy_text, _check_text, _look_at_text),
-    **{name: _file_source(name) for name in FORMATS},
+    **{name: _file_source(name) for name in WITH_COLUMNS},
 }

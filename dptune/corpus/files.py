@@ -18,13 +18,14 @@ from dptune.corpus.reading.fields import RecordMaker
 from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Record
-from dptune.corpus.reading.source import Format, RecordSource
+from dptune.corpus.reading.source import FORMATS, Format, RecordSource
 from dptune.corpus.records import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
 from dptune.units import RECORD
 
-FORMATS: tuple[Format, ...] = ("table", "jsonl", "datasets")
+#: Formats whose rows have columns; ``corpus.text`` copies texts.
+WITH_COLUMNS: tuple[Format, ...] = tuple(name for name in FORMATS if name != "text")
 FILE_NAME, MANIFEST_NAME = "records.parquet", "source.json"
 #: Keys of ``data.options``: the fields of ``RecordSource`` that params.yaml sets nowhere else.
 OPTIONS = tuple(
@@ -59,13 +60,22 @@ def acquire_file(directory: Path, name: Format, path: Path, unit: str, options: 
 
     Raises: ConfigError and DataError as ``reading.read``; DataError for fewer than ten records.
     """
-    found = read(source_of(name, path, unit, options))
+    label = f"{name} {path.name}, the user's own"
+    return write_found(directory, source_of(name, path, unit, options), name, label, path)
+
+
+def write_found(directory: Path, source: RecordSource, name: Format, label: str, file: Path | str) -> Path:
+    """Read every record of ``source`` into ``directory``, described by ``label``; ``file`` names it in messages.
+
+    Raises: as ``acquire_file``.
+    """
+    found = read(source)
     if len(found) < _FEWEST:
-        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=path)
-    about = {"source": name, "synthetic": False, "label": f"{name} {path.name}, the user's own", "form": form_of(found)}
-    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / FILE_NAME) as file:
-        write_parquet(file, as_records(found, about))
-        write_json(manifest, {**about, "rows": len(found), "sha256": {FILE_NAME: sha256(file)}})
+        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=file)
+    about = {"source": name, "synthetic": False, "label": label, "form": form_of(found)}
+    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / FILE_NAME) as records:
+        write_parquet(records, as_records(found, about))
+        write_json(manifest, {**about, "rows": len(found), "sha256": {FILE_NAME: sha256(records)}})
     return directory / FILE_NAME
 
 

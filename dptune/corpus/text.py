@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows, read_source
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.source import FORMATS, RecordSource
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
 from dptune.files import replacing, sha256, write_json
 
 SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
 #: Sources of one's own files, whose records are numbered by their places in them.
-OWN_FILES = (SOURCE, "table", "jsonl", "datasets")
+OWN_FILES: tuple[str, ...] = FORMATS
 _FEWEST = 10
 
 
@@ -46,8 +46,11 @@ def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
     Raises: DataError naming the first element that is no text or empty, or if there are fewer than ten.
     """
     for row, text in enumerate(texts, start=1):
-        if not (isinstance(text, str) and text.split() and text.encode(errors="ignore").decode() == text):
-            raise DataError(f"{text!r} is no text", fix="yield non-empty strings of Unicode", file=label, row=row)
+        if not isinstance(text, str):
+            fix = "yield strings, or mappings from column to value from a @source(NAME, rows=True)"
+            raise DataError(f"a {type(text).__name__} is no text", fix=fix, file=label, row=row)
+        if not (text.split() and text.encode(errors="ignore").decode() == text):
+            raise DataError("a record is no text", fix="yield non-empty strings of Unicode", file=label, row=row)
     if len(texts) < _FEWEST:
         raise DataError(f"has {len(texts)} texts, of {_FEWEST} at least", fix="yield more", file=label)
     about = {"source": SOURCE, "synthetic": False, "label": label, "rows": len(texts)}

@@ -57,7 +57,7 @@ class Mechanism:
         if noise.family not in STEP_NOISES:
             fix = f"use one of {', '.join(STEP_NOISES)}; of an unproven one nothing is certified"
             raise ConfigError(field, f"names an unknown family {noise.family!r}", fix=fix)
-        if not self._names_what_it_adds:
+        if noise.family not in UNBOUNDED and not self._names_what_it_adds:
             problem = f"{type(noise).__name__} draws its own noise and inherits the family {noise.family!r}"
             raise ConfigError(field, problem, fix="name the family in the class that has 'add', if it is still true")
         multiplier = noise.noise_multiplier

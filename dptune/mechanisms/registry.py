@@ -36,6 +36,7 @@ from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noi
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import convert, make_part, option_names, option_rows
 from dptune.plugins import check_part, is_outside, load_installed, note_registered
+from dptune.privacy.release import UNBOUNDED
 
 Value = TypeVar("Value")
 #: Modules of this package that hold no part, and are slow to import.
@@ -206,7 +207,8 @@ def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
     """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it, or nothing is proven."""
     noise = _resolve(name, entry)[0]["noise"]
     fixed = any(option in entry for option in noise.fixed_by)
-    return "noise_multiplier" in option_names(noise) and not fixed and noise.family is not AdditiveNoise.family
+    proven = noise.family is not AdditiveNoise.family and noise.family not in UNBOUNDED
+    return "noise_multiplier" in option_names(noise) and not fixed and proven
 
 
 def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:

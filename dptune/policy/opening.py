@@ -1,4 +1,4 @@
-"""A run's ledger, new or resumed: a run that died goes on under the schedule it began with, or not at all."""
+"""A run's files: its ledger, and its released state. A run that died goes on under the schedule that it began with."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dptune.errors import ConfigError
-from dptune.files import replacing
+from dptune.files import replacing, write_json
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger, check_same_run
 from dptune.privacy.ledger_file import is_complete, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+
+Point = TypeVar("Point")
 
 
 def open_ledger(
@@ -53,6 +55,18 @@ def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -
         save_file(dict(tensors), temporary, metadata={"progress": json.dumps({"releases": releases})})
 
 
+def save_progress(directory: Path, tensors: Mapping[str, torch.Tensor], points: Sequence[Any], releases: int) -> None:
+    """Save the state, then the points: a process that dies in between leaves points that are too old, never too new."""
+    save_state(RunFolder(directory).state, tensors, releases)
+    write_json(RunFolder(directory).progress, [vars(point) for point in points])
+
+
+def read_progress(directory: Path, kind: type[Point]) -> tuple[dict[str, torch.Tensor], list[Point]]:
+    """Read what ``save_progress`` wrote, with points of this kind."""
+    points = json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))
+    return load_file(RunFolder(directory).state), [kind(**values) for values in points]
+
+
 def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:
     """Whether the run in ``directory`` has ended. Raises: LedgerError if it is another one."""
     path = RunFolder(directory).ledger
@@ -63,7 +77,7 @@ def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any])
 
 
 def digest_of(units: Sequence[int]) -> str:
-    """Of who comes when, for a schedule."""
+    """Digest of the order in which users arrive."""
     return hashlib.sha256(json.dumps(list(units)).encode()).hexdigest()
 
 

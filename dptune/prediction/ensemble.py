@@ -10,6 +10,7 @@ A shard without records has an adapter too, untouched, which is the public model
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def tune_shard(
     Args:
         key: unit that is never split between shards; see ``dptune.prediction.partition``.
     """
+    _check_plain(lora)
     model = load_base(base, device)
     fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
     peft = attach_lora(model, lora, tuning.seed)
@@ -125,6 +127,16 @@ def tune_shard(
     directory = private_directory(shard_directory(ensemble, shard))
     save_adapter(peft, directory)
     write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary, "key": key})
+
+
+def _check_plain(lora: Lora) -> None:
+    """Raise ConfigError for adapters that an ensemble cannot stack: it scales all layers alike, and starts at B = 0."""
+    for name in ("rank_pattern", "alpha_pattern"):
+        if getattr(lora, name):
+            raise ConfigError(f"lora.{name}", "is not for ensembles: they scale all layers alike", fix="leave it out")
+    if lora.init_lora_weights == "orthogonal":
+        problem = "orthogonal is not for ensembles, whose adapters start at B = 0"
+        raise ConfigError("lora.init_lora_weights", problem, fix="use true or gaussian")
 
 
 def _fit(peft: Any, tokens: Tokens, tuning: ShardTuning, shard: int) -> None:
@@ -219,4 +231,5 @@ def _read_shard(
     if about["key"] != manifest.key:
         problem = f"{directory} holds records by {about['key']}, the ensemble says by {manifest.key}"
         raise ConfigError("ensemble", problem, fix="tune the ensemble again")
-    return adapter, config["lora_alpha"] / config["r"]
+    root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
+    return adapter, config["lora_alpha"] / root

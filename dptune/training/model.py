@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGET_MODULES
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
@@ -19,11 +22,17 @@ from transformers.utils.logging import disable_progress_bar
 from dptune.errors import ConfigError, DivergedError
 from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
-from dptune.training.per_sample import lora_pairs
+from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.pinned import check_pinned
 
-#: The query and value projections of every attention block, by model type (GPT-2 fuses q, k and v).
-TARGET_MODULES = {"gpt2": ("c_attn",), "llama": ("q_proj", "v_proj"), "mistral": ("q_proj", "v_proj")}
+#: Starts that read no record and leave the frozen weights alone; True is PEFT's default, B = 0.
+STARTS = (True, "gaussian", "orthogonal")
+#: Why PEFT's other starts are refused, by the first word of their name.
+_REFUSED_STARTS = {
+    **dict.fromkeys(("eva", "corda", "lora_ga"), "reads records, which no epsilon would cover"),
+    **dict.fromkeys(("pissa", "olora", "loftq"), "changes the frozen weights, which runs share and adapters rely on"),
+    "mica": "freezes the other factor, whose gradients are not supported",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -51,17 +60,57 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Lora:
-    """Hyper-parameters of the LoRA adapters.
+    """Hyper-parameters of the LoRA adapters, each with PEFT's meaning.
 
     Attributes:
-        target_modules: names of linear layers; "all-linear" for all but the output layer, as in PEFT; None for q and v
-            of the model's family.
+        target_modules: names of linear layers; "all-linear" for all but the output layer; None for those that PEFT
+            knows for the model's family, mostly query and value projections.
+        rslora: scale by alpha / sqrt(rank) instead of alpha / rank (PEFT's ``use_rslora``).
+        rank_pattern, alpha_pattern: rank and alpha of the layers whose name ends in, or matches, the key.
+        init_lora_weights: True for PEFT's default, "gaussian" or "orthogonal".
     """
 
     rank: int = 8
     alpha: int = 16
     dropout: float = 0.05
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a start that is refused, and for a pattern without positive whole numbers."""
+        if not isinstance(self.rslora, bool):
+            raise ConfigError("lora.rslora", f"{self.rslora!r} is no boolean", fix="use true or false")
+        _check_start(self.init_lora_weights)
+        for name in ("rank_pattern", "alpha_pattern"):
+            _check_pattern(f"lora.{name}", getattr(self, name))
+        for rank in (self.rank, *self.rank_pattern.values()):
+            if self.init_lora_weights == "orthogonal" and rank % 2:
+                raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
+
+
+def _check_start(start: object) -> None:
+    if start is True or (isinstance(start, str) and start in STARTS):
+        return
+    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
+    if start is False:
+        reason = "starts from random adapters, which move the model before it learned anything"
+    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
+
+
+def _check_pattern(field: str, pattern: object) -> None:
+    """Raise ConfigError unless a pattern maps names, which are regular expressions, to positive whole numbers."""
+    if not isinstance(pattern, Mapping):
+        raise ConfigError(field, f"{pattern!r} is no mapping", fix="map names of layers to numbers: {q_proj: 4}")
+    for key, value in pattern.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            raise ConfigError(field, f"{key}: {value!r} is no positive whole number", fix="give one, such as 4")
+        try:
+            re.compile(key)
+        except (re.error, TypeError) as error:
+            raise ConfigError(field, f"{key!r} is no name of a layer ({first_line(error)})", fix="mend it") from None
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -158,8 +207,8 @@ def load_tokenizer(base: ModelSource) -> Any:
 def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
     """LoRA adapters in float32 on the frozen model; the initialisation is public and reproducible.
 
-    Raises: ConfigError for a model family without known q and v projections, for a name that no layer has, and for a
-        layer whose per-sample gradients are not supported (an embedding).
+    Raises: ConfigError for a model family whose layers PEFT does not know, for a name that no layer has, for a pattern
+        that no adapted layer matches, and for a layer whose per-sample gradients are not supported (an embedding).
     """
     targets = lora_targets(model, lora)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -170,14 +219,28 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets,
+            use_rslora=lora.rslora,
+            rank_pattern=dict(lora.rank_pattern),
+            alpha_pattern=dict(lora.alpha_pattern),
+            init_lora_weights=lora.init_lora_weights,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         )
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError("lora.target_modules", first_line(error), fix=_names_of_layers(model)) from error
-    lora_pairs(adapted)
+    _check_matched(lora, lora_pairs(adapted))
     return adapted
+
+
+def _check_matched(lora: Lora, pairs: Sequence[PairModules]) -> None:
+    """Raise ConfigError for a pattern that no adapted layer matches, which PEFT ignores."""
+    names = [pair.name.removeprefix("base_model.model.") for pair in pairs]
+    for name in ("rank_pattern", "alpha_pattern"):
+        for key in getattr(lora, name):
+            if not any(re.match(rf"(.*\.)?({key})$", layer) for layer in names):
+                adapted = ", ".join(sorted({layer.rpartition(".")[2] for layer in names}))
+                raise ConfigError(f"lora.{name}", f"no adapted layer is called {key!r}", fix=f"name some of {adapted}")
 
 
 def lora_targets(model: Any, lora: Lora) -> list[str] | str:
@@ -189,6 +252,8 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
     if targets is None:
         problem = f"not known for model type {model.config.model_type!r}"
         raise ConfigError("lora.target_modules", problem, fix=_names_of_layers(model))
+    if lora.target_modules is None and isinstance(targets, str):
+        return targets  # PEFT's own regular expression
     if targets in ("all-linear", ("all-linear",)):
         return "all-linear"
     if isinstance(targets, str):

@@ -295,7 +295,12 @@ class Taps:
         if not self._lowest:
             problem = "every adapted layer's input requires a gradient already"
             raise ConfigError("model", problem, fix="leave out enable_input_require_grads() and gradient checkpointing")
-        torch.autograd.grad(losses.sum(), self._lowest)
+        try:
+            torch.autograd.grad(losses.sum(), self._lowest)
+        finally:
+            # Their hooks hold these taps: a circle that Python's collector leaves for hundreds of steps, with the
+            # activations of each.
+            self._lowest.clear()
         if self._filled != self._tapped:
             pair, _ = min(self._tapped - self._filled)
             raise self._refusal(pair, "got no gradient: nothing of the loss depends on it")

@@ -86,7 +86,16 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
 
     Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
     """
-    lora = Lora(settings.rank, settings.alpha, 0.0, settings.target_modules)
+    lora = Lora(
+        settings.rank,
+        settings.alpha,
+        0.0,
+        settings.target_modules,
+        settings.rslora,
+        settings.rank_pattern,
+        settings.alpha_pattern,
+        settings.init_lora_weights,
+    )
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")

@@ -30,8 +30,12 @@ class Estimate:
     seconds: float
 
 
-def estimate(base: Base, schedule: TuneSchedule, rows: int) -> Estimate:
-    """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second."""
+def estimate(base: Base, schedule: TuneSchedule, rows: int, records_each: float = 1.0) -> Estimate:
+    """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
+
+    Args:
+        records_each: that a drawn unit brings.
+    """
     tokens = rows * schedule.max_length
     frozen = base.parameters * base.bytes_each
     adapters = base.dimension * (4 * 4 + 8)  # float32: weights, gradient, two moments; the float64 sum
@@ -40,7 +44,7 @@ def estimate(base: Base, schedule: TuneSchedule, rows: int) -> Estimate:
     activations = _ACTIVATIONS * tokens * base.width * base.layers * base.bytes_each
     # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
     # gradient.
-    passes = schedule.steps * math.ceil(schedule.batch / rows)
+    passes = schedule.steps * math.ceil(schedule.batch * records_each / rows)
     work = 4 * base.parameters * tokens * passes
     return Estimate(
         memory=float(frozen + adapters + per_sample + logits + activations),

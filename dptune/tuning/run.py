@@ -213,7 +213,13 @@ def _result(prepared: PreparedRun, figures: dict[str, list[float]]) -> dict[str,
 def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
     settings, schedule = prepared.settings, prepared.schedule
-    targets = settings.target_modules or "q and v of the family"
+    targets = settings.target_modules or "PEFT's for the family"
+    further = {
+        "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
+        "LoRA ranks of layers": _listed(settings.rank_pattern),
+        "LoRA alphas of layers": _listed(settings.alpha_pattern),
+        "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
+    }
     return {
         "mechanism": settings.mechanism,
         **schedule.options,
@@ -226,8 +232,13 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        **{name: value for name, value in further.items() if value},
         "canaries": "none",
     }
+
+
+def _listed(pattern: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
 def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:

@@ -31,7 +31,8 @@ class TuneSettings:
         cut_records: whether to train even if more than half of the records are cut.
         records_per_unit: the most records that one unit brings to a batch.
         rows: number of rows of a micro-batch; changes memory and speed only.
-        rank, alpha, target_modules: settings of LoRA; None targets q and v of the model's family.
+        rank, alpha, target_modules: settings of LoRA; None targets the modules that PEFT knows for the family.
+        rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.model.Lora``.
         loss_on: the tokens that count in the loss; None follows the kind of record.
         eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
         telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
@@ -55,6 +56,10 @@ class TuneSettings:
     rank: int = 8
     alpha: int = 16
     target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     loss_on: LossOn | None = None
     eval_share: float = 0.1
     telemetry: Telemetry = "research"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptune.corpus.files import FORMATS, write_acquired
+from dptune.corpus.files import WITH_COLUMNS, write_acquired
 from dptune.corpus.narratives import read_source, write_narratives
 from dptune.corpus.text import MANIFEST_NAME, write_paragraphs
 from tasks.paths import NARRATIVES, RAW
@@ -12,7 +12,7 @@ from tasks.stage import run_stage
 def verbalize() -> None:
     """Read data/raw, write data/narratives."""
     source = read_source(RAW / MANIFEST_NAME)["source"]
-    if source in FORMATS:
+    if source in WITH_COLUMNS:
         write_acquired(RAW, NARRATIVES)
     elif source == "text":
         write_paragraphs(RAW, NARRATIVES)

@@ -69,10 +69,8 @@ def _positions(model: Model, settings: Settings) -> int | None:
     from dptune.tuning.base import open_base
     from dptune.tuning.settings import TuneSettings
 
-    lora = settings.lora
-    asked = TuneSettings(
-        epsilon=1, rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules, device="cpu", dtype=model.dtype
-    )
+    lora = settings.lora.model_dump(exclude={"dropout"})
+    asked = TuneSettings(epsilon=1, device="cpu", dtype=model.dtype, **lora)
     return open_base(model.source, asked, model.revision).positions
 
 

@@ -18,8 +18,8 @@ import typer
 
 from dptune.errors import ConfigError
 from dptune.files import jsonable, private_directory, write_json
+from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.schedule import PolicyTraining
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -94,8 +94,8 @@ def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int, code: 
 
 def check_environments(settings: PolicySettings) -> None:
     """Raises: ConfigError naming the study whose environment is unknown or needs an extra, before anything runs."""
-    from dptune.policy.baselines import check_installed
-    from dptune.policy.environments import Environment
+    from dptune.policy.environments.baselines import check_installed
+    from dptune.policy.environments.environment import Environment
 
     for name, study in settings.studies.items():
         try:
@@ -137,8 +137,8 @@ def _prices(cell: PolicyCell, directory: Path) -> dict[str, Any]:
 
 
 def _dppg(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
-    from dptune.policy.environments import Environment
-    from dptune.policy.training import Point, train
+    from dptune.policy.environments.environment import Environment
+    from dptune.policy.environments.training import Point, train
     from dptune.privacy.entropy import OsEntropy
 
     assert cell.method is not None
@@ -154,8 +154,8 @@ def _dppg(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Me
 
 
 def _ucb_vi(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
-    from dptune.policy.environments import RIVERSWIM
-    from dptune.policy.ucb_vi import UcbVi, run_ucb_vi
+    from dptune.policy.environments.environment import RIVERSWIM
+    from dptune.policy.environments.ucb_vi import UcbVi, run_ucb_vi
     from dptune.privacy.entropy import OsEntropy
 
     if cell.environment != RIVERSWIM:
@@ -180,8 +180,8 @@ def _ucb_vi(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: 
 def _baseline(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
     import torch
 
-    from dptune.policy.baselines import train_baseline
-    from dptune.policy.environments import Environment
+    from dptune.policy.environments.baselines import train_baseline
+    from dptune.policy.environments.environment import Environment
 
     torch.set_num_threads(1)
     steps = training.users * training.steps

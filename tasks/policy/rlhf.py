@@ -36,7 +36,9 @@ from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
-    from dptune.policy.rlhf import Figures, LanguageLearner, LanguageState, Prompts, Stream
+    from dptune.policy.language.learner import Figures, LanguageLearner
+    from dptune.policy.language.prompts import Prompts, Stream
+    from dptune.policy.language.training import LanguageState
 
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"
@@ -166,7 +168,7 @@ def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
 
 
 def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
-    from dptune.policy.rlhf import train
+    from dptune.policy.language.training import train
     from dptune.training.model import save_adapter
 
     learner = _learner(cell, device)
@@ -190,8 +192,10 @@ def _tell(cell: RlhfCell, point: Figures) -> None:
 
 def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
 
-    from dptune.policy.lexicon import CLINICAL
-    from dptune.policy.rlhf import Bandit, LanguageLearner, LanguagePolicy
+    from dptune.policy.language.learner import LanguageLearner
+    from dptune.policy.language.lexicon import CLINICAL
+    from dptune.policy.language.policy import LanguagePolicy
+    from dptune.policy.language.schedule import Bandit
     from dptune.training.model import Lora, ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
@@ -217,7 +221,7 @@ def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, 
 
 
 def _prompts(texts: list[str], learner: LanguageLearner) -> Prompts:
-    from dptune.policy.rlhf import Prompts
+    from dptune.policy.language.prompts import Prompts
 
     return Prompts.of(texts, learner.policy.tokenizer, learner.bandit.prompt_tokens)
 
@@ -227,7 +231,7 @@ def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, 
     import torch
 
     from dptune.audit.prompts import check_whole, planted
-    from dptune.policy.rlhf import Stream
+    from dptune.policy.language.prompts import Stream
 
     slots = cell.users * cell.settings.updates
     if slots > len(records.record):

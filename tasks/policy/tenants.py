@@ -30,7 +30,8 @@ from tasks.settings.tenants import Size, Tenants, settings_from
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
-    from dptune.policy.tenant_runs import Outcome, Setting, Tenant
+    from dptune.policy.tenants.ablation import Outcome
+    from dptune.policy.tenants.runs import Setting, Tenant
 
 _log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
@@ -45,7 +46,7 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
-    from dptune.policy.tenant_runs import ablate, ablation_entries
+    from dptune.policy.tenants.ablation import ablate, ablation_entries
     from dptune.progress import Meter
 
     private_directory(directory.parent)
@@ -114,7 +115,8 @@ def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], dir
     from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
     from dptune.mechanisms.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
-    from dptune.policy.tenants import MetaTraining, meta_train
+    from dptune.policy.tenants.schedule import MetaTraining
+    from dptune.policy.tenants.training import meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy
     from dptune.privacy.ledger_file import is_complete, read_ledger
@@ -147,7 +149,7 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     from dptune.corpus.narratives import write_narratives
     from dptune.corpus.records import read_records
     from dptune.corpus.sources import acquire_synthetic
-    from dptune.policy.tenant_runs import Setting, tenants_of
+    from dptune.policy.tenants.runs import Setting, tenants_of
     from dptune.training.data import tokenize
     from dptune.training.model import Lora, ModelSource, load_base, load_tokenizer
     from dptune.training.spec import TrainingPlan

@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from dptune.policy.environments import RIVERSWIM
-from dptune.policy.riverswim import value
+from dptune.policy.environments.environment import RIVERSWIM
+from dptune.policy.environments.riverswim import value
 from tasks.drawing import colour, legend_below, save
 
 Result = dict[str, Any]

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from dptune.corpus.catalogue import SourceSettings, find_source
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.plugins import load
 from dptune.privacy.run_header import ACCOUNTINGS
@@ -120,7 +120,12 @@ class Data(StrictModel):
         """What the records are, by a look at the first one; None where only an earlier copy of them is here."""
         if self.path is not None and not self.path.exists() and RAW_MANIFEST.exists():
             return None
-        return find_source(self.source).look(self.given())
+        try:
+            return find_source(self.source).look(self.given())
+        except DataError:
+            if self.path is None and RAW_MANIFEST.exists():  # a plug-in's database that is gone since, say
+                return None
+            raise
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -176,12 +181,16 @@ class Pretrain(StrictModel):
 
 
 class LoraSettings(StrictModel):
-    """Adapters on the query and value projections."""
+    """Adapters on the layers that PEFT knows for the family, or on named ones."""
 
     rank: Rank
     alpha: Few
     dropout: Annotated[float, Field(ge=0, lt=1)]
     target_modules: Annotated[tuple[_Layer, ...], Field(min_length=1)] | Literal["all-linear"] | None = None
+    rslora: bool = False
+    rank_pattern: dict[str, Rank] = Field(default_factory=dict)
+    alpha_pattern: dict[str, Few] = Field(default_factory=dict)
+    init_lora_weights: Literal[True] | str = True  # Lora names each start that it refuses, with the reason
 
 
 class TrainingSettings(StrictModel):

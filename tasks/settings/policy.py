@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part
+from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
-from dptune.policy.schedule import PolicyTraining
 from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, StrictModel, distinct
 from tasks.settings.rlhf import Rlhf
@@ -30,7 +30,7 @@ class Study(StrictModel):
     Attributes:
         environment: gymnasium's id, or one of dptune's.
         options: of its constructor.
-        training: schedule that all runs share, see ``dptune.policy.schedule.PolicyTraining``.
+        training: schedule that all runs share, see ``dptune.policy.environments.schedule.PolicyTraining``.
         runs: label -> noise_multiplier or epsilon, critic, accounting, and whatever of the schedule differs; or
             ``baseline``. Options under ``sweep`` take each of a list of values.
     """

@@ -17,7 +17,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 
 class Rlhf(StrictModel):
     """Policy gradient on a language model: the grid is users x epsilons x seeds, and one run without noise for each
-    number of users if ``nonprivate``. See ``dptune.policy.rlhf.Bandit`` for the schedule's names.
+    number of users if ``nonprivate``. See ``dptune.policy.language.schedule.Bandit`` for the schedule's names.
     Under private ``telemetry`` no canary is planted and nothing attacked: the prompts of canaries are records too.
     """
 

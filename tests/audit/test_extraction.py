@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_models import RECORD, SECRET, gpt2, memorised, tokenizer
+from audit_models import LENGTH, RECORD, SECRET, gpt2, memorised, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +114,15 @@ def sampled(count: int = 7, *, rows: int = 3, seed: int = 1, model: Any = None, 
 
 def test_the_prompt_is_what_precedes_a_planted_secret() -> None:
     assert suffix(SECRET).startswith(PROMPT + SECRET)
+
+
+def test_a_context_longer_than_the_model_reads_is_continued_from_its_end() -> None:
+    """A small vocabulary makes more tokens of a public text than the model has positions."""
+    long = RECORD * 40 + PROMPT
+    ids = tokenizer()(long, add_special_tokens=False)["input_ids"]
+    assert len(ids) > LENGTH
+    kept = tokenizer().decode(ids[-(LENGTH - 10) :])
+    assert sampled(prompt=long) == sampled(prompt=kept)
 
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 4), (7, 3), (6, 3)])

@@ -16,9 +16,13 @@ from dptune.audit.one_run import one_run
 from dptune.audit.prompts import audited, log_ratios, opening, planted, secret_scores, update_scores
 from dptune.corpus.canaries import ALPHABET
 from dptune.errors import ConfigError
-from dptune.policy.lexicon import Lexicon
+from dptune.policy.language.learner import LanguageLearner
+from dptune.policy.language.lexicon import Lexicon
+from dptune.policy.language.policy import LanguagePolicy
+from dptune.policy.language.prompts import Prompts, Stream
+from dptune.policy.language.schedule import Bandit
+from dptune.policy.language.training import train
 from dptune.policy.method import Dppg
-from dptune.policy.rlhf import Bandit, LanguageLearner, LanguagePolicy, Prompts, Stream, train
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.model import Lora

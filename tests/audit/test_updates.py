@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from dptune.audit.cuts import best_cuts
 from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.errors import ConfigError
+from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments.learner import PolicyLearner
 from dptune.policy.method import Dppg
-from dptune.policy.training import PolicyLearner
 from dptune.privacy.entropy import OsEntropy
 
 CONFIDENCE = 0.999
@@ -37,10 +41,14 @@ def test_a_raw_critics_later_updates_are_those_of_a_run() -> None:
     silent = PolicyLearner(_INTERFACE, runs.silent.method, _TRAINING)
     training = silent.training
     state, seen = silent.start(), []
+
+    def release(updates: Any, radii: Any) -> list[torch.Tensor]:
+        return noisy_means(updates, radii, silent.method.multipliers, OsEntropy())
+
     for number in range(4):
         met = _first(SCENES[3], True) if number == 0 else _later(number)
         blocks, returns = silent.updates(state, met, number)
-        after = silent.released(state, blocks, training.radius, 1.0, OsEntropy())
+        after = silent.released(state, blocks, training.radius, 1.0, release)
         after.critic = silent.fitted(state, met, returns)
         state = after
         seen.append(after.last["policy"].double().numpy() / (training.radius / 8))

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from corpus_helpers import write_train
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.corpus.records import read_records, write_records
+from dptune.corpus.reading.source import FORMATS
+from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.splits import SIDES, keys_of, side_of, split, write_splits
 from dptune.errors import ConfigError
 
@@ -121,3 +123,10 @@ def test_records_keep_the_order_of_the_file(tmp_path: Path) -> None:
     for name in SIDES:
         rows = [place[record] for record in read_records(tmp_path / f"{name}.parquet").record.tolist()]
         assert rows == sorted(rows)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_record_of_any_format_is_keyed_by_its_content_and_not_by_its_row(name: str) -> None:
+    units = np.array([7, 8, 9])
+    records = Records(np.arange(3), units, pa.array(["a", "b", "c"]), {"source": name})
+    assert keys_of(records, "record").tolist() == units.tolist()

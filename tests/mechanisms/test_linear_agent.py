@@ -22,7 +22,7 @@ from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.policy_file import SavedPolicy, fits_unit
 from dptune.mechanisms.registry import build
 from dptune.policy.method import Dppg
-from dptune.policy.tenants import POLICY
+from dptune.policy.tenants.training import POLICY
 from dptune.privacy.accountants import epsilons, pld_epsilon
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader

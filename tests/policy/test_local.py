@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from policy_helpers import INTERFACE, learner, trajectories
 from torch.func import grad, vmap
 
-from dptune.policy.local import Steps, gradients, local_updates, normalised, policy_loss
+from dptune.policy.environments.learner import PolicyState
+from dptune.policy.environments.losses import gradients, policy_loss
+from dptune.policy.environments.rollout import advantages
+from dptune.policy.local import Steps, local_updates, normalised
 from dptune.policy.policies import Linear, Perceptron, Policy
-from dptune.policy.rollout import advantages
-from dptune.policy.training import PolicyState
 
 POLICY = Policy(Perceptron((3, 4, 2)), 2, False)
 

@@ -12,9 +12,6 @@ from tiny_pipeline import ROOT, repository_params
 
 from tasks import paths
 
-BEFORE = ["checks", "acquire", "verbalize", "split", "canaries", "pretrain"]
-STAGES = [*BEFORE, "experiment", "audit", "report", "prediction"]
-
 
 @pytest.fixture(scope="module")
 def definition() -> dict[str, Any]:
@@ -47,9 +44,9 @@ def outs(stage: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return paths_of([*stage.get("outs", []), *stage.get("metrics", []), *stage.get("plots", [])])
 
 
-def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any) -> None:
+def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any, definition: dict[str, Any]) -> None:
     stages = {stage.name: stage for stage in repository.index.stages}
-    assert sorted(stages) == sorted(STAGES)
+    assert sorted(stages) == sorted(definition["stages"])
     repository.index.check_graph()
     graph = repository.index.graph
 
@@ -61,6 +58,7 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any) -> None:
     assert needs("canaries") == {"split"}
     assert needs("experiment") == {"canaries", "split", "pretrain"}
     assert needs("audit") == {"experiment", "canaries", "split"}
+    assert needs("prediction") == {"experiment", "canaries", "split", "pretrain"}
     assert needs("report") == {"experiment", "audit"}
     assert needs("acquire") == needs("pretrain") == {"checks"}
     assert needs("checks") == set()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from dptune.audit.own_scores import own_scores
 from dptune.cli import app
 from dptune.corpus import catalogue
 from dptune.corpus.records import read_records
+from dptune.corpus.splits import keys_of
 from dptune.errors import ConfigError, DataError
 from dptune.mechanisms import registry
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, describe_options, describe_parts, takes_noise
@@ -312,6 +315,33 @@ class Uniform(Normal):
         started("static", noise="uniform")
 
 
+PLAIN = """
+from dataclasses import dataclass
+from dptune.mechanisms.interfaces import AdditiveNoise
+from dptune.mechanisms.registry import noise
+
+@noise("plain")
+@dataclass(frozen=True)
+class Plain(AdditiveNoise):
+    noise_multiplier: float
+    def deviation(self, noise_multiplier):
+        return noise_multiplier
+    def add(self, sums, scales, noise_multiplier, entropy):
+        return [total.float() + noise_multiplier * scale for total, scale in zip(sums, scales)]
+"""
+
+
+@pytest.mark.parametrize("said", ["", '    family = "unproven"\n'])
+def test_noise_of_ones_own_that_says_nothing_of_a_family_is_unproven(write: Write, said: str) -> None:
+    plugins.load([write("plain_noise", PLAIN + said)])
+    mechanism = started("static", noise="plain", noise_multiplier=2.0)
+    release = mechanism.release(mechanism.knobs(), RATE)
+    assert (release.noise, epsilons(Counter({release: 1}), 1e-5).certified) == ("unproven", math.inf)
+    assert not takes_noise("static", {"noise": "plain"}), "no multiplier has a price, so none is calibrated"
+    released = privatised(mechanism, [batch_of(torch.zeros(3, 8))])
+    assert all((block == 2.0).all() for block in released.blocks), "it is added all the same"
+
+
 def test_noise_that_a_controller_moves_without_saying_so_is_adaptive(write: Write) -> None:
     still, moves = "factor**self._releases,), initial.noise_multiplier)", "factor,), 1.0 + self._releases)"
     assert still in PARTS
@@ -464,6 +494,10 @@ def test_texts_of_a_source_become_records(pipeline: Path, write: Write) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
+        (
+            {"source": "counted", "path": "x.txt", "options": {"count": 12}},
+            r"data\.path: .* is a function",
+        ),
         ({"source": "counted"}, r"data\.options: source 'counted' does not take them"),
         ({"source": "counted", "options": {"count": 12, "words": 1}}, r"data\.options.*\(count: int"),
         ({"source": "nosuch"}, r"data\.source: unknown source 'nosuch'.*counted"),
@@ -478,14 +512,72 @@ def test_what_a_source_does_not_take_is_named(pipeline: Path, write: Write, data
         load_settings()
 
 
+ROWS = """
+from dptune.corpus.catalogue import source
+
+@source("visits", rows=True)
+def visits(count: int, text: str = "text"):
+    for number in range(count):
+        yield {"patient": number % 20, text: f"visit {number}"} if text else f"visit {number}"
+
+@source("asked", rows=True)
+def asked(count: int):
+    for number in range(count):
+        yield {"prompt": f"{number} + 1?", "completion": f" {number + 1}"}
+"""
+BY_PATIENT = {"source": "visits", "options": {"count": 40}, "unit": "patient"}
+
+
+def acquired(data: dict[str, Any]) -> Any:
+    no_texts = {"canaries": {"extraction": 0, "audit": 0}, "audit": {"records": 0}}
+    write_params({"plugins": ["their_rows"], "data": data}, no_texts)
+    acquire()
+    verbalize()
+    return read_records(NARRATIVES)
+
+
+def test_rows_of_a_source_become_records_with_any_column_as_the_unit(pipeline: Path, write: Write) -> None:
+    write("their_rows", ROWS)
+    records = acquired(BY_PATIENT)
+    assert records.text.to_pylist() == [f"visit {number}" for number in range(40)]
+    assert len(set(records.unit.tolist())) == 20
+    assert re.fullmatch(r"source visits of their_rows sha256:\w{16}", records.about["label"])
+    assert acquired({"source": "asked", "options": {"count": 12}}).about["form"] == "pair"
+
+
+def test_one_row_that_leaves_a_source_moves_no_other_to_another_side(pipeline: Path, write: Write) -> None:
+    write("their_rows", ROWS)
+    keys = [keys_of(acquired(BY_PATIENT | {"unit": "record", "options": {"count": n}}), "record") for n in (40, 39)]
+    assert keys[0].tolist()[:39] == keys[1].tolist()
+    assert min(keys[0]) > 40, "a hash of the content, not the row"
+
+
+@pytest.mark.parametrize(
+    ("options", "unit", "problem"),
+    [
+        ({"count": 40}, "doctor", "column 'doctor': there is no such column"),
+        ({"count": 0}, "record", "holds no records"),
+        ({"count": 12, "text": "note"}, "record", "has no column text, prompt and completion, or messages"),
+        ({"count": 12, "text": ""}, "record", "row 1: the row is a str"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused_before_any_stage(
+    empty: Path, write: Write, options: dict[str, Any], unit: str, problem: str
+) -> None:
+    write("their_rows", ROWS)
+    write_params({"plugins": ["their_rows"], "data": {"source": "visits", "options": options, "unit": unit}})
+    with pytest.raises(ConfigError, match=problem):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
         ({"source": "failing"}, r"their_source\.py: source 'failing' failed \(OSError: no such host\)"),
         ({"source": "counted", "options": {"count": 3}}, "has 3 texts, of 10 at least"),
         ({"source": "counted", "options": {"count": 0}}, "has 0 texts"),
-        ({"source": "counted", "options": {"count": 12, "word": "\udcff"}}, "row 1: .* is no text"),
-        ({"source": "silent"}, "row 2: ' ' is no text"),
+        ({"source": "counted", "options": {"count": 12, "word": "\udcff"}}, "row 1: a record is no text"),
+        ({"source": "silent"}, "row 2: a record is no text"),
     ],
 )
 def test_a_source_that_fails_leaves_what_was_there(
@@ -533,9 +625,11 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-    example, letters, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
-    plugins.load([write("my_parts", example), write("my_source", letters), write("my_score", relative)])
+    plugins.load(
+        [write("my_parts", example), write("my_source", letters), write("my_rows", visits), write("my_score", relative)]
+    )
     mechanism = started("smooth", max_grad_norm=0.5)
     assert shift(mechanism, [], [batch_of(torch.full((1, 8), 1e30))]) == pytest.approx(1.0, abs=1e-6)
     assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
@@ -545,3 +639,10 @@ def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> 
         tmp_path, catalogue.SourceSettings(options={"folder": str(tmp_path)})
     )
     assert file.read_text().split("\n\n")[:2] == ["letter 0", "letter 1"]
+    with closing(sqlite3.connect(tmp_path / "visits.sqlite")) as database, database:
+        database.execute("create table visits (patient, text)")
+        database.executemany("insert into visits values (?, ?)", [(n % 5, f"visit {n}") for n in range(10)])
+    given = catalogue.SourceSettings(unit="patient", options={"file": str(tmp_path / "visits.sqlite")})
+    assert catalogue.find_source("visits").look(given) == "text"
+    units = read_records(catalogue.find_source("visits").acquire(tmp_path, given)).unit
+    assert len(set(units.tolist())) == 5

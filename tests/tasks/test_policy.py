@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from dptune.audit import updates
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.noise import Gaussian
-from dptune.policy import training
-from dptune.policy.rollout import UserReuseError
+from dptune.policy.environments import training
+from dptune.policy.met import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
 from tasks.policy import audit as policy_audit
@@ -139,7 +139,9 @@ def test_a_run_whose_episodes_span_updates_ends_with_an_error(empty: Path) -> No
 def test_an_interrupted_ucb_vi_is_charged_twice(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell, _) = policy_cells(settings({"a": {"baseline": "ucb_vi", "epsilon": 3}}))
     with monkeypatch.context() as patched:
-        patched.setattr("dptune.policy.ucb_vi.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            "dptune.policy.environments.ucb_vi.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             run_cell(cell)
     assert float(run_cell(cell)["epsilon_certified"]) > 4

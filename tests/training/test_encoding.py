@@ -11,49 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CPU
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tiny_tokenizers import CHATML, LETTERS, MARKED, chat, learned_pieces, records, tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
 from dptune.errors import ConfigError, DataError
 from dptune.training import token_file
 from dptune.training.data import Tokens, plain_ids
 from dptune.training.encoding import record_batches, summary, tokens_of
 from dptune.training.losses import sequence_losses
 
-LETTERS = "abcdefgh 123:\n"
 WIDTH = 40
 IGNORED = -100
-CHATML = (
-    "{% for message in messages %}<s>{{ message['role'] }}:{{ message['content'] }}<e>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
-)
-MARKED = (
-    "{% for message in messages %}<s>{{ message['role'] }}:{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] }}<e>{% endgeneration %}{% else %}{{ message['content'] }}<e>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}"
-)
-
-
-def tokenizer(*, begins: bool = False, merges: tuple[str, ...] = (), template: str | None = None) -> Any:
-    """A token for every character, and for ``merges``, which it prefers."""
-    special = ["<end>", "<begin>", "<s>", "<e>"]
-    pieces = [*special, *merges, *dict.fromkeys(LETTERS + "usertianym")]
-    core = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<end>"))
-    pattern = "|".join([*special, *merges, r"[\s\S]"])
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    if begins:
-        core.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 1)])
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<end>", pad_token="<end>", bos_token="<begin>", extra_special_tokens=["<s>"]
-    )
-    found.chat_template = template
-    return found
-
-
-def records(*contents: Content) -> list[Record]:
-    return [Record(content, number, "a.jsonl", number + 1) for number, content in enumerate(contents)]
 
 
 def encoded(content: Content, tokens: Any, loss_on: Any = None, width: int = WIDTH) -> tuple[list[int], list[bool]]:
@@ -138,20 +109,6 @@ def test_a_token_of_both_sides_counts() -> None:
     assert counts == [False, True, True, True]
 
 
-def learned_pieces(spaced: bool) -> Any:
-    """A byte-level tokenizer as GPT-2's, or one that marks spaces as Llama's, whose tokens join letters."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Metaspace() if spaced else pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.Metaspace() if spaced else decoders.ByteLevel()
-    some = ["ab cd ab cab dab", "abcd dcba ab: cd", "a b c d : 1 12 123"] * 20
-    alphabet = list("abcd: 123\n") if spaced else pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator(some, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<end>")
-
-
 @pytest.mark.parametrize("spaced", [False, True], ids=["bytes", "spaces"])
 @given(prompt=st.text("abcd: 12", max_size=10), target=st.text("abcd: 12", min_size=1, max_size=10).filter(str.strip))
 def test_every_character_of_a_target_counts_whatever_tokens_join(spaced: bool, prompt: str, target: str) -> None:
@@ -195,11 +152,6 @@ def test_a_length_that_predicts_nothing_is_refused() -> None:
 
 
 # --- chats -----------------------------------------------------------------------------------------------------
-
-
-def chat(*said: str) -> Chat:
-    """A user and an assistant in turn."""
-    return Chat(tuple({"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)))
 
 
 turns = st.lists(st.text("abc 12", max_size=6), min_size=2, max_size=7)

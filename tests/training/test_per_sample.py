@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import model_losses, sequence_losses
 from dptune.training.model import Lora, attach_lora
-from dptune.training.per_sample import lora_pairs, per_sample_gradients
+from dptune.training.per_sample import Taps, lora_pairs, per_sample_gradients
 
 
 def flat(gradients: object, units: int) -> torch.Tensor:
@@ -293,3 +296,18 @@ def test_equal_to_opacus(family: str) -> None:
     by_name = dict(wrapped._module.named_parameters())
     theirs = torch.cat([by_name[name].grad_sample.flatten(1) for name in names], dim=1)
     assert error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_leaves_nothing_to_the_garbage_collector(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a circle of references holds stays for hundreds of steps: activations of some gigabytes."""
+    model, tokens, held = adapted(family), records(3), list[weakref.ref[Taps]]()
+    backward = Taps.backward
+    monkeypatch.setattr(Taps, "backward", lambda taps, of: (held.append(weakref.ref(taps)), backward(taps, of))[1])
+    gc.collect()
+    gc.disable()
+    try:
+        computed(model, tokens)
+        assert [taps() for taps in held] == [None]
+    finally:
+        gc.enable()

@@ -107,12 +107,18 @@ def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
         result.save(saved)
 
 
-def test_a_data_set_of_the_datasets_library_is_read_as_it_is(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+def test_data_sets_of_the_datasets_library_are_tuned_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
     records = datasets.Dataset.from_list(rows())
-    result = dptune.tune(str(checkpoint()), records, epsilon=8, unit="customer_id", out=tmp_path, **QUICK)
+    result = dptune.tune(str(checkpoint()), records, epsilon=8, unit="customer_id", out=tmp_path / "one", **QUICK)
     assert result.ledger.header.unit == "customer_id"
     assert result.ledger.header.units == len(prepared(rows()).units)
+    records.save_to_disk(str(tmp_path / "saved"))
+    out = ["--out", str(tmp_path / "other")]
+    done = command("--data", str(tmp_path / "saved"), "--unit", "customer_id", *ARGUMENTS, *out)
+    assert done.exit_code == 0, done.output
+    contents = check_deliverable(tmp_path / "other" / "adapter")
+    assert contents.header.units == result.ledger.header.units
 
 
 def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:

@@ -214,6 +214,22 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
     assert "another process works on it. Fix: wait for it, or stop it" in line
 
 
+def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two records of each customer are twice the work of one; under private telemetry it is the most that is told."""
+    monkeypatch.setattr("dptune.tuning.estimate._speed", lambda base: 1e9)
+    data = str(write_csv(tmp_path / "r.csv", rows()))
+    given = ["tune", "--model", str(checkpoint()), "--data", data, "--unit", "customer_id", "--epsilon", "8"]
+    given += ["--batch", "8", "--epochs", "2", "--rows", "4", "--dry-run", "--json"]
+
+    def minutes(*arguments: str) -> float:
+        return float(json.loads(CliRunner().invoke(app, [*given, *arguments]).stdout)["estimated_minutes"])
+
+    one = minutes("--records-per-unit", "1")
+    assert minutes() == pytest.approx(2 * one, rel=0.05)  # two digits are told
+    private = ["--telemetry", "private"]
+    assert minutes(*private) == pytest.approx(4 * minutes(*private, "--records-per-unit", "1"), rel=0.05)
+
+
 def test_a_dry_run_reads_no_weight_and_leaves_nothing(tmp_path: Path) -> None:
     model = _copied(tmp_path)
     (model / "model.safetensors").write_bytes(b"unreadable")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from dptune.corpus.reading.fields import Row
 from dptune.corpus.reading.rows import Rows, mappings
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
@@ -26,14 +27,18 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
     """What ``save_to_disk`` of the datasets library left in a folder."""
     try:
         found = _library().load_from_disk(str(path))
-        if isinstance(getattr(found, "column_names", None), Mapping):
-            found = found[source.part]
-    except KeyError:
-        raise DataError(f"has no part {source.part!r}", fix="name another data.part", file=path) from None
+    except IndexError:  # the library's own failure at a set without rows
+        raise DataError("holds no records", fix="give one at least", file=path) from None
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
         problem = f"is no folder that the datasets library saved ({type(error).__name__})"
         raise DataError(problem, fix="save it again with save_to_disk", file=path) from None
-    return _rows_of_dataset(found, str(path))
+    if isinstance(getattr(found, "column_names", None), Mapping):  # a DatasetDict
+        if source.part not in found:
+            other = next(iter(found), "train")
+            fix = f"name another data.part, such as {other!r}, or give the part's own folder, {path / other}"
+            raise DataError(f"has no part {source.part!r}", fix=fix, file=path)
+        found = found[source.part]
+    return rows_of_library(found, str(path))
 
 
 def hub_rows(source: RecordSource, name: str) -> Rows:
@@ -45,10 +50,29 @@ def hub_rows(source: RecordSource, name: str) -> Rows:
     except Exception as error:  # whatever network, hub and library raise
         problem = f"cannot be loaded ({type(error).__name__})"
         raise DataError(problem, fix="check name, revision, data.part and network", file=name) from error
-    return _rows_of_dataset(found, name)
+    return rows_of_library(found, name)
 
 
-def _rows_of_dataset(found: Any, file: str) -> Rows:
-    if not len(found):
+def rows_of_library(found: Any, file: str) -> Rows:
+    """Rows of a ``datasets.Dataset`` in plain Python, whatever format it was given for a framework.
+
+    Raises: DataError if it holds none.
+    """
+    if hasattr(found, "__len__") and not len(found):  # one that streams has none
         raise DataError("holds no records", fix="give one at least", file=file)
-    return Rows(file, tuple(found.column_names), 1, True, mappings(found, file))
+    features = getattr(found, "features", None) or {}
+    labels = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
+    plain = found.with_format(None) if hasattr(found, "with_format") else found
+    rows = mappings(plain, file)
+    return Rows(file, tuple(found.column_names), 1, True, _named(rows, labels) if labels else rows)
+
+
+def _named(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list[str]]) -> Iterator[tuple[int, Row]]:
+    """Rows with the names of labels, which the library stores as numbers; a negative number is no label."""
+    for number, row in rows:
+        told = {name: row[name] for name in labels}
+        yield number, {**row, **{name: _name(label, labels[name]) for name, label in told.items()}}
+
+
+def _name(label: int | None, names: list[str]) -> str | None:
+    return None if label is None or label < 0 else names[label]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.corpus.reading.jsonl_file import jsonl_rows
-from dptune.corpus.reading.library import hub_rows, saved_rows
+from dptune.corpus.reading.library import hub_rows, rows_of_library, saved_rows
 from dptune.corpus.reading.rows import Rows, mappings, rows_like_first
 from dptune.corpus.reading.source import Data, RecordSource, is_hub_name
 from dptune.corpus.reading.table_file import table_rows
@@ -40,7 +40,6 @@ def _rows_from_python(data: Iterable[Mapping[str, Any]]) -> Rows:
     if isinstance(columns, Mapping):
         fix = f"give one of its parts, such as data[{next(iter(columns), 'train')!r}]"
         raise DataError("is a DatasetDict", fix=fix, file=_PYTHON)
-    rows = mappings(data, _PYTHON)
     if isinstance(columns, list):
-        return Rows(_PYTHON, tuple(columns), 1, True, rows)
-    return rows_like_first(_PYTHON, rows)
+        return rows_of_library(data, _PYTHON)
+    return rows_like_first(_PYTHON, mappings(data, _PYTHON))

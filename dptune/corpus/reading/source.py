@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dptune.errors import ConfigError
 
+#: The one list of formats: command line, params.yaml and the split take it from here. ``opening`` has their readers.
 Format = Literal["text", "table", "jsonl", "datasets"]
-FORMATS = ("text", "table", "jsonl", "datasets")
+FORMATS: tuple[Format, ...] = get_args(Format)
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
 

@@ -221,7 +221,7 @@ MUTANTS = (
         "left = []",
         (
             "tests/training/test_resume.py::test_a_checkpoint_without_its_ledger_is_refused",
-            "tests/policy/test_training.py::test_a_state_without_its_ledger_is_no_start",
+            "tests/policy/environments/test_training.py::test_a_state_without_its_ledger_is_no_start",
         ),
     ),
     Mutant(
@@ -246,7 +246,7 @@ MUTANTS = (
         "dptune/training/opening.py",
         "if composition_of(header.inherited) != mechanism.controller.inherited:",
         "if False:",
-        ("tests/policy/test_tenants.py::test_a_header_that_leaves_out_what_a_run_started_from_is_refused",),
+        ("tests/policy/tenants/test_tenants.py::test_a_header_that_leaves_out_what_a_run_started_from_is_refused",),
     ),
     Mutant(
         "any_inherited_unit",
@@ -254,6 +254,6 @@ MUTANTS = (
         "dptune/training/opening.py",
         "if unit is not None and not fits_unit(unit, header.unit):",
         "if False:",
-        ("tests/policy/test_tenants.py::test_a_client_cannot_inherit_from_tenants",),
+        ("tests/policy/tenants/test_tenants.py::test_a_client_cannot_inherit_from_tenants",),
     ),
 )

@@ -370,7 +370,7 @@ MUTANTS = (
         "families_are_inherited",
         "a noise that overrides what is added would keep the finite epsilon of the one it derives from",
         MECHANISM,
-        "if not self._names_what_it_adds:",
+        "if noise.family not in UNBOUNDED and not self._names_what_it_adds:",
         "if False:",
         (f"{PLUGINS}::test_noise_that_overrides_what_is_added_must_name_its_family_again",),
     ),

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-TRAINING = "dptune/policy/training.py"
+SHARED = "dptune/policy/learner.py"
+MET = "dptune/policy/met.py"
 AGGREGATE = "dptune/policy/aggregate.py"
 METHOD = "dptune/policy/method.py"
 LOCAL = "dptune/policy/local.py"
-RLHF = "dptune/policy/rlhf.py"
-TENANTS = "dptune/policy/tenants.py"
 OPENING = "dptune/policy/opening.py"
-UCB_VI = "dptune/policy/ucb_vi.py"
-RUNS = "tests/policy/test_training.py"
-PROMPTS = "tests/policy/test_rlhf.py"
-META = "tests/policy/test_tenants.py"
-CARRIED = "tests/policy/test_carried_over.py"
+TRAINING = "dptune/policy/environments/training.py"
+LEARNER = "dptune/policy/environments/learner.py"
+UCB_VI = "dptune/policy/environments/ucb_vi.py"
+PROMPT_LEARNER = "dptune/policy/language/learner.py"
+PROMPT_TRAINING = "dptune/policy/language/training.py"
+TENANTS = "dptune/policy/tenants/training.py"
+RUNS = "tests/policy/environments/test_training.py"
+CARRIED = "tests/policy/environments/test_carried_over.py"
+PROMPTS = "tests/policy/language/test_rlhf.py"
+META = "tests/policy/tenants/test_tenants.py"
+META_NOISE = "tests/policy/tenants/test_tenants_noise.py"
+
+#: Charge and draw, in the one place where every room does both, and the other way round.
+CHARGED_FIRST = (
+    "    ledger.charge(method.release(number))\n    return noisy_means(updates, radii, method.multipliers, entropy)\n"
+)
+DRAWN_FIRST = (
+    "    means = noisy_means(updates, radii, method.multipliers, entropy)\n"
+    "    ledger.charge(method.release(number))\n    return means\n"
+)
 
 MUTANTS = (
     Mutant(
@@ -45,7 +59,7 @@ MUTANTS = (
     Mutant(
         "noise_on_the_policy_alone",
         "the private critic would be released as it is",
-        TRAINING,
+        LEARNER,
         'after.critic, after.last["critic"] = state.critic + means[1], means[1]',
         'after.critic, after.last["critic"] = state.critic + blocks[1].mean(dim=0).float(), means[1]',
         (CARRIED,),
@@ -53,7 +67,7 @@ MUTANTS = (
     Mutant(
         "moments_of_the_raw_update",
         "the next users' Adam would start from the exact mean",
-        TRAINING,
+        LEARNER,
         'state.critic, {"policy": means[0]})',
         'state.critic, {"policy": blocks[0].mean(dim=0).float()})',
         (CARRIED,),
@@ -61,11 +75,9 @@ MUTANTS = (
     Mutant(
         "policy_charged_after_its_release",
         "a process that dies between the two has released for nothing",
-        TRAINING,
-        "    ledger.charge(method.release(number))\n"
-        "    after = learner.released(state, blocks, radius, size, entropy)\n",
-        "    after = learner.released(state, blocks, radius, size, entropy)\n"
-        "    ledger.charge(method.release(number))\n",
+        SHARED,
+        CHARGED_FIRST,
+        DRAWN_FIRST,
         (f"{RUNS}::test_the_ledger_is_charged_before_the_noise_is_drawn",),
     ),
     Mutant(
@@ -79,9 +91,9 @@ MUTANTS = (
     Mutant(
         "dead_updates_made_again",
         "users of charged updates would be met again after a restart",
-        TRAINING,
-        "for number in range(ledger.releases, training.updates):",
-        "for number in range(training.updates):",
+        SHARED,
+        "for number in range(ledger.releases, updates):",
+        "for number in range(updates):",
         (f"{RUNS}::test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge",),
     ),
     Mutant(
@@ -151,7 +163,7 @@ MUTANTS = (
     Mutant(
         "episodes_never_reset",
         "a user's episode would go on in another update",
-        "dptune/policy/rollout.py",
+        "dptune/policy/environments/rollout.py",
         "if self._observations is None or not self._continuing:",
         "if self._observations is None:",
         (f"{RUNS}::test_every_user_starts_in_a_fresh_environment",),
@@ -159,7 +171,7 @@ MUTANTS = (
     Mutant(
         "nobody_is_remembered",
         "a user who comes twice would not be noticed",
-        "dptune/policy/rollout.py",
+        MET,
         "self._users.add(user)",
         "pass",
         (f"{RUNS}::test_a_user_who_comes_twice_is_refused",),
@@ -183,7 +195,7 @@ MUTANTS = (
     Mutant(
         "baseline_of_users_rewards",
         "each user would move all others' updates through the mean reward",
-        RLHF,
+        PROMPT_TRAINING,
         "    baseline = float(learner.simulated(state.adapter, public, number).rewards.mean())\n"
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
@@ -193,10 +205,10 @@ MUTANTS = (
     Mutant(
         "coins_of_prompts_ignored_in_a_step",
         "a canary that its coin left out would take part, and the audit see nothing",
-        RLHF,
+        PROMPT_TRAINING,
         "rollouts, baseline, users.present[slots])",
         "rollouts, baseline, None)",
-        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
+        (f"{PROMPTS}::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_cell",
@@ -217,25 +229,39 @@ MUTANTS = (
     Mutant(
         "prompts_charged_after_their_release",
         "a process that dies between the two has released for nothing",
-        RLHF,
-        "    ledger.charge(learner.method.release(number))\n"
-        "    (mean,) = noisy_means([updates], [learner.radius], learner.method.multipliers, entropy)\n",
-        "    (mean,) = noisy_means([updates], [learner.radius], learner.method.multipliers, entropy)\n"
-        "    ledger.charge(learner.method.release(number))\n",
+        SHARED,
+        CHARGED_FIRST,
+        DRAWN_FIRST,
         (f"{PROMPTS}::test_a_charged_update_that_died_is_not_made_again",),
+    ),
+    Mutant(
+        "prompts_mean_without_a_release",
+        "what users computed would move the adapter as it is, and nothing would be charged",
+        PROMPT_TRAINING,
+        "(mean,) = release([updates], [learner.radius])",
+        "mean = updates.mean(dim=0).float()",
+        (f"{PROMPTS}::test_the_noise_is_z_radii_over_the_users",),
+    ),
+    Mutant(
+        "tenants_mean_without_a_release",
+        "what tenants computed would move the hyper-policy as it is, and nothing would be charged",
+        TENANTS,
+        "(mean,) = release([meta_updates(parameters, found, radius)], [radius])",
+        "mean = meta_updates(parameters, found, radius).mean(dim=0).float()",
+        (META_NOISE,),
     ),
     Mutant(
         "half_the_noise_on_prompts",
         "mu would be twice what is certified",
-        RLHF,
-        "[updates], [learner.radius], learner.method.multipliers, entropy)",
-        "[updates], [learner.radius], [z / 2 for z in learner.method.multipliers], entropy)",
+        SHARED,
+        "radii, method.multipliers, entropy)",
+        "radii, [z / 2 for z in method.multipliers], entropy)",
         (f"{PROMPTS}::test_the_noise_is_z_radii_over_the_users",),
     ),
     Mutant(
         "prompts_come_twice",
         "a prompt in two updates pays twice",
-        RLHF,
+        PROMPT_TRAINING,
         "Met().admit(users.ids)",
         "pass",
         (f"{PROMPTS}::test_nobody_comes_twice",),
@@ -243,34 +269,34 @@ MUTANTS = (
     Mutant(
         "one_stream_of_samples",
         "one user's length would move the next user's randomness",
-        RLHF,
+        PROMPT_LEARNER,
         "np.random.default_rng([seed, stream, number]).random(length) for number in numbers]",
         "np.random.default_rng([seed, stream, len(numbers)]).random(length) for number in numbers]",
-        ("tests/policy/test_rlhf.py::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
+        (f"{PROMPTS}::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
     Mutant(
         "half_the_noise_on_tenants",
         "mu would be twice what is certified",
-        TENANTS,
-        "noisy_means([updates], [radius], method.multipliers, entropy)",
-        "noisy_means([updates], [radius], [z / 2 for z in method.multipliers], entropy)",
-        ("tests/policy/test_tenants_noise.py",),
+        SHARED,
+        "radii, method.multipliers, entropy)",
+        "radii, [z / 2 for z in method.multipliers], entropy)",
+        (META_NOISE,),
     ),
     Mutant(
         "tenants_noise_of_a_seed",
         "noise that anybody can draw again",
-        TENANTS,
-        "noisy_means([updates], [radius], method.multipliers, entropy)",
-        "noisy_means([updates], [radius], method.multipliers, FixedSeed(number))",
-        ("tests/policy/test_tenants_noise.py",),
+        SHARED,
+        "    return noisy_means(updates, radii, method.multipliers, entropy)",
+        "    from dptune.privacy.entropy import FixedSeed\n\n"
+        "    return noisy_means(updates, radii, method.multipliers, FixedSeed(number))",
+        (META_NOISE,),
     ),
     Mutant(
         "tenants_charged_after_their_release",
         "a process that dies between the two has released for nothing",
-        TENANTS,
-        "    ledger.charge(method.release(number))\n    (mean,) = noisy_means(",
-        "    (mean,) = noisy_means([updates], [radius], method.multipliers, entropy)\n"
-        "    ledger.charge(method.release(number))\n    (mean,) = noisy_means(",
+        SHARED,
+        CHARGED_FIRST,
+        DRAWN_FIRST,
         (f"{META}::test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it",),
     ),
     Mutant(
@@ -284,7 +310,7 @@ MUTANTS = (
     Mutant(
         "tenants_met_again_after_death",
         "a restart would forget whom it met",
-        TENANTS,
+        SHARED,
         "for number in range(ledger.releases, updates):",
         "for number in range(updates - ledger.releases):",
         (f"{META}::test_a_training_that_was_cut_off_goes_on_with_tenants_it_has_not_met",),
@@ -292,7 +318,7 @@ MUTANTS = (
     Mutant(
         "a_tenants_failure_is_told",
         "whether a training dies may depend on one tenant's records",
-        TENANTS,
+        "dptune/policy/tenants/experience.py",
         "    except Exception:\n        return None",
         "    except Exception:\n        raise",
         (f"{META}::test_a_tenant_without_records_or_with_a_run_that_fails_contributes_nothing",),
@@ -303,17 +329,15 @@ MUTANTS = (
         TENANTS,
         "normalised(gains, taken) * taken).mean(dim=1).sum()",
         "normalised(gains.flatten()[None], taken.flatten()[None]).view_as(gains) * taken).mean(dim=1).sum()",
-        (
-            "tests/policy/test_tenants.py::test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_one_by_nothing",
-        ),
+        (f"{META}::test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_one_by_nothing",),
     ),
     Mutant(
         "held_out_by_tenant",
         "the hash that chose the tenant would choose who is held out: all of some tenants, none of others",
-        "dptune/policy/tenant_runs.py",
+        "dptune/policy/tenants/runs.py",
         "hash_keys(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0",
         "hash_keys(keys[members]) % np.uint64(_HELD_OUT) == 0",
-        ("tests/policy/test_tenants.py::test_a_quarter_of_every_tenants_patients_is_held_out_whichever_tenant_it_is",),
+        (f"{META}::test_a_quarter_of_every_tenants_patients_is_held_out_whichever_tenant_it_is",),
     ),
     Mutant(
         "tree_of_one_level",
@@ -321,7 +345,7 @@ MUTANTS = (
         UCB_VI,
         "return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)",
         "return self.noise_multiplier * math.sqrt(3 * self.horizon)",
-        ("tests/policy/test_ucb_vi.py::test_no_episode_is_longer_than_the_sensitivity",),
+        ("tests/policy/environments/test_ucb_vi.py::test_no_episode_is_longer_than_the_sensitivity",),
     ),
     Mutant(
         "counters_off_the_grid",
@@ -329,7 +353,7 @@ MUTANTS = (
         UCB_VI,
         "(noisy,) = rounded_sums([torch.from_numpy(total)], (normal,), [self._deviation], [self._deviation])",
         "noisy = torch.from_numpy(total) + self._deviation * normal",
-        ("tests/policy/test_ucb_vi.py::test_noisy_counters_lie_on_the_public_grid",),
+        ("tests/policy/environments/test_ucb_vi.py::test_noisy_counters_lie_on_the_public_grid",),
     ),
     Mutant(
         "step_audited_at_twice_the_noise",

@@ -1,0 +1,1 @@
+"""Policies that learn in simulated environments, where a user is one trajectory."""

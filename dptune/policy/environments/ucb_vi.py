@@ -1,0 +1,166 @@
+"""UCB-VI on Riverswim, plain (Azar et al. 2017) and private by noisy counters (after Chowdhury and Zhou 2021).
+
+The paper compares DP policy gradient with the private one. All counters of all episodes are released by one binary-tree
+mechanism with Gaussian noise, so every policy is a function of released counters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.noise import rounded_sums, standard_normal
+from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.release import Release
+
+Array = NDArray[np.float64]
+ACTIONS = 2
+
+
+@dataclass(frozen=True)
+class UcbVi:
+    """The public figures of a run.
+
+    Attributes:
+        episodes: users, each of whom plays one.
+        horizon: H.
+        noise_multiplier: z of the whole run: deviation of the noise over what one user moves all released nodes by,
+            together; 0 is plain UCB-VI.
+        bonus: factor on the theory's bonus; 1 is the theory's own, which explores for very long.
+        confidence: confidence level of the bonus.
+    """
+
+    episodes: int
+    horizon: int = 20
+    stay: float = 0.6
+    pays: Pays = "always"
+    noise_multiplier: float = 0.0
+    bonus: float = 1.0
+    confidence: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.horizon < 1:
+            raise ConfigError("episodes", f"{self.episodes} of {self.horizon} steps", fix="use 1 or more")
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative", fix="use 1, or 0 for none")
+
+    @property
+    def levels(self) -> int:
+        """Number of the tree's nodes that one episode is part of."""
+        return self.episodes.bit_length()
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise in every counter of every node.
+
+        An episode adds 1 to H visits and H transitions and at most 1 to H rewards, in each of its nodes: an l2 norm of
+        sqrt(3 H levels) at most.
+        """
+        return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)
+
+    def release(self) -> Release:
+        """The release of all counters of the whole run, as one Gaussian mechanism."""
+        noise = "gaussian" if self.noise_multiplier else "none"
+        return Release(1.0, self.noise_multiplier, noise=noise, statistics=("visits", "transitions", "rewards"))
+
+
+def run_ucb_vi(plan: UcbVi, entropy: Entropy) -> Array:
+    """(episodes,) the exact value of the policy that each episode follows.
+
+    Guarantee: the policies are functions of the releases of ``plan.release()`` alone. Charge it first.
+    """
+    size = plan.horizon * STATES * ACTIONS
+    tree = _Tree(size * (STATES + 2), plan.deviation, entropy)
+    generator = np.random.default_rng(plan.seed)
+    moves, paid = transitions(plan.stay), rewards(plan.stay, plan.pays)
+    values = np.empty(plan.episodes)
+    counters = np.zeros(size * (STATES + 2))
+    for episode in range(plan.episodes):
+        policy = _optimistic(counters, plan)
+        values[episode] = _value(policy, moves, paid)
+        counters = tree.add(_episode(policy, plan, generator))
+    return values
+
+
+class _Tree:
+    """Prefix sums of vectors, each node of a binary tree with noise of its own (Chan et al. 2011)."""
+
+    def __init__(self, size: int, deviation: float, entropy: Entropy) -> None:
+        self._size, self._deviation, self._entropy = size, deviation, entropy
+        self._exact: dict[int, Array] = {}  # level -> sum of its open node
+        self._noisy: dict[int, Array] = {}
+        self._count = 0
+
+    def add(self, vector: Array) -> Array:
+        """The noisy sum of all vectors so far."""
+        self._count += 1
+        level = (self._count & -self._count).bit_length() - 1
+        total = vector + sum((self._exact.pop(lower) for lower in range(level)), np.zeros(self._size))
+        for lower in range(level):
+            self._noisy.pop(lower)
+        self._exact[level], self._noisy[level] = total, self._with_noise(total)
+        return np.sum(list(self._noisy.values()), axis=0)
+
+    def _with_noise(self, total: Array) -> Array:
+        if not self._deviation:
+            return total
+        normal = standard_normal(self._entropy, self._size, torch.device("cpu"))
+        (noisy,) = rounded_sums([torch.from_numpy(total)], (normal,), [self._deviation], [self._deviation])
+        return np.asarray(noisy.double().numpy())
+
+
+def _optimistic(counters: Array, plan: UcbVi) -> NDArray[np.int64]:
+    """(horizon, states) actions of the optimistic policy under these counters."""
+    shape = (plan.horizon, STATES, ACTIONS)
+    size = math.prod(shape)
+    visits, earned = counters[:size].reshape(shape), counters[size : 2 * size].reshape(shape)
+    moved = np.maximum(counters[2 * size :].reshape(*shape, STATES), 0.0)
+    n = np.maximum(visits, 1.0)
+    log = math.log(4 * size * plan.episodes / (1 - plan.confidence))
+    noise = plan.deviation * math.sqrt(2 * plan.levels * log)
+    bonus = plan.bonus * plan.horizon * (np.sqrt(log / (2 * n)) + noise / n)
+    total = moved.sum(axis=-1, keepdims=True)
+    chances = np.where(total > 0, moved / np.maximum(total, 1e-12), 1 / STATES)
+    future, policy = np.zeros(STATES), np.zeros((plan.horizon, STATES), dtype=np.int64)
+    for step in reversed(range(plan.horizon)):
+        gains = np.clip(earned[step] / n[step], 0.0, 1.0) + chances[step] @ future + bonus[step]
+        policy[step] = gains.argmax(axis=1)
+        future = np.minimum(gains.max(axis=1), plan.horizon - step)
+    return policy
+
+
+def _value(policy: NDArray[np.int64], moves: Array, paid: Array) -> float:
+    """Exact return of a (horizon, states) policy from the first state."""
+    future, states = np.zeros(STATES), np.arange(STATES)
+    for actions in policy[::-1]:
+        future = paid[actions, states] + (moves[actions, states] @ future)
+    return float(future[0])
+
+
+def _episode(policy: NDArray[np.int64], plan: UcbVi, generator: np.random.Generator) -> Array:
+    """One user's visits, rewards and transitions, flat. Private."""
+    moves = transitions(plan.stay)
+    shape = (plan.horizon, STATES, ACTIONS)
+    visits, earned, moved = np.zeros(shape), np.zeros(shape), np.zeros((*shape, STATES))
+    state = 0
+    for step in range(plan.horizon):
+        action = policy[step, state]
+        after = int(generator.choice(STATES, p=moves[action, state]))
+        visits[step, state, action] = moved[step, state, action, after] = 1
+        earned[step, state, action] = _reward(state, int(action), after, plan.pays)
+        state = after
+    return np.concatenate([visits.ravel(), earned.ravel(), moved.ravel()])
+
+
+def _reward(state: int, action: int, after: int, pays: Pays) -> float:
+    if state == 0 and action == LEFT:
+        return SMALL
+    paid = state == STATES - 1 and action == RIGHT and (pays == "always" or after == state)
+    return LARGE * paid

@@ -1,0 +1,1 @@
+"""A hyper-policy over complete fine-tuning runs, where a user is a tenant."""

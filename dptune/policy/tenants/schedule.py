@@ -1,0 +1,42 @@
+"""The public schedule of training over tenants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.linear_agent import PARAMETERS
+from dptune.policy.method import Dppg
+from dptune.policy.trust_region import Update, l2_radius
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaTraining:
+    """The public schedule of training over tenants.
+
+    Attributes:
+        tenants: K, tenants an update.
+        updates: releases to make; needs tenants times updates tenants.
+        runs: number of runs of each tenant, which differ only in exploration; a run's baseline is the others' mean.
+        trust, miss: the noisy update leaves ||step||^2 / 2 <= trust with a probability of miss at most.
+        seed: seed of exploration, adapters and the runs' own noise; public.
+    """
+
+    tenants: int = 32
+    updates: int = 4
+    runs: int = 2
+    trust: float = 0.5
+    miss: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tenants", "updates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not positive", fix="use 1 or more")
+        if self.runs < 2:
+            raise ConfigError("runs", f"{self.runs} leaves a run without a baseline", fix="use 2 or more")
+
+    def radius(self, method: Dppg) -> float:
+        """S, the clip radius of a tenant's update (proposition 4.4). Raises: ConfigError without noise."""
+        update = Update(1.0, method.noise_multiplier, PARAMETERS, self.tenants)
+        return l2_radius(update, self.trust, self.miss)

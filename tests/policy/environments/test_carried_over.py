@@ -1,0 +1,87 @@
+"""What goes from one update to the next: released values and public ones, whoever the users were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from policy_helpers import learner, trajectories
+
+from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.learner import PolicyLearner, PolicyState
+from dptune.policy.environments.rollout import Trajectories
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import step, streams_of
+from dptune.policy.met import Met
+from dptune.policy.method import Dppg
+
+
+class Scripted:
+    """A stream that gives the same trajectories at every update, and notes under which policies."""
+
+    def __init__(self, seed: int) -> None:
+        self.met, self.policies = trajectories(4, 6, seed), list[torch.Tensor]()
+
+    def meet(self, number: int, policy: Any, parameters: torch.Tensor) -> Trajectories:
+        self.policies.append(parameters)
+        return self.met
+
+
+def after_a_step(it: PolicyLearner, users: int, public: int = 77) -> tuple[PolicyState, list[Any], Scripted]:
+    """The state after an update whose release is pinned, its clip radii, and the public stream."""
+    radii: list[Any] = []
+
+    def pinned(blocks: Any, given: Any) -> list[torch.Tensor]:
+        radii.append(tuple(given))
+        return [torch.full_like(block[0], 0.01, dtype=torch.float32) for block in blocks]
+
+    streams = {"users": Scripted(users), "public": Scripted(public)}
+    after = step(it, it.start(), 0, streams, Met(), pinned)  # type: ignore[arg-type]
+    return after, radii, streams["public"]
+
+
+def tensors(state: PolicyState) -> dict[str, torch.Tensor]:
+    return {"policy": state.policy, "critic": state.critic} | {f"last.{key}": it for key, it in state.last.items()}
+
+
+@pytest.mark.parametrize("critic", ["private", "none", "public"])
+@pytest.mark.parametrize("algorithm", ["ppo", "l2", "kl"])
+def test_other_users_with_the_same_release_leave_the_same_state_and_radius(critic: str, algorithm: str) -> None:
+    """All that the next users meet, bit for bit: a critic, moments or a radius that saw trajectories would differ."""
+    it = learner(critic, algorithm=algorithm, noise_multiplier=1.0, warm_moments=True)
+    one, radii, public = after_a_step(it, users=1)
+    other, others_radii, _ = after_a_step(it, users=2)
+    assert tensors(one).keys() == tensors(other).keys()
+    for name, tensor in tensors(one).items():
+        assert torch.equal(tensor, tensors(other)[name]), name
+    assert radii == others_radii
+    # What is public may count: the test above would fail if it looked at nothing.
+    changed, other_radii, _ = after_a_step(it, users=1, public=78)
+    assert torch.equal(one.critic, changed.critic) == (critic != "public")
+    assert (radii == other_radii) == (algorithm != "kl")
+    assert all(bool((policy == it.start().policy).all() | (policy == one.policy).all()) for policy in public.policies)
+
+
+def test_a_raw_critic_is_what_this_would_find() -> None:
+    it = learner("raw", noise_multiplier=1.0)
+    one, other = (after_a_step(it, users)[0] for users in (1, 2))
+    assert not torch.equal(one.critic, other.critic)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "kl"])
+def test_simulated_users_are_nobody(algorithm: str) -> None:
+    """Their episodes, the evaluation's too, have a randomness of their own: none replays a user's."""
+    environment = Environment("CartPole-v1")
+    schedule = PolicyTraining(users=3, steps=4, algorithm=algorithm, fisher_episodes=3, hidden=4, critic_hidden=4)
+    it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="public"), schedule)
+    streams = streams_of(environment, schedule)
+    starts = [
+        tuple(row)
+        for stream in streams.values()
+        for number in range(3)
+        for row in stream.meet(number, it.policy, it.start().policy).features[:, 0].tolist()
+    ]
+    for stream in streams.values():
+        stream.close()
+    assert len(set(starts)) == len(starts) == 2 * 3 * 3
