@@ -169,7 +169,7 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
             problem = f"source {name!r} does not take them ({error})"
             raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
-    def called(given: SourceSettings) -> Iterator[Any]:
+    def call_function(given: SourceSettings) -> Iterator[Any]:
         check(given)
         try:
             yield from read(**given.options)
@@ -180,13 +180,13 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
             raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
 
     def as_rows(given: SourceSettings) -> RecordSource:
-        return RecordSource(called(given), unit=None if given.unit == RECORD else given.unit)
+        return RecordSource(call_function(given), unit=None if given.unit == RECORD else given.unit)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
         label = f"source {name} of {', '.join(map(str, plugins_of([read.__module__])))}"
         if rows:
             return write_found(directory, as_rows(given), "table", label, label)
-        return write_corpus(directory, list(called(given)), label)
+        return write_corpus(directory, list(call_function(given)), label)
 
     look = (lambda given: form_at(as_rows(given))) if rows else _look_of_text
     return Source(acquire, check, look, None if rows else (RECORD,), read.__module__)

@@ -67,7 +67,7 @@ def acquire_file(directory: Path, name: Format, path: Path, unit: str, options: 
 def write_found(directory: Path, source: RecordSource, name: Format, label: str, file: Path | str) -> Path:
     """Read every record of ``source`` into ``directory``, described by ``label``; ``file`` names it in messages.
 
-    Raises: as ``acquire_file``.
+    Raises: ConfigError and DataError as ``acquire_file``.
     """
     found = read(source)
     if len(found) < _FEWEST:

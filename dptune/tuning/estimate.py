@@ -42,7 +42,8 @@ def estimate(base: Base, schedule: TuneSchedule, rows: int, records_each: float 
     per_sample = rows * base.dimension * 4
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     activations = _ACTIVATIONS * tokens * base.width * base.layers * base.bytes_each
-    # Forward 2 operations a parameter and token, and 2 on the way back: frozen weights need no gradient.
+    # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
+    # gradient.
     passes = schedule.steps * math.ceil(schedule.batch * records_each / rows)
     work = 4 * base.parameters * tokens * passes
     return Estimate(

@@ -216,8 +216,8 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     targets = settings.target_modules or "PEFT's for the family"
     further = {
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
-        "LoRA ranks of layers": _listed(settings.rank_pattern),
-        "LoRA alphas of layers": _listed(settings.alpha_pattern),
+        "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
+        "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
         "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
     }
     return {
@@ -237,12 +237,12 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     }
 
 
-def _listed(pattern: Mapping[str, int]) -> str:
+def _list_pattern(pattern: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
 def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
-    """Write down what is asked for, or compare it with what was: a run goes on with its own settings and records.
+    """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
 
     The digest of the records is keyed by a salt in the same file, which only its owner can read.
 

@@ -26,20 +26,20 @@ class TuneSettings:
         mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
         batch: expected number of units of a batch.
         epochs: passes over the units.
-        learning_rate: AdamW's.
-        max_length: tokens of a record, one of which stays padding.
-        cut_records: train also where more than half of the records are longer.
-        records_per_unit: most records that one unit brings to a batch.
-        rows: of a micro-batch; changes memory and speed only.
-        rank, alpha, target_modules: of LoRA; modules of None are those that PEFT knows for the family.
-        rslora, rank_pattern, alpha_pattern, init_lora_weights: of LoRA, as ``dptune.training.model.Lora`` says.
-        loss_on: tokens that count; None follows the kind of record.
-        eval_share: of the units, held out to measure perplexity. Under private telemetry nobody is held out.
-        telemetry: "private" leaves out every statistic of private records.
-        seed: of the adapters' initialisation. Public.
-        device: such as "cuda:0"; None takes a GPU where there is one.
-        dtype: of the frozen weights; None is bfloat16 on a GPU, else float32.
-        label: what the ledger and the card call the records. Public.
+        learning_rate: AdamW's learning rate.
+        max_length: width of a batch in tokens, one of which stays padding; longer records are cut.
+        cut_records: whether to train even if more than half of the records are cut.
+        records_per_unit: the most records that one unit brings to a batch.
+        rows: number of rows of a micro-batch; changes memory and speed only.
+        rank, alpha, target_modules: settings of LoRA; None targets the modules that PEFT knows for the family.
+        rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.model.Lora``.
+        loss_on: the tokens that count in the loss; None follows the kind of record.
+        eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
+        telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
+        seed: seed of the adapters' initialisation. Public.
+        device: a device such as "cuda:0"; None takes a GPU if there is one.
+        dtype: dtype of the frozen weights; None is bfloat16 on a GPU, else float32.
+        label: name of the records in the ledger and on the card. Public.
     """
 
     epsilon: float

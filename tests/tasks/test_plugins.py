@@ -642,7 +642,7 @@ def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "visits.sqlite")) as database, database:
         database.execute("create table visits (patient, text)")
         database.executemany("insert into visits values (?, ?)", [(n % 5, f"visit {n}") for n in range(10)])
-    given = catalogue.Given(unit="patient", options={"file": str(tmp_path / "visits.sqlite")})
+    given = catalogue.SourceSettings(unit="patient", options={"file": str(tmp_path / "visits.sqlite")})
     assert catalogue.find_source("visits").look(given) == "text"
     units = read_records(catalogue.find_source("visits").acquire(tmp_path, given)).unit
     assert len(set(units.tolist())) == 5

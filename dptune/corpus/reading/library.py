@@ -64,10 +64,10 @@ def rows_of_library(found: Any, file: str) -> Rows:
     labels = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
     plain = found.with_format(None) if hasattr(found, "with_format") else found
     rows = mappings(plain, file)
-    return Rows(file, tuple(found.column_names), 1, True, _named(rows, labels) if labels else rows)
+    return Rows(file, tuple(found.column_names), 1, True, _with_label_names(rows, labels) if labels else rows)
 
 
-def _named(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list[str]]) -> Iterator[tuple[int, Row]]:
+def _with_label_names(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list[str]]) -> Iterator[tuple[int, Row]]:
     """Rows with the names of labels, which the library stores as numbers; a negative number is no label."""
     for number, row in rows:
         told = {name: row[name] for name in labels}
