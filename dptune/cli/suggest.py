@@ -148,10 +148,13 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
 
 def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
     schedule = suggestion.schedule
-    given = [f"--epsilon {settings.epsilon:g} --delta {schedule.delta:g} --mechanism {settings.mechanism}"]
+    # With all digits: an epsilon that was rounded up would be another budget.
+    given = [f"--epsilon {settings.epsilon!r} --delta {schedule.delta!r} --mechanism {settings.mechanism}"]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
-    given.append(f"--batch {schedule.batch:g} --epochs {schedule.epochs:g} --learning-rate {schedule.learning_rate:g}")
+    given.append(f"--batch {schedule.batch!r} --epochs {schedule.epochs!r} --learning-rate {schedule.learning_rate!r}")
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
+    if columns.get("unit"):
+        given.append(f"--records-per-unit {settings.records_per_unit}")
     if layers := settings.target_modules:
         given.append(f"--target-modules {layers if isinstance(layers, str) else ','.join(layers)}")
     given += [f"--{name} {shlex.quote(value)}" for name, value in columns.items() if value]

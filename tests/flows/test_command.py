@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.loop import train
 from dptune.training.run import StepReport
+from flows.command import _Plain
 from flows.failures import CellError, FlowError, flow_error
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.experiment.standing import standing
@@ -94,3 +96,12 @@ def test_the_first_parts_cause_is_said_whatever_ended_it(tmp_path: Path, monkeyp
     again = pickle.loads(pickle.dumps(found))
     assert isinstance(again, FlowError)
     assert (again.summary, again.cause, again.status) == (found.summary, found.cause, found.status)
+
+
+def test_prefects_lines_lose_their_tracebacks() -> None:
+    """An unforeseen error's sentence may quote a record; its traceback is kept for the owner alone."""
+    error = KeyError("a patient")
+    record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 1, "failed", None, (KeyError, error, None))
+    assert _Plain().filter(record)
+    assert record.exc_info is None
+    assert "patient" not in logging.Formatter().format(record)

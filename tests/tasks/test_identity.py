@@ -217,3 +217,9 @@ def test_no_two_threads_build_syntax_trees_at_once(monkeypatch: pytest.MonkeyPat
     identity._source.cache_clear()
     identity._source("tasks.paths")
     assert alone == [True]
+
+
+def test_no_module_that_draws_clips_trains_or_prices_is_passed_over() -> None:
+    """Else a run made with other noise would count as the same run."""
+    packages = ("privacy", "mechanisms", "training", "policy", "audit", "prediction", "tuning", "corpus")
+    assert not [name for name in NO_RESULT if name.startswith(tuple(f"dptune.{package}" for package in packages))]

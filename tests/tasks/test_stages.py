@@ -36,7 +36,7 @@ from tasks.paths import (
     SPLITS,
     TRAIN,
 )
-from tasks.stage import USER_ERROR, run_stage
+from tasks.stage import USER_ERROR, keep_failure, run_stage
 
 
 def test_the_stages_leave_their_files(pipeline: Path) -> None:
@@ -281,3 +281,13 @@ def test_a_stage_as_a_process_ends_with_status_two(empty: Path) -> None:
         ended.stderr
         == "error: params.yaml: cannot be read (No such file or directory). Fix: run from the repository.\n"
     )
+
+
+def test_a_failure_is_its_owners_whatever_a_flows_own_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.stage.FAILURES", tmp_path / "failures.log")
+    before = os.umask(0)
+    try:
+        keep_failure(KeyError("a patient"))
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "failures.log") == 0o600

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from dptune.tuning.card import END, START, privacy_section
+from dptune.tuning.card import END, START, card_text, privacy_section
 
 
 def section(noise: float = 1.0, steps: int = 10, **header: str) -> tuple[LedgerContents, str]:
@@ -40,3 +40,10 @@ def test_a_label_stays_in_its_cell(label: str, unit: str) -> None:
 def test_telemetry_decides_what_is_said_of_perplexity() -> None:
     assert "Perplexity on held-out private records" in section(telemetry="research")[1]
     assert "erplexity" not in section(telemetry="private")[1]
+
+
+def test_a_card_with_figures_of_private_records_says_that_no_epsilon_covers_them() -> None:
+    result = {"base": "gpt2", "revision": None, "perplexity": {"held-out private records": [9.0, 8.0]}, "settings": {}}
+    assert "a statistic of private held-out records, which the guarantee does not cover" in card_text("", result)
+    told = card_text("", result | {"perplexity": {"public records": [9.0, 8.0]}})
+    assert "private" not in told

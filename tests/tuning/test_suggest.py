@@ -139,3 +139,26 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0, done.output
+
+
+def test_public_units_are_those_of_the_column(public: RecordSource) -> None:
+    """A column of units makes one unit of several records: else norms, radius and trials are of single records."""
+    settings = asked()
+    base = open_base(checkpoint(), settings)
+    sources = (RecordSource(public.data, unit=unit) for unit in (None, "customer_id"))
+    single, whole = (read_public(source, base, settings) for source in sources)
+    assert len(single.units) == len(single.tokens.rows)
+    assert len(whole.units) < len(whole.tokens.rows)
+    assert whole.units.most == settings.records_per_unit
+    trained, compared = ({row.tobytes() for row in tokens.rows} for tokens in (whole.tokens, whole.evaluation))
+    assert not trained & compared, "a trial is compared on records that it did not see"
+    assert len(whole.tokens.rows) + len(whole.evaluation.rows) == 60
+
+
+def test_the_command_it_prints_has_the_budget_and_the_bound_that_were_asked_for() -> None:
+    """Six digits would round this epsilon up, and a unit would bring four records again."""
+    given = ["--model", str(checkpoint()), "--units", "400", "--rank", "2", "--unit", "customer_id"]
+    given += ["--epsilon", "1.2345678", "--delta", "0.000123456789", "--records-per-unit", "16"]
+    said = " ".join(CliRunner().invoke(app, ["suggest", *given]).stdout.split())
+    for option in ("--epsilon 1.2345678 ", "--delta 0.000123456789 ", "--records-per-unit 16"):
+        assert option in said.partition("Use it:")[2]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.errors import DptuneError
+from dptune.errors import DivergedError, DptuneError
 from dptune.mechanisms.linear_agent import OUTPUTS
 from dptune.policy.tenants.runs import Ready, Tenant, fine_tune
 from dptune.policy.tenants.schedule import MetaTraining
@@ -37,8 +37,12 @@ class Experience:
 
 def experience_or_none(ready: Ready, tenant: Tenant, training: MetaTraining) -> Experience | None:
     """The experience of a tenant, or None if a run fails: the failure may depend on records, so it stays private."""
+    if tenant.held_out.without_loss == len(tenant.held_out.rows):
+        return None  # no utility could be computed
     try:
         return experience_of(ready, tenant, training)
+    except DivergedError:
+        return None  # without noise that is secret, records decide it
     except DptuneError:
         raise  # of settings or of the disk; no record decides it
     except Exception:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import gpt2, records, release_lines
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
@@ -393,3 +393,18 @@ def test_a_bad_setting_is_an_error_that_names_it(change: str, field: str) -> Non
     with pytest.raises(ConfigError) as refusal:
         settings_from("small", [change])
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("fault", ["diverged", "no loss"])
+def test_a_failure_that_a_tenants_records_decide_stays_private(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the training of everybody, and tell that this tenant's records did."""
+    ready, one = ready_for(setting(), "rldp", {**OPTIONS, "agent": "linear"}), tenant(1)
+    if fault == "no loss":
+        one = replace(one, held_out=replace(one.held_out, rows=[np.array([~5, ~6], dtype=np.int32)]))
+    else:
+
+        def diverged(*_: Any) -> Any:
+            raise DivergedError("weights")
+
+        monkeypatch.setattr("dptune.policy.tenants.experience.fine_tune", diverged)
+    assert tenants_module.experience_or_none(ready, one, TRAINING) is None
