@@ -118,7 +118,8 @@ def _suggest(
     suggestion = found(base, chosen, units, source, trials=trials)
     show(_figures(base, suggestion, units, epsilon=chosen.epsilon), as_json)
     if not as_json:
-        typer.echo(f"Use it: dptune tune --data FILE --model {model} {_tune_options(suggestion, chosen, columns)}")
+        options = _tune_options(suggestion, chosen, columns | {"revision": revision})
+        typer.echo(f"Use it: dptune tune --data FILE --model {model} {options}")
 
 
 def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> dict[str, Any]:
@@ -158,6 +159,9 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     if layers := settings.target_modules:
         given.append(f"--target-modules {layers if isinstance(layers, str) else ','.join(layers)}")
     given += [f"--{name} {shlex.quote(value)}" for name, value in columns.items() if value]
-    if settings.loss_on:
-        given.append(f"--loss-on {settings.loss_on}")
+    given += [
+        f"--{name} {value}" for name, value in (("loss-on", settings.loss_on), ("dtype", settings.dtype)) if value
+    ]
+    if settings.seed:
+        given.append(f"--seed {settings.seed}")
     return " ".join(given)

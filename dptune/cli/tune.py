@@ -229,13 +229,15 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.tuning.estimate import estimate
+    from dptune.units import RECORD
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
     brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
     each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
     found = estimate(prepared.base, prepared.schedule, prepared.settings.rows, each)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
-    about = "rough projections from shapes, before any weight is read; the time may be several times longer"
+    follows = "shapes" if private or prepared.units.kind == RECORD else "shapes and the private records of each unit"
+    about = f"rough projections from {follows}, before any weight is read; the time may be several times longer"
     return {**{name: float(f"{value:.2g}") for name, value in figures.items()}, "estimates_are": about}
 
 

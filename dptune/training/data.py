@@ -266,9 +266,13 @@ class PrivacyUnits:
         """Highest index of a record that some unit may name, -1 without any. Private.
 
         Units that this module made answer at once; members of another kind are read one by one.
+
+        Raises: ConfigError for a negative index, which a batch would take for an auditor's slot.
         """
         if isinstance(self.members, _Singles | _Grouped):
             return self.members.last_record
+        if any(min(records) < 0 for records in self.members if len(records)):
+            raise ConfigError("units", "name a record below 0", fix="give indices of records, from 0")
         return max((int(max(records)) for records in self.members if len(records)), default=-1)
 
     def part(self, rank: int, world: int) -> PrivacyUnits:

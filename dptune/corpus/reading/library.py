@@ -68,11 +68,11 @@ def rows_of_library(found: Any, file: str) -> Rows:
 
 
 def _with_label_names(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list[str]]) -> Iterator[tuple[int, Row]]:
-    """Rows with the names of labels, which the library stores as numbers; a negative number is no label."""
+    """Rows with the names of labels, which the library stores as numbers; a number that names none is no label."""
     for number, row in rows:
         told = {name: row[name] for name in labels}
         yield number, {**row, **{name: _name(label, labels[name]) for name, label in told.items()}}
 
 
 def _name(label: int | None, names: list[str]) -> str | None:
-    return None if label is None or label < 0 else names[label]
+    return None if label is None or not 0 <= label < len(names) else names[label]
