@@ -158,7 +158,7 @@ MUTANTS = (
         LOCAL,
         "return centred / ((centred.square().sum(dim=1, keepdim=True) / counts).sqrt() + 1e-8)",
         "return centred / ((centred.square().sum() / counts.sum()).sqrt() + 1e-8)",
-        ("tests/policy/test_local.py::test_a_users_update_does_not_depend_on_other_users",),
+        ("tests/policy/test_local.py::test_normalised_is_each_users_own",),
     ),
     Mutant(
         "episodes_never_reset",
