@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.cli.catalogue import completions
 from dptune.cli.console import show
 from dptune.cli.options import AsJson, Options, read_options
 from dptune.cli.tune import by_option, modules, set_up_logs
+from dptune.cli.tuning_options import (
+    Alpha,
+    BatchUnits,
+    Completion,
+    DeltaOrNone,
+    Device,
+    Dtype,
+    Epsilon,
+    LossOn,
+    MaxLength,
+    MechanismName,
+    Messages,
+    Model,
+    Passes,
+    Prompt,
+    Rank,
+    RecordsPerUnit,
+    Revision,
+    Rows,
+    Seed,
+    TargetModules,
+    Template,
+    Text,
+)
 from dptune.errors import DptuneError
 
 if TYPE_CHECKING:
@@ -20,10 +43,10 @@ if TYPE_CHECKING:
 
 
 def suggest(
-    model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")],
+    model: Model,
     units: Annotated[int, typer.Option(help="How many units will be trained on; public.", min=1)],
-    epsilon: Annotated[float, typer.Option(help="The budget, certified.")],
-    delta: Annotated[float | None, typer.Option(help="Of the guarantee, below 1 over the units.")] = None,
+    epsilon: Epsilon,
+    delta: DeltaOrNone = None,
     public: Annotated[
         Path | None, typer.Option(help="Records of nobody, of the same kind as the private ones.")
     ] = None,
@@ -32,27 +55,27 @@ def suggest(
         typer.Option("--trials", help="Train on the public records at five learning rates; takes five runs' time."),
     ] = False,
     unit: Annotated[str | None, typer.Option(help="Column of the public records whose values name units.")] = None,
-    text: Annotated[str | None, typer.Option(help="Column of texts.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")] = None,
-    completion: Annotated[str | None, typer.Option(help="Column of completions.")] = None,
-    messages: Annotated[str | None, typer.Option(help="Column of chats.")] = None,
-    template: Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")] = None,
-    mechanism: Annotated[str, typer.Option(help="See `dptune mechanisms`.", autocompletion=completions)] = "static",
+    text: Text = None,
+    prompt: Prompt = None,
+    completion: Completion = None,
+    messages: Messages = None,
+    template: Template = None,
+    mechanism: MechanismName = "static",
     options: Options = None,
-    revision: Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")] = None,
-    batch: Annotated[float | None, typer.Option(help="Expected units of a batch.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the units.")] = None,
+    revision: Revision = None,
+    batch: BatchUnits = None,
+    epochs: Passes = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW's; trials take multiples of it.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a record.")] = None,
-    records_per_unit: Annotated[int, typer.Option(help="Most records of a unit in a batch.")] = 4,
-    rows: Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")] = 16,
-    rank: Annotated[int, typer.Option(help="Of LoRA.")] = 8,
-    alpha: Annotated[int, typer.Option(help="Of LoRA.")] = 16,
-    target_modules: Annotated[str | None, typer.Option(help="Linear layers, by commas, or all-linear.")] = None,
-    loss_on: Annotated[Literal["completion", "assistant", "all"] | None, typer.Option(help="What is learned.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the adapters' start; public.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda:0; else a GPU where there is one.")] = None,
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the frozen weights.")] = None,
+    max_length: MaxLength = None,
+    records_per_unit: RecordsPerUnit = 4,
+    rows: Rows = 16,
+    rank: Rank = 8,
+    alpha: Alpha = 16,
+    target_modules: TargetModules = None,
+    loss_on: LossOn = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what to set for a private run, and why; reads no private record."""
