@@ -105,3 +105,12 @@ def test_prefects_lines_lose_their_tracebacks() -> None:
     assert _Plain().filter(record)
     assert record.exc_info is None
     assert "patient" not in logging.Formatter().format(record)
+
+
+def test_a_flow_that_make_did_not_start_sends_no_telemetry_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("PREFECT_SERVER_ANALYTICS_ENABLED", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    code = "import flows, prefect.settings; print(prefect.settings.PREFECT_SERVER_ANALYTICS_ENABLED.value())"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
