@@ -116,7 +116,7 @@ def plain(folder: Path, out: Path, **settings: Any) -> None:
     trainer.save_model(str(out / "adapter"))
 
 
-#: By name. ``PEER`` is the first.
+#: What is compared, by name; ``PEER`` comes first.
 CONTENDERS: dict[str, Callable[[Path, Path], None]] = {
     PEER: plain,
     "TRL, padded to the width": lambda folder, out: plain(folder, out, pad_to_multiple_of=WIDTH),

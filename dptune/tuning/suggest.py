@@ -32,6 +32,7 @@ from dptune.training.loop import train
 from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.tuning.prepare import calibrate_mechanism, tokens_of_side, units_of_side
@@ -104,7 +105,8 @@ def suggest(
         if length < most:
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), read_public(public, base, settings, length)
-    model = attach_lora(base.load(), base.lora, settings.seed)
+    weights = base.load()
+    model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     norms = unit_norms(model, records, settings)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
     if _takes_radius(settings) and "max_grad_norm" not in settings.options:
@@ -118,7 +120,7 @@ def suggest(
     if trials:
         before = perplexity(model, records.evaluation, settings.rows)
         rates = [schedule.learning_rate * factor for factor in FACTORS]
-        measured = {rate: _trial(base, settings, schedule, mechanism, records, rate) for rate in rates}
+        measured = {rate: _trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
         best = min(measured, key=lambda rate: measured[rate])
         if not math.isfinite(measured[best]):
             raise DivergedError("every trial diverged. Fix: give a lower learning_rate, of which others are multiples.")
@@ -172,6 +174,7 @@ def _why(best: float, rates: list[float]) -> str:
 
 def _trial(
     base: Base,
+    weights: Any,
     settings: TuneSettings,
     schedule: TuneSchedule,
     calibrated: Calibrated,
@@ -183,7 +186,7 @@ def _trial(
     if count < schedule.batch:
         problem = f"has {count} units to train on, fewer than a batch of {schedule.batch:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
-    model = attach_lora(base.load(), base.lora, settings.seed)
+    model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
     plan = TrainingPlan(
         sample_rate=schedule.batch / count,
