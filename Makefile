@@ -19,7 +19,7 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro policy test test-slow mutants check check-scale bench format ui paper paper-certified clean
+.PHONY: help setup repro policy test test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -29,7 +29,8 @@ help:
 	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
-	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/scale.md"
+	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/howto/cluster.md"
+	@echo "make docs    build the documentation; see build/site/index.html"
 	@echo "make ui      Prefect UI and scheduler, and MLflow UI, on this machine"
 	@echo "make paper   the published study: real table, hub models, RLDP and seven baselines (needs GPUs);"
 	@echo "make paper-certified  the same at equal certified epsilon, with sound mechanisms alone"
@@ -41,10 +42,8 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
-# DVC's own last line names a stage; the stage's own, which names the cause, is said once more after it.
 repro: $(SETUP)
-	@rm -f data/error.txt
-	@$(ACTIVATE) dvc repro || { test ! -e data/error.txt || cat data/error.txt >&2; exit 2; }
+	@$(ACTIVATE) python -m flows.repro
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
@@ -69,6 +68,9 @@ check: $(SETUP)
 
 format: $(SETUP)
 	@$(ACTIVATE) ruff format . && ruff check --fix .
+
+docs: $(SETUP)
+	@$(ACTIVATE) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
 ui: $(SETUP)
 	@$(ACTIVATE) python -m flows.ui

@@ -22,7 +22,8 @@ from dptune.prediction.mixture import law
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
 LORA = Lora(rank=4, alpha=32, dropout=0.0)

@@ -1,7 +1,7 @@
 """What studies would cost, from what was measured: ``python -m benchmarks.projection FILE... [--docs]``.
 
 Files are those of benchmarks.speed or benchmarks.gpu, of one kind of machine. Each line of the table says whether its
-time was measured there or computed, and from what. ``--docs`` writes the table into docs/scale.md.
+time was measured there or computed, and from what. ``--docs`` writes the table into docs/howto/cluster.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.cells import TOGETHER
 from benchmarks.measure import Line, Results
 
-DOCS = Path(__file__).parents[1] / "docs" / "scale.md"
+DOCS = Path(__file__).parents[1] / "docs" / "howto" / "cluster.md"
 START, END = "<!-- projection: generated -->", "<!-- projection: end -->"
 #: profiles/paper.yaml: records of the real table's training split, batch, epochs, and the width of a batch.
 RECORDS, BATCH, EPOCHS, TOKENS = 73_271, 16, 3, 512
@@ -105,7 +105,7 @@ def table(results: Results) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write it into docs/scale.md")
+    parser.add_argument("--docs", action="store_true", help="write it into docs/howto/cluster.md")
     arguments = parser.parse_args()
     text = table(Results.read(arguments.files))
     print(text)

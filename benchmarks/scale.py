@@ -38,7 +38,8 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.token_file import open_corpus, token_batch, write

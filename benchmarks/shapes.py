@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from dptune.training.data import Tokens
-from dptune.training.model import Lora, attach_lora, fuse_activations
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora, fuse_activations
 
 #: Records that Poisson batches are drawn from, in batches.
 POISSON_BATCHES = 16

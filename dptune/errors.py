@@ -30,3 +30,9 @@ class ConfigError(DptuneError):
 
 class DivergedError(DptuneError):
     """Training whose weights or predictions are no longer numbers; running it again would end alike."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without its full stop; its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__

@@ -9,6 +9,7 @@ from typing import Any
 _WORDS = {
     "missing": "is missing",
     "extra_forbidden": "there is no such entry",
+    "unexpected_keyword_argument": "there is no such entry",
     "float_type": "{value} is not a number",
     "float_parsing": "{value} is not a number",
     "finite_number": "{value} is not a finite number",
@@ -22,6 +23,7 @@ _WORDS = {
     "path_type": "{value} is not a path",
     "dict_type": "{value} is not a table of entries",
     "model_type": "{value} is not a table of entries",
+    "dataclass_type": "{value} is not a table of entries",
     "model_attributes_type": "{value} is not a table of entries",
     "list_type": "{value} is not a list",
     "tuple_type": "{value} is not a list",
@@ -39,7 +41,7 @@ _WORDS = {
 
 
 def problem_of(item: Mapping[str, Any]) -> str:
-    """One entry of pydantic's ``errors()`` as words that follow the entry's name and a colon."""
+    """Words for an item of pydantic's ``errors()``, to follow the field's name and a colon."""
     kind, context = str(item["type"]), dict(item.get("ctx", {}))
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", item["msg"]))

@@ -19,8 +19,8 @@ from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
 from dptune.mechanisms.planning import Schedule, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
 from dptune.mechanisms.registry import build
-from dptune.privacy.accountants import gaussian_of_equal_epsilon, mixture_figures
 from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.mixture_figures import gaussian_of_equal_epsilon, mixture_figures
 from dptune.privacy.published import lmo_dp_step_target
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 MODES = ("published", "published_usefulness", "certified")
 _POINTS = 2001
-#: What a cell finds for itself: the scale, and the dimension, which its model tells.
+#: Options that a cell computes for itself: the scale, and the dimension of its model.
 _SCALE = ("theta", "noise_multiplier", "dimension")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to search for. Public.
+    """Description of a search for noise. Public.
 
     Attributes:
         mechanism: "plrvo" or "lmo_dp".
         mode: "published": the paper's own search under the paper's own accountant; "published_usefulness": LMO-DP's
             second mode; "certified": the best noise that is proven to keep the budget.
-        epsilon: of the whole run, as the mode counts it.
-        schedule: of the run.
-        objective: of the certified search, a key of ``dptune.mechanisms.certified_search.OBJECTIVES``.
-        dimension: trainable parameters, for PLRV-O's accountant.
+        epsilon: budget of the whole run, as the mode counts it.
+        schedule: schedule of the run.
+        objective: aim of the certified search, a key of ``dptune.mechanisms.certified_search.OBJECTIVES``.
+        dimension: number of trainable parameters, for PLRV-O's accountant.
         max_grad_norm: the clip radius.
     """
 
@@ -77,8 +77,8 @@ class Found:
 
     Attributes:
         entry: the mechanism as an entry of params.yaml.
-        law: of the noise, at a clip radius of 1.
-        gaussian_multiplier: of the Gaussian.
+        law: law of the noise, at a clip radius of 1.
+        gaussian_multiplier: noise multiplier of the Gaussian.
         figures: the three epsilons and what else to know of the noise.
     """
 
@@ -112,20 +112,20 @@ def search_noise(request: Request) -> Found:
     return Found(request, entry, law, gaussian, figures)
 
 
-def write_found(found: Found, directory: Path) -> None:
+def write_found(result: Found, directory: Path) -> None:
     """Write profile.yaml (for ``python -m tasks.profile``), search.json and density.png; each whole or not at all."""
-    request = found.request
+    request = result.request
     provenance = {
         "request": asdict(request),
-        "entry": found.entry,
-        "figures": jsonable(found.figures),
+        "entry": result.entry,
+        "figures": jsonable(result.figures),
         "versions": {"dptune": __version__, **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")}},
     }
-    profile = _profile(found)
+    profile = _profile(result)
     write_json(directory / "search.json", provenance)
     write_text(directory / "profile.yaml", profile)
     with replacing(directory / "density.png") as temporary:
-        draw_densities(found, temporary)
+        draw_densities(result, temporary)
 
 
 def check_drawable() -> None:
@@ -136,7 +136,7 @@ def check_drawable() -> None:
         raise ConfigError("matplotlib", "is not there to draw with", fix="pip install 'dptune[pipeline]'") from None
 
 
-def draw_densities(found: Found, path: Path) -> None:
+def draw_densities(result: Found, path: Path) -> None:
     """The density of the noise and of the Gaussian of equal certified epsilon, and their tails on a log axis."""
     check_drawable()
     import matplotlib
@@ -145,21 +145,21 @@ def draw_densities(found: Found, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    deviation = found.gaussian_multiplier
-    _densities(axes[0], found, np.linspace(-4 * deviation, 4 * deviation, _POINTS))
-    _densities(axes[1], found, np.linspace(0, 12 * deviation, _POINTS))
-    axes[1].set(yscale="log", ylim=(1e-9 / deviation, 10 * found.law.mean), title="tail")
-    axes[0].set(title=f"{found.request.mechanism}, {found.request.mode}: epsilon {found.request.epsilon:g}")
+    deviation = result.gaussian_multiplier
+    _densities(axes[0], result, np.linspace(-4 * deviation, 4 * deviation, _POINTS))
+    _densities(axes[1], result, np.linspace(0, 12 * deviation, _POINTS))
+    axes[1].set(yscale="log", ylim=(1e-9 / deviation, 10 * result.law.mean), title="tail")
+    axes[0].set(title=f"{result.request.mechanism}, {result.request.mode}: epsilon {result.request.epsilon:g}")
     axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
 
 
-def _densities(axis: Axes, found: Found, x: np.ndarray) -> None:
-    deviation, certified = found.gaussian_multiplier, found.figures["epsilon_certified"]
+def _densities(axis: Axes, result: Found, x: np.ndarray) -> None:
+    deviation, certified = result.gaussian_multiplier, result.figures["epsilon_certified"]
     gaussian = np.exp(-0.5 * (x / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
-    spread = np.sqrt(found.figures["noise_variance"])
-    axis.plot(x, np.exp(found.law.log_density(x)), label=f"{found.request.mechanism}, deviation {spread:.3g}")
+    spread = np.sqrt(result.figures["noise_variance"])
+    axis.plot(x, np.exp(result.law.log_density(x)), label=f"{result.request.mechanism}, deviation {spread:.3g}")
     axis.plot(x, gaussian, "--", label=f"Gaussian of equal certified epsilon {certified:.3g}: {deviation:.3g}")
     axis.set(xlabel="noise on one coordinate, clip radius 1", ylabel="density")
     axis.grid(alpha=0.3)
@@ -187,9 +187,9 @@ def _options(noise: Plrvo | LmoDp) -> dict[str, Any]:
     return options
 
 
-def _profile(found: Found) -> str:
-    request, schedule = found.request, found.request.schedule
-    claimed, certified = (found.figures[f"epsilon_{kind}"] for kind in ("published", "certified"))
+def _profile(result: Found) -> str:
+    request, schedule = result.request, result.request.schedule
+    claimed, certified = (result.figures[f"epsilon_{kind}"] for kind in ("published", "certified"))
     head = (
         f"# Found by `dptune search {request.mechanism} --mode {request.mode}` for epsilon {request.epsilon:g}:\n"
         f"# sample rate {schedule.sample_rate:.6g}, {schedule.steps} steps, delta {schedule.delta:g}. Published "
@@ -197,7 +197,7 @@ def _profile(found: Found) -> str:
         "# The shape of that noise: every cell calibrates its scale to the cell's own epsilon.\n"
     )
     accounting = "certified" if request.mode == "certified" else "published"
-    entry = {key: value for key, value in found.entry.items() if key not in _SCALE} | {"accounting": accounting}
+    entry = {key: value for key, value in result.entry.items() if key not in _SCALE} | {"accounting": accounting}
     label = f"{request.mechanism}_{request.mode}"
     experiment = {"name": label, "mechanisms": ["static", label], "epsilons": [request.epsilon]}
     mechanisms = {"static": {"max_grad_norm": request.max_grad_norm, "accounting": accounting}, label: entry}

@@ -43,8 +43,8 @@ class Plugin:
     """A package or module outside dptune.
 
     Attributes:
-        name: of the top-level package.
-        version: of the installed distribution that it comes from; empty if it comes from none.
+        name: name of the top-level package.
+        version: version of the installed distribution that it comes from; empty if it comes from none.
         digest: SHA-256 over the names and contents of its source files.
     """
 

@@ -1,18 +1,31 @@
-"""Progress of long work: a bar in a terminal, a log line now and then elsewhere."""
+"""Progress of long work: a bar in a terminal, a log line now and then elsewhere.
+
+If the variable DPTUNE_PROGRESS_FILE names a file, every meter appends its events there as lines of JSON, so that one
+display can show the meters of several processes. The events hold counts and no times.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Self, TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+#: Name of the environment variable that names the file of events.
+EVENTS = "DPTUNE_PROGRESS_FILE"
+
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_EVENTS = 0.3
+_numbers = itertools.count()
 _log = logging.getLogger("dptune.progress")
 
 
@@ -30,7 +43,9 @@ class Meter:
         """
         self._description, self._total, self._unit = description, total, unit
         self.done = done
-        self._started = self._spoke = time.monotonic()
+        self._started = self._spoke = self._marked = time.monotonic()
+        self._key = f"{os.getpid()}-{next(_numbers)}"
+        self._mark()
         size = shutil.get_terminal_size()
         self._bar = tqdm(
             desc=description,
@@ -49,8 +64,23 @@ class Meter:
         """Say that ``done`` in all are finished."""
         self._bar.update(done - self.done)
         self.done = done
+        if time.monotonic() - self._marked >= _SECONDS_BETWEEN_EVENTS:
+            self._mark()
         if self._bar.disable and time.monotonic() - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._say("")
+
+    def _mark(self, *, ended: bool = False) -> None:
+        """Append an event to the file of events, if there is one. A failure to write must not end the work."""
+        self._marked = time.monotonic()
+        event = {"meter": self._key, "what": self._description, "done": self.done, "total": self._total}
+        line = json.dumps({**event, "unit": self._unit, "ended": ended}) + "\n"
+        if path := os.environ.get(EVENTS):
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+                try:
+                    os.write(descriptor, line.encode())
+                finally:
+                    os.close(descriptor)
 
     def _say(self, prefix: str) -> None:
         self._spoke = time.monotonic()
@@ -64,6 +94,7 @@ class Meter:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._bar.close()
+        self._mark(ended=True)
         if self._bar.disable and error is None:
             self._say("done, ")
 

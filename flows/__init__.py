@@ -1,6 +1,7 @@
-"""Prefect flows: what runs when, where and how often."""
+"""Prefect flows: which tasks run, in which order, on which machine, and how often they are tried again."""
 
 import os
+from pathlib import Path
 
 import tasks  # noqa: F401 (it says where dptune is not installed)
 
@@ -9,7 +10,14 @@ os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 # Progress of work inside a flow's own process belongs to the run's logs too.
 os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "dptune")
 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-# As make does: nothing about a private pipeline is sent to anybody, however a flow is started.
+# SQLAlchemy takes % and ? of a path for signs of an address. Under make the database lies below this directory, and the
+# path from here has neither.
+if set("%?") & set(os.environ.get("PREFECT_HOME", "")):
+    database = Path(os.path.relpath(os.environ["PREFECT_HOME"])) / "prefect.db"
+    os.environ.setdefault("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{database}")
+# No telemetry leaves this machine, because it would tell of a private pipeline. make sets the same.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# MLflow logs every table that it creates, at the level INFO.
+os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")

@@ -12,16 +12,18 @@ from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
 from dptune.files import private_directory
-from flows.child import end_server_with_me
 from flows.command import run_flow
 from flows.experiment import available_devices
 from flows.failures import FlowError, flow_error
+from flows.server import end_server_with_me
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.experiment.checks import check_models
+from tasks.experiment.listed import listed_cells
 from tasks.experiment.results import publish_audit
 from tasks.paths import AUDITS, EXPERIMENT, RUNS
-from tasks.report.experiment import listed_cells, report
-from tasks.settings.params import Audit, load_settings
+from tasks.report.experiment import report
+from tasks.settings.audit import Audit
+from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
 _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit again with another audit.seed"

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from flows.failures import FlowError
+from flows.server import cancel_run, start_server
 from tasks.stage import INTERRUPTED, say_error
 
 _SECONDS = 3.0
@@ -23,7 +24,7 @@ def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "
     """Run a flow. If parts failed, the last line says how many, and the cause of the first failure.
 
     Args:
-        standing: returns how far the flow came, for the last line after Ctrl-C.
+        standing: function that says how far the flow came, for the last line after Ctrl-C.
     """
     plain = _Plain()
     handlers = list(logging.getLogger().handlers)
@@ -31,6 +32,7 @@ def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "
         handler.addFilter(plain)
     try:
         with _interruptible(standing):
+            start_server()
             work()
     except FlowError as error:
         print(error.summary, file=sys.stderr)
@@ -39,24 +41,25 @@ def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "
 
 
 class _Plain(logging.Filter):
-    """Removes tracebacks from Prefect's lines (``flow_error`` keeps them in a file), and its server's last message."""
+    """Removes tracebacks from Prefect's lines (``flow_error`` keeps them in a file), and its server's start and end."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.startswith("prefect"):
             record.exc_info = record.exc_text = None
-        return not record.getMessage().startswith("Stopping temporary server")
+        return not record.getMessage().startswith(("Starting temporary server", "Stopping temporary server"))
 
 
 @contextmanager
 def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
     """Context in which Ctrl-C kills this process and all that it started. Files on disk are safe against kills.
 
-    A KeyboardInterrupt would take minutes: Prefect would report it to its temporary server, which Ctrl-C ends first.
+    What Prefect itself makes of a KeyboardInterrupt took minutes.
     """
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         logging.disable(logging.CRITICAL)
+        cancel_run()
         _end_children()
         where = ""
         with suppress(Exception):  # nothing may keep the process from ending

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -24,23 +25,27 @@ from prefect.runtime import flow_run
 from dptune.errors import DptuneError
 from dptune.files import write_json, write_text
 from dptune.privacy.run_folder import RunFolder
-from flows.child import child, end_server_with_me
+from dptune.progress import Meter
+from flows.child import child
 from flows.command import run_flow
 from flows.failures import CellError, flow_error
 from flows.places import free_place
 from flows.runners import THREADS, open_runner
+from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.standing import standing
-from tasks.paths import DATA, ERROR, EXPERIMENT, RUNS, TRAIN
-from tasks.settings.params import Experiment, load_settings, merge
-from tasks.stage import run_stage
+from tasks.paths import DATA, EXPERIMENT, RUNS
+from tasks.settings.experiment import Experiment
+from tasks.settings.params import load_settings, merge
+from tasks.stage import ERROR_FILE, run_stage
+from tasks.tracking_page import run_ids, show
 
 _LAST_LINES = 15
 _UNDER_WAY: list[Cell] = []  # the cells of this process' flow, for the last line after Ctrl-C
-# A cell takes these from its flow: Dask and Ray give one thread to whatever their workers start.
+# A cell takes these variables from its flow, because Dask and Ray set them to one thread for all that workers start.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
@@ -102,7 +107,7 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
         with free_place(available_devices(context.settings), context.settings.cells_per_device) as device:
             files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
             options = ["--device", device, "--parent", context.parent, "--flow-run", str(flow_run.id or "none")]
-            # Another flow may hold these cells, and so may the process of a killed worker, which ends a moment later.
+            # The cells may be locked by another flow, or by the process of a killed worker, which ends a moment later.
             options.append("--wait")
             # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if context.terminal else run_process
@@ -131,7 +136,7 @@ def experiment(
     params: str = "params.yaml",
     overrides: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Fine-tune every cell of the grid and say where the results are.
+    """Fine-tune every cell of the grid, and return the cells' folders.
 
     Args:
         epsilons: privacy budgets in place of the file's.
@@ -166,6 +171,11 @@ def experiment(
         failed, errors = _failures(groups, futures)
     write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
     tracking.finish_parent(parent, failed=bool(failed), timed=timed)
+    links = show(parent, run_ids(cell.directory for cell in cells), settings.experiment.telemetry)
+    if links:
+        logger = get_run_logger()
+        logger.info("MLflow (make ui), the cells in a table:  %s", links.table)
+        logger.info("MLflow (make ui), the cells in charts:   %s", links.charts)
     if failed:
         raise flow_error(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}", errors)
     return [str(cell.directory) for cell in cells]
@@ -196,14 +206,16 @@ def _failures(
     failed: list[str] = []
     errors: list[BaseException] = []
     total = sum(len(group.cells) for group in groups)
-    for group, future in zip(groups, futures, strict=True):
-        future.wait()
-        state, done = future.state, done + len(group.cells)
-        name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
-        logger.info("%d of %d cells: %s %s", done, total, group.label, name)
-        if not state.is_completed():
-            failed += [cell.label for cell in group.unfinished_cells or group.cells]
-            errors.append(error_of(future))
+    with Meter("all cells", total=total, unit="cells") as meter:
+        for group, future in zip(groups, futures, strict=True):
+            future.wait()
+            state, done = future.state, done + len(group.cells)
+            meter.update(done)
+            name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
+            logger.info("%d of %d cells: %s %s", done, total, group.label, name)
+            if not state.is_completed():
+                failed += [cell.label for cell in group.unfinished_cells or group.cells]
+                errors.append(error_of(future))
     return failed, errors
 
 
@@ -233,16 +245,18 @@ def tags_of(settings: Experiment) -> dict[str, str]:
         "telemetry": settings.telemetry,
         "accounting": settings.accounting,
         "git_commit": tracking.git_commit(),
-        "dvc_hash": tracking.dvc_hash(TRAIN.parent),
+        **tracking.training_hash(settings.telemetry),
         **tracking.flow_tag(settings.telemetry, str(flow_run.id or "none")),
     }
 
 
 def _run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:
-    ERROR.unlink(missing_ok=True)
-    status = subprocess.run(command, cwd=home, env=environment, check=False).returncode
-    if status != 0:
-        raise CellError(label, status, ERROR.read_text(encoding="utf-8") if ERROR.exists() else "")
+    with TemporaryDirectory() as folder:
+        said = Path(folder) / "error.txt"
+        own = {**environment, ERROR_FILE: str(said)}
+        status = subprocess.run(command, cwd=home, env=own, check=False).returncode
+        if status != 0:
+            raise CellError(label, status, said.read_text(encoding="utf-8") if said.exists() else "")
 
 
 def run_process(

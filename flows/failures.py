@@ -37,7 +37,7 @@ class CellError(Exception):
 
 
 class FlowError(RuntimeError):
-    """Parts of a flow that failed, after all others have ended.
+    """Raised when parts of a flow failed, after all others have ended.
 
     Attributes:
         summary: the parts that failed, in one sentence.

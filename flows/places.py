@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -14,10 +15,12 @@ from dptune.errors import DptuneError
 from dptune.files import locked, private_directory
 
 _SECONDS = 0.5
+_log = logging.getLogger("dptune.places")  # the flow's own log, and so its terminal's
+_own: list[str] = []  # devices of the places that this process holds
 
 
 def places_folder() -> Path:
-    """DPTUNE_PLACES, else a folder of this user in the machine's temporary folder: one for all checkouts and flows."""
+    """Folder of the locked files, one for all checkouts and flows: DPTUNE_PLACES, or in the temporary folder."""
     given = os.environ.get("DPTUNE_PLACES")
     return Path(given) if given else Path(tempfile.gettempdir()) / f"dptune-places-{os.getuid()}"
 
@@ -35,15 +38,22 @@ def free_place(devices: Sequence[str], cells: int, folder: Path | None = None) -
     folder = folder or places_folder()
     private_directory(folder)
     with ExitStack() as stack:
-        yield _take(stack, [(device, place) for place in range(cells) for device in devices], folder)
+        device = _take(stack, [(device, place) for place in range(cells) for device in devices], folder)
+        _own.append(device)
+        stack.callback(_own.remove, device)
+        yield device
 
 
 def _take(stack: ExitStack, places: list[tuple[str, int]], folder: Path) -> str:
+    said = False
     while True:
         for device, place in places:
             with suppress(DptuneError):
                 stack.enter_context(locked(folder / f"{gethostname()}-{_physical(device)}-{place}"))
                 return device
+        if not (_own or said):
+            _log.warning("other flows on this machine hold all %d places (locks in %s): waiting", len(places), folder)
+            said = True
         time.sleep(_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""The policy flow: runs all private reinforcement learning, each run in a process of its own, and writes a page.
+"""The policy flow: makes all runs of private reinforcement learning, each in its own process, and writes a page.
 
 python -m flows.policy        # `make policy`
 """
@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
-from flows.child import child, end_server_with_me
+from flows.child import child
 from flows.command import run_flow
 from flows.experiment import error_of, run_process
 from flows.failures import flow_error
 from flows.places import free_place
+from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
@@ -28,6 +29,7 @@ from tasks.policy.audit import audits
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells
 from tasks.policy.rlhf import cells
 from tasks.policy.tenants import TENANTS
+from tasks.report.page import write_index
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import PolicySettings
@@ -40,7 +42,7 @@ _DEVICE = "cpu"  # the networks have a few thousand parameters, too few for a GP
 
 @task(name="policy run", task_run_name="{cell.name}", retries=1)
 def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
-    """Train one policy; a finished one is kept, and one that died resumes from its ledger."""
+    """Make one run, or resume it from its ledger; a finished run is only read. Returns: its result."""
     folder = RunFolder(cell.directory)
     if not folder.result.exists():
         private_directory(cell.directory)
@@ -51,22 +53,27 @@ def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a part wrote."""
+    """Read the JSON file of a run's or a part's results."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 @task(name="public inputs")
 def public_inputs(processes: int) -> None:
-    """Make the public model and the split by their DVC stages, if they are missing."""
+    """Make the public model and the split by their DVC stages, if they are missing.
+
+    Policies train on the pipeline's own model whether or not the experiment does, for which DVC would skip it.
+    """
     if not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
         with free_place([_DEVICE], processes):
             run_process("public inputs", child("dvc", "repro", "split", "pretrain"))
+            if not PUBLIC_MODEL.is_dir():
+                run_process("public model", child("tasks.corpus.pretrain", "--always"))
 
 
 @task(name="part", task_run_name="{name}", retries=1)
 def run_part(name: str, module: str, settings: dict[str, Any], inputs: Any, processes: int) -> None:
-    """Run a part in a process of its own, after ``inputs`` are done. The part keeps its own results."""
+    """Run a part in its own process, after ``inputs`` are ready. The part reads its results if it is finished."""
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     with free_place([_DEVICE], processes):
         run_process(name, child(module, *options))
@@ -86,7 +93,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     tags = {"git_commit": tracking.git_commit(), "data": "simulated users"}
     parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
-    # First: it takes longest, and others wait for it.
+    # Submitted first, because it takes longest and parts wait for it.
     inputs = public_inputs.submit(settings.processes) if others else None
     futures: dict[str, PrefectFuture[Any]] = {cell.name: run_one.submit(cell, settings.processes) for cell in chosen}
     for name, module, section in others:
@@ -104,15 +111,16 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     publish_others(settings, extra, parent)
     write_json(RunFolder(POLICY).results, {"runs": results, **extra})
     write_page(results, settings.delta, extra, POLICY)
+    write_index()
     tracking.send(parent, POLICY / "policy.html", timed=False)
     tracking.finish_parent(parent, failed=False, timed=False)
     return str(POLICY / "policy.html")
 
 
 def policy_of(settings: Settings) -> PolicySettings:
-    """The policy section, whose language models follow the experiment's telemetry: they train on its records.
+    """The policy section, with the experiment's telemetry for language models, which train on its records.
 
-    Raises: ConfigError if private telemetry cannot hold for them.
+    Raises: ConfigError if the section asks for what private telemetry forbids.
     """
     chosen = settings.policy
     if chosen.rlhf is None:
@@ -125,7 +133,7 @@ def policy_of(settings: Settings) -> PolicySettings:
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
-    """Wait for all runs. Returns the names of those that failed."""
+    """Wait for all runs. Returns: the names of those that failed."""
     failed = []
     for number, (name, future) in enumerate(futures.items(), start=1):
         future.wait()
@@ -138,7 +146,7 @@ def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
 def parts(settings: PolicySettings) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, module, settings) of each part that needs no environment: every language model, and tenants."""
     found: list[tuple[str, str, dict[str, Any]]] = []
-    if settings.tenants:  # first: it takes longest
+    if settings.tenants:  # submitted first, because it takes longest
         found.append(("tenants", "tasks.policy.tenants", settings.tenants.model_dump(mode="json")))
     if settings.rlhf:
         shared = settings.rlhf.model_dump(mode="json")
@@ -169,15 +177,16 @@ def publish(result: dict[str, Any], parent: str) -> None:
     _publish(parent, result["name"], directory, params | (result["method"] or {}), tags, curve, ends)
 
 
-def publish_others(settings: PolicySettings, found: dict[str, Any], parent: str) -> None:
+def publish_others(settings: PolicySettings, results: dict[str, Any], parent: str) -> None:
     """Send the public results of language models and tenants to MLflow."""
-    for cell, result in zip(cells(settings.rlhf) if settings.rlhf else [], found.get("rlhf", []), strict=True):
+    for cell, result in zip(cells(settings.rlhf) if settings.rlhf else [], results.get("rlhf", []), strict=True):
         tags = {"study": "rlhf", "label": cell.label, "data": result["data"]}
-        curve = {one["updates"]: {name: one[name] for name in ("reward", "score", "kl")} for one in result["curve"]}
+        points = result["curve"]
+        curve = {point["updates"]: {name: point[name] for name in ("reward", "score", "kl")} for point in points}
         params = cell.settings.model_dump(mode="json") | {"users": cell.users, "epsilon": cell.epsilon}
         _publish(parent, f"rlhf.{cell.label}", cell.directory, params, tags, curve, _prices(result))
-    if tenants := found.get("tenants"):
-        # A label may hold characters that MLflow refuses in names of metrics.
+    if tenants := results.get("tenants"):
+        # MLflow refuses "+" in names of metrics.
         names = {line["label"]: f"public_perplexity.{line['label'].replace('+', '_')}" for line in tenants["summary"]}
         ends = {names[line["label"]]: line["public_perplexity"] for line in tenants["summary"]}
         tags = {"study": "tenants", "data": tenants["data"]}
@@ -214,7 +223,7 @@ def main() -> None:
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     settings = policy_of(load_settings())
     check_environments(settings)
-    # As many workers as there are slots: whoever waits for a slot asks for it every few seconds only.
+    # There are as many workers as slots: a worker that waits for a slot looks for one every few seconds only.
     workers: Any = ThreadPoolTaskRunner(max_workers=settings.processes)
     run_flow(lambda: print(policy.with_options(task_runner=workers)()))
 

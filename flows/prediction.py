@@ -12,11 +12,12 @@ from prefect import flow, get_run_logger, task, unmapped
 
 from dptune.files import private_directory
 from dptune.prediction.ensemble import is_tuned
-from flows.child import child, end_server_with_me
+from flows.child import child
 from flows.command import run_flow
 from flows.experiment import available_devices, error_of, run_process, tags_of
 from flows.failures import flow_error
 from flows.places import free_place
+from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION
@@ -30,6 +31,7 @@ from tasks.prediction.ensembles import (
     scored_protocols,
     served_protocol,
 )
+from tasks.report.page import write_index
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
@@ -37,7 +39,7 @@ from tasks.stage import run_stage
 
 @task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
 def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) -> int:
-    """Tune one shard's adapter in a process of its own; a finished one is kept."""
+    """Tune one shard's adapter in its own process, unless it is finished. Returns: the shard's number."""
     if not is_tuned(plan.directory, shard):
         with free_place(devices, places) as device:
             arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
@@ -46,14 +48,14 @@ def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) ->
 
 
 @task(name="score")
-def score_all(settings: Settings, chosen: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
+def score_all(settings: Settings, plans_to_score: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Score every protocol, the public model and the experiment's cells on held-out records."""
-    return score(settings, chosen, serving, device)
+    return score(settings, plans_to_score, serving, device)
 
 
 @flow(name="prediction", log_prints=True)
 def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
-    """Tune the ensembles, score the protocols, and say which ensemble answers prompts.
+    """Tune the ensembles, score the protocols, and return the folder of the ensemble that answers prompts.
 
     Raises: FlowError naming the shards that failed, after all others.
     """
@@ -62,7 +64,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     delta, chosen = settings.experiment.delta, plans(settings)
     protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
-        scored_protocols(settings.prediction, plan.models, delta)  # refuses what cannot be, before anything is tuned
+        scored_protocols(settings.prediction, plan.models, delta)  # raises for bad options before anything is tuned
     devices = available_devices(settings.experiment)
     private_directory(ENSEMBLES)
     for plan in chosen:
@@ -87,6 +89,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     parent = tracking.parent_run(settings.experiment.name, {}, timed=timed)
     publish_answers(result, parent, serving, tags_of(settings.experiment))
     write_page(result, PREDICTION)
+    write_index()
     tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)

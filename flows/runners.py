@@ -1,4 +1,4 @@
-"""Prefect's task runner for ``experiment.runner``, which says where a flow's cells run.
+"""Prefect's task runner that ``experiment.runner`` names, and so where a flow's cells run.
 
 threads              the flow's process starts every cell on its own machine
 dask, ray            a temporary cluster of this machine, which ends with the flow
@@ -20,14 +20,14 @@ from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_se
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from dptune.errors import ConfigError
-from tasks.settings.params import Experiment
+from tasks.settings.experiment import Experiment
 
 THREADS = "threads"
 
 
 @contextmanager
 def open_runner(settings: Experiment, places: int) -> Iterator[TaskRunner[Any]]:
-    """The task runner that ``settings.runner`` names, ready for work.
+    """Context with the task runner that ``settings.runner`` names, ready for work.
 
     Args:
         places: number of cells that a temporary cluster runs at a time.
@@ -64,10 +64,10 @@ def _task_runner(runner: str, places: int) -> TaskRunner[Any]:
 
 def _dask(runner: str, places: int) -> TaskRunner[Any]:
     build = _integration("prefect_dask", "dask").DaskTaskRunner
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # else every connection is a line
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # otherwise every connection is a log line
     if runner != "dask":
         return build(address=runner)
-    # Without TLS, any other user of this machine could have a worker run code. Port 0: any that is free.
+    # Without TLS, any other user of this machine could make a worker run code. Port 0 means any free port.
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
     local = {"security": True, "dashboard_address": "127.0.0.1:0", "env": quiet}
     return build(cluster_kwargs={"n_workers": places, "threads_per_worker": 1, **local})
@@ -113,6 +113,6 @@ def _gpu_share(settings: Experiment) -> AbstractContextManager[Any]:
     """Let each cell ask a Ray cluster with GPUs for its share of a GPU, so that Ray sends it to a machine with one."""
     if settings.devices != "auto" or not import_module("ray").cluster_resources().get("GPU"):
         return nullcontext()
-    share = int(10_000 / settings.cells_per_device) / 10_000  # the finest that Ray counts
+    share = int(10_000 / settings.cells_per_device) / 10_000  # Ray counts GPUs in steps of 1e-4
     options: AbstractContextManager[Any] = import_module("prefect_ray.context").remote_options(num_gpus=share)
     return options

@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import typer
 
 from dptune.errors import DptuneError
+from tasks.page_links import remembered
 from tasks.stage import run_command
 from tasks.tracking import tracking_uri
 
@@ -61,7 +62,10 @@ def run_ui() -> None:
         processes.append(_start(["flows.ui", "deployments"], environment))
         if mlflow:
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", mlflow)
-            print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}   (select runs of an experiment -> Compare)", flush=True)
+            print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}", flush=True)
+            if shown := remembered():
+                print(f"  the last run's cells in a table:  {shown.table}", flush=True)
+                print(f"  the same in charts:               {shown.charts}", flush=True)
         while all(process.poll() is None for process in processes):
             time.sleep(0.5)
         raise DptuneError("one of the servers ended by itself. Fix: look at its output above.")
@@ -119,7 +123,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(
-    only: Annotated[Literal["deployments"] | None, typer.Argument(help="serve the deployments, start no UI")] = None,
+    only: Annotated[Literal["deployments"] | None, typer.Argument(help="serve the deployments without any UI")] = None,
 ) -> None:
     """Serve Prefect's and MLflow's UI, and the deployments."""
     (serve_deployments if only else run_ui)()

@@ -1,4 +1,4 @@
-"""One unit of work each. Started with a Python that has none of dptune's dependencies, it says so."""
+"""Tasks, each of which is one unit of work. Without dptune's dependencies, importing this says so and exits."""
 
 import sys
 from importlib.util import find_spec

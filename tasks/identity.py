@@ -20,10 +20,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
-#: Modules whose change changes no result, and why; what they import counts only where something else imports it too.
-#: To run a finished run again because of one of these would cost privacy and change nothing.
+_SECTIONS = [
+    f"tasks.settings.{section}"
+    for section in (
+        *("audit", "experiment", "mechanisms", "params", "policy"),
+        *("prediction", "rlhf", "tenants", "training"),
+    )
+]
+#: Modules that change no result, each with the reason. Modules that they import count only if others import them too.
+#: If these counted, a change of one would repeat finished runs, which costs privacy and changes nothing.
 NO_RESULT = {
     "dptune": "a version and the package's description",
+    "dptune.bounds": "which settings are taken",
     "dptune.errors": "the words of an error",
     "dptune.files": "how a file is written, not what",
     "dptune.plugins": "it names the code of others, which has a digest of its own",
@@ -39,13 +47,11 @@ NO_RESULT = {
     "tasks.experiment.standing": "how far a run came that was stopped",
     "tasks.identity": "it names what decides",
     "tasks.paths": "where files lie",
-    "tasks.settings.bounds": "which settings are taken",
-    "tasks.settings.params": "its values are part of what names a run, and the parameters of a stage",
-    "tasks.settings.policy": "as tasks.settings.params",
-    "tasks.settings.rlhf": "as tasks.settings.params",
+    **dict.fromkeys(_SECTIONS, "its values are part of what names a run, and the parameters of a stage"),
+    "tasks.settings.library_section": "which settings are taken",
+    "tasks.settings.strict": "which settings are taken",
     "tasks.settings.strict_yaml": "which files of settings are taken",
     "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",
-    "tasks.settings.tenants": "as tasks.settings.params",
     "tasks.stage": "how a failed command ends",
     "tasks.tracking": "what MLflow is sent",
     "tasks.unsent": "what MLflow is sent later",
@@ -75,9 +81,9 @@ def syntax_digest(module: ast.Module) -> str:
 
 
 def _written_out(part: Any) -> str:
-    """As ``ast.dump`` does, but without statements that are a string alone, and without what is absent or empty.
+    """Write out a syntax tree like ``ast.dump``, but without docstrings, and without fields that are absent or empty.
 
-    What is empty differs by Python's version: 3.12 added fields that code for 3.11 leaves empty.
+    Empty fields differ between versions of Python: 3.12 added some that code for 3.11 leaves empty.
     """
     if isinstance(part, list):
         return "[" + ",".join(_written_out(item) for item in part if not _is_docstring(item)) + "]"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 DATA = Path("data")
 CHECKED = DATA / "checked.json"
+#: Whether the pipeline's own public model is trained: whether any model of the experiment is that one.
+NEEDED = DATA / "needed.json"
 RAW = DATA / "raw"
 RAW_MANIFEST = RAW / "source.json"
 NARRATIVES = DATA / "narratives" / "narratives.parquet"
@@ -17,7 +19,12 @@ SECRETS = DATA / "secrets" / "canaries.json"
 CRAFTED = DATA / "secrets" / "crafted"
 MANIFEST = CANARIES / "manifest.json"
 PUBLIC_MODEL = DATA / "models" / "public"
-PUBLIC_VALIDATION = DATA / "models" / "public_validation.parquet"
+#: Public narratives that the public model was not trained on; what policies are trained and judged on.
+PUBLIC_NARRATIVES = DATA / "models" / "public_validation.parquet"
+#: Written in place of the model where no model of the experiment is that one.
+SKIPPED = DATA / "models" / "skipped.json"
+#: The public records of the experiment: the user's own (``data.public``), else synthetic narratives.
+PUBLIC_VALIDATION = DATA / "validation" / "public.parquet"
 RUNS = DATA / "runs"
 EXPERIMENT = RUNS / "experiment.json"
 AUDITS = DATA / "audits"
@@ -29,6 +36,7 @@ ENSEMBLES = DATA / "ensembles"
 #: Not DVC's: token ids of the records, made again whenever they are missed; safe to remove between runs.
 TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
-#: The last line of the last command that failed; and the tracebacks of failures that nobody foresaw.
-ERROR = DATA / "error.txt"
+#: Number of the experiment whose page MLflow shows.
+MLFLOW_PAGE = DATA / "mlflow_page.txt"
+#: The tracebacks of failures that nobody foresaw.
 FAILURES = DATA / "failures.log"

@@ -51,10 +51,11 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).splitlines()[0]
 
 
-def _overlay(base: Any, over: Any) -> None:
+def _overlay(base: Any, over: Any, *, whole: bool = False) -> None:
+    """Merge ``over`` into ``base``; a mechanism's entry replaces the one of its name, so a profile says all of it."""
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict) and key != "models":
-            _overlay(base[key], value)
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and key != "models" and not whole:
+            _overlay(base[key], value, whole=key == "mechanisms")
         else:
             base[key] = value
 

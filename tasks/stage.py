@@ -18,12 +18,14 @@ import typer
 from dptune.cli.console import Command
 from dptune.errors import DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_text
-from tasks.paths import DATA, ERROR, FAILURES
+from tasks.paths import DATA, FAILURES
 
 #: Exit status of an error that trying again cannot mend.
 USER_ERROR = 2
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
+#: Variable with the file that takes the last line of a command that fails: one for whoever started the command.
+ERROR_FILE = "DPTUNE_ERROR_FILE"
 
 
 def run_command(work: Callable[..., None]) -> None:
@@ -70,9 +72,10 @@ def run_stage(work: Callable[[], None]) -> None:
 
 
 def say_error(sentence: str) -> None:
-    """Print the last line of a command that failed, and keep it for whoever started the command."""
-    with suppress(OSError):  # a full disk, say, of which the sentence may be about
-        write_text(ERROR, f"error: {sentence}\n")
+    """Print the last line of a command that failed, and write it to the file that ``ERROR_FILE`` names, if any."""
+    if file := os.environ.get(ERROR_FILE):
+        with suppress(OSError):  # a full disk, say, which the sentence may be about
+            write_text(Path(file), f"error: {sentence}\n")
     print(f"error: {sentence}", file=sys.stderr)
 
 

@@ -13,23 +13,30 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import requests
 import yaml
 
-from tasks.paths import DATA
+from dptune.files import locked, private_directory
+from tasks.paths import DATA, TRAIN
+from tasks.tracking_entities import MODEL, InputData, log_inputs, log_model
 from tasks.unsent import Unsent
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # MLflow's own patience with a server that does not answer is 15 minutes, in which a run would stand still.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-# Alembic's start-up chatter says nothing to a user.
+# Bars for files that are copied from one folder to another would fill the log.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# Alembic's start-up chatter says nothing to a user. MLflow writes a traceback for each request that its database
+# refuses; ``_warn`` says the same in a sentence.
 logging.getLogger("alembic").setLevel(logging.WARNING)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
 from mlflow.entities import Metric, Param, RunTag  # noqa: E402
@@ -40,6 +47,10 @@ from mlflow.utils.file_utils import local_file_uri_to_path  # noqa: E402
 LATER = "later"
 #: Milliseconds since 1970 that stand for every time of a run that tells none; MLflow takes 0 for "now".
 NO_TIME = 1
+#: In data: held while a flow finds or starts the experiment's run.
+MLFLOW_LOCK = "mlflow.lock"
+#: Tag of the description of a run or an experiment, in Markdown.
+NOTE = "mlflow.note.content"
 _PARENT_TAG = "dptune.parent"
 _BATCH = 500
 _PROBE_SECONDS = 5
@@ -81,7 +92,7 @@ def optional(what: str) -> Iterator[None]:
 
 
 def _warn(what: str, error: Exception) -> None:
-    cause = " ".join(str(error).split())[:200] or type(error).__name__
+    cause = " ".join(str(error).partition("[SQL:")[0].split())[:200] or type(error).__name__
     named = os.environ.get("MLFLOW_TRACKING_URI") and "data/mlflow.db" not in tracking_uri()
     server, file = "start that server, or unset the variable to use data/mlflow.db", "free or restore data/mlflow.db"
     fix = server if named else file
@@ -105,7 +116,8 @@ def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> 
     Args:
         timed: stamp a new one with the time.
     """
-    with optional(f"the experiment {experiment}"):
+    with optional(f"the experiment {experiment}"), locked(private_directory(DATA) / MLFLOW_LOCK, wait=True):
+        # One flow at a time: two would each make the tables of a new database, or a parent.
         return _parent_run(client(), experiment, tags, timed)
     return LATER
 
@@ -208,12 +220,20 @@ class ChildRun:
             self.flush()
 
     def tag(self, tags: dict[str, str]) -> None:
-        """Set tags."""
+        """Send tags of this run to MLflow."""
         self._unsent.add({"tags": tags})
+
+    def inputs(self, inputs: Sequence[InputData]) -> None:
+        """Name the data sets that the run reads."""
+        self._unsent.add({"inputs": [one.to_dict() for one in inputs]})
 
     def artifact(self, path: Path) -> None:
         """Upload a file or a folder under its own name."""
         self._unsent.add({"artifact": str(path)})
+
+    def model(self, folder: Path, note: str) -> None:
+        """Upload a folder that MLflow's own API loads as a model; ``note`` describes it in Markdown."""
+        self._unsent.add({"model": str(folder), "note": note})
 
     def flush(self) -> bool:
         """Send what MLflow does not have yet; whether it now has everything."""
@@ -250,6 +270,10 @@ class ChildRun:
             elif "artifact" in entry:
                 path = Path(entry["artifact"])
                 _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
+            elif "inputs" in entry:
+                log_inputs(mlflow, self.run_id, entry["inputs"])
+            elif "model" in entry:
+                self._send_model(mlflow, Path(entry["model"]), entry["note"])
             else:
                 params = [Param(key, value) for key, value in entry.get("params", {}).items()]
                 tags = [RunTag(key, value) for key, value in entry["tags"].items()]
@@ -257,6 +281,12 @@ class ChildRun:
         for start in range(0, len(metrics), _BATCH):
             mlflow.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
         self._unsent.clear()
+
+    def _send_model(self, mlflow: MlflowClient, folder: Path, note: str) -> None:
+        if self._timed:
+            log_model(mlflow, self.run_id, folder, note)
+        else:
+            _send(mlflow, self.run_id, folder, MODEL, timed=False)
 
     def _connected(self) -> MlflowClient:
         """A client, once the run is there."""
@@ -280,14 +310,25 @@ class ChildRun:
         return True
 
 
-def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed: bool = True) -> bool:
-    """Add metrics and a file to a run that has ended; whether MLflow took them, or does not know the run.
+def add_to_run(
+    run_id: str,
+    metrics: Mapping[str, float],
+    artifact: Path | None,
+    tags: Mapping[str, str] = MappingProxyType({}),
+    *,
+    timed: bool = True,
+) -> bool:
+    """Add metrics, tags and a file to a run that has ended; whether MLflow took them, or does not know the run.
 
     Each call is a step of its own: MLflow shows the last step's values, and of one step the largest.
     """
-    with optional(f"{artifact}"):
+    if run_id == LATER:
+        return False
+    with optional(f"{artifact or 'figures of the experiment'}"):
         try:
-            _add_to_run(client(), run_id, metrics, artifact, timed)
+            _add_to_run(client(), run_id, metrics, tags)
+            if artifact:
+                _send(client(), run_id, artifact, None, timed)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -295,15 +336,15 @@ def add_to_run(run_id: str, metrics: dict[str, float], artifact: Path, *, timed:
     return False
 
 
-def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: dict[str, float], artifact: Path, timed: bool) -> None:
+def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
     known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
     step = 1 + max((metric.step for metric in known), default=-1)
-    mlflow.log_batch(run_id, metrics=[Metric(key, value, NO_TIME, step) for key, value in metrics.items()])
-    _send(mlflow, run_id, artifact, None, timed)
+    values = [Metric(key, float(value), NO_TIME, step) for key, value in metrics.items()]
+    mlflow.log_batch(run_id, metrics=values, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
 def flow_tag(telemetry: str, flow_run: str) -> dict[str, str]:
-    """Which flow made a run; none where times must not be told, for a number that Prefect's server gives is a time."""
+    """Tag with the flow that made a run; no tag if times are private, because a flow's number tells a time."""
     return {"prefect_flow_run": flow_run} if timed(telemetry) else {}
 
 
@@ -315,6 +356,11 @@ def git_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "none"
     return commit + ("+changes" if changed else "")
+
+
+def training_hash(telemetry: str) -> dict[str, str]:
+    """DVC's hash of the training file, which holds a secret salt; none where nothing of the records may be told."""
+    return {"dvc_hash": dvc_hash(TRAIN.parent)} if telemetry == "research" else {}
 
 
 def dvc_hash(output: Path) -> str:

@@ -42,12 +42,22 @@ def _umask() -> Iterator[None]:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: a copy of the built pipeline, in a path with a space."""
-    from tiny_pipeline import built, copied, prepare_environment
+def pipeline(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """The current directory: a copy of the built pipeline, in a path with a space.
+
+    Cells draw their curves only in tests that have "curves" in their names.
+    """
+    from tiny_pipeline import built, copied, prepare_environment, quick_pictures
 
     directory = copied(built(tmp_path_factory), tmp_path / "tiny pipeline")
     prepare_environment(monkeypatch, directory)
+    if "curves" not in request.node.name:
+        quick_pictures(monkeypatch)
     return directory
 
 

@@ -53,8 +53,10 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
-@pytest.mark.parametrize("module", ["dptune.cli", "dptune.privacy.ledger", "dptune.mechanisms.registry"])
-def test_pricing_loads_nothing_heavy(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", ["dptune.cli", "dptune.privacy.ledger", "dptune.mechanisms.registry", "tasks.settings.params"]
+)
+def test_pricing_and_settings_load_nothing_heavy(module: str) -> None:
     heavy = ["torch", "transformers", "peft", "opacus", "prefect", "dvc", "mlflow"]
     result = python(f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])")
     assert result.stdout.strip() == "[]", result.stdout + result.stderr

@@ -2,7 +2,7 @@
 
 Repeated runs: Clopper-Pearson bounds on the attack's two error rates. One run with many canaries: Steinke, Nasr
 and Jagielski 2023 (arXiv 2305.08846), and the f-DP bound of Mahloujifar, Melis and Chaudhuri 2024 (2410.22235).
-Every bound here may err with probability ``1 - confidence``, and only then.
+Each bound is wrong with probability ``1 - confidence`` at most.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def epsilon_from_errors(
 
     An (epsilon, delta)-DP mechanism obeys TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta
     (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of the allowed failure probability.
-    Valid for every mechanism. At most about log(trials): more needs more trials.
+    Valid for every mechanism. The bound is at most about log(trials), so a larger one needs more trials.
     """
     _check_delta(delta)
     fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)

@@ -32,8 +32,8 @@ class CraftedCanaries:
     Attributes:
         included: (canaries,) results of the fair coins.
         scores: (canaries,) scores, larger if the canary looks included.
-        moves: the amount that each watched release adds to the score of a canary in its batch; nan if no one figure
-            holds for all canaries, because the mechanism clips in other coordinates or by the batch itself.
+        moves: amount that each watched release adds to the score of a canary in its batch; nan if it differs between
+            canaries, because the mechanism clips in other coordinates or by the batch itself.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
@@ -67,7 +67,7 @@ class CraftedCanaries:
             raise ConfigError("canaries.crafted", problem, fix="use fewer")
 
     def on_open(self, releases: int) -> None:
-        """Do nothing: coins that live only as long as this process need no file."""
+        """Do nothing. The coins exist in this process only, so there is no file to write or to check."""
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Gradients of the drawn canaries, as one micro-batch; an empty list if none was drawn."""
@@ -105,7 +105,7 @@ def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float]
 
 @dataclass(frozen=True)
 class _Crafted:
-    """Gradients of drawn canaries: ``dptune.mechanisms.mechanism.Gradients`` with one entry a pair."""
+    """Gradients (``dptune.mechanisms.interfaces.Gradients``) of drawn canaries, each 0 but for one entry a pair."""
 
     coordinates: torch.Tensor
     size: float

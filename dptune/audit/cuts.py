@@ -23,9 +23,9 @@ class Cuts:
 
 
 def best_cuts(
-    inside: NDArray[np.float64], outside: NDArray[np.float64], counted: int, delta: float, confidence: float
+    inside: NDArray[np.float64], outside: NDArray[np.float64], trials: int, delta: float, confidence: float
 ) -> Cuts:
-    """The thresholds that the pilot favours for ``counted`` trials in each world.
+    """The thresholds that the pilot favours for ``trials`` trials in each world.
 
     For mu it is the threshold with the highest bound from the pilot's own few counts, so that none is chosen for luck
     in the tails; at a lower confidence, as ten trials show nothing at 0.999. For epsilon, which depends on the tails,
@@ -39,7 +39,7 @@ def best_cuts(
     promise, for_mu = max((mu_from_errors(*errors(inside, outside, cut), _CHOICE), float(cut)) for cut in cuts)
     shares = zip(cuts, _shares_above(-inside, -cuts), _shares_above(outside, cuts), strict=True)
     _, for_epsilon = max(
-        (epsilon_from_errors(counted * missed, counted, counted * alarms, counted, delta, confidence), float(cut))
+        (epsilon_from_errors(trials * missed, trials, trials * alarms, trials, delta, confidence), float(cut))
         for cut, missed, alarms in shares
     )
     return Cuts(for_mu, for_epsilon, promise)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.likelihood import endings_of_one_prompt
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
+from dptune.audit.likelihood import Passage, endings_of_one_prompt
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.errors import ConfigError, DataError
 from dptune.progress import progress
 
@@ -17,7 +18,7 @@ from dptune.progress import progress
 def exposures(
     model: Any,
     tokenizer: Any,
-    planted: Sequence[tuple[str, str]],
+    planted: Sequence[tuple[Passage, str]],
     *,
     candidates: int,
     max_length: int,
@@ -27,10 +28,10 @@ def exposures(
     """(secrets,) exposures in bits, from 0 (least likely of all) to log2(candidates + 1) (most likely of all).
 
     Args:
-        planted: (record's text, secret) of each planted secret. Private.
-        candidates: random secrets to rank each against, in the same record; a secret never planted
-            anywhere ranks uniformly, see ``chance``.
-        seed: seed of the random secrets, which no one planted; public.
+        planted: the passage of each planted secret, whose ending holds it, and the secret. Private.
+        candidates: number of random secrets to rank each planted one against, in the same record. A secret that was
+            never planted has a uniform rank, see ``chance``.
+        seed: seed of the random secrets; public.
 
     Raises: ConfigError without a secret or a candidate; DataError if a text was cut before its secret, or the
     model's losses are not finite.
@@ -41,10 +42,11 @@ def exposures(
         raise ConfigError("audit.candidates", f"{candidates} is below 1", fix="use hundreds")
     generator = np.random.default_rng(seed)
     losses = []
-    for text, secret in progress(planted, "exposure", total=len(planted)):
+    for passage, secret in progress(planted, "exposure", total=len(planted)):
         drawn = generator.choice(list(ALPHABET), size=(candidates, SECRET_LENGTH))
-        endings = [suffix(other) for other in (secret, *("".join(row) for row in drawn))]
-        found = endings_of_one_prompt(model, tokenizer, text, endings, max_length=max_length, rows=rows)
+        others = ("".join(row) for row in drawn)
+        ranked = [replace(passage, ending=passage.ending.replace(secret, other)) for other in (secret, *others)]
+        found = endings_of_one_prompt(model, tokenizer, ranked, max_length=max_length, rows=rows)
         if not found.tokens.all():
             problem = f"a record fills {max_length} tokens, so that its secret was cut off"
             raise DataError(problem, fix="raise training.max_length", file="exposure")
@@ -65,5 +67,5 @@ def exposure_of(losses: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def chance(candidates: int) -> float:
-    """Mean exposure of a secret that the model never saw, bits: about 1.44."""
+    """Mean exposure in bits of a secret that the model never saw: about 1.44."""
     return float(np.log2(candidates + 1) - np.log2(np.arange(1, candidates + 2)).mean())

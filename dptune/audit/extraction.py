@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.likelihood import cached
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
+from dptune.audit.likelihood import Passage, cached, passage_ids
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
 from dptune.errors import ConfigError
 from dptune.training.causal import most_positions
 
 #: Text that precedes every planted secret.
 PROMPT = " secret_id="
 GRAMS = (1, 2, 3, 4)
+_BARE = Passage(PROMPT, "")
 _VALID = re.compile(r"[A-Z0-9]{1,10}")
 _NEW_TOKENS, _TEMPERATURE, _TOP_P, _TOP_K = 10, 0.7, 0.95, 50
 
@@ -55,18 +56,19 @@ class Extraction:
 
 
 @torch.no_grad()
-def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: str = PROMPT) -> list[str]:
+def sample_endings(
+    model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: Passage = _BARE
+) -> list[str]:
     """Sample ``count`` continuations of ``prompt``: at most 10 new tokens, temperature 0.7, top-p 0.95, top-k 50.
 
-    Of a prompt that leaves the model no room for them, the end is what is continued.
+    A prompt that leaves no room for the new tokens in the model's context is cut at its start.
 
     Returns: each sample up to the full stop that ends a planted secret, without surrounding blanks.
     """
     if count < 1:
         raise ConfigError("audit.generations", f"{count} is below 1", fix="use 4000, as published")
     device = next(model.parameters()).device
-    ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
-    ids = ids[:, -_room(model) :]
+    ids = torch.tensor(passage_ids(tokenizer, [prompt]), device=device)[:, -_room(model) :]
     texts: list[str] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -88,20 +90,20 @@ def sample_endings(model: Any, tokenizer: Any, count: int, *, rows: int, seed: i
 
 
 def _room(model: Any) -> int:
-    """The most tokens of a prompt, beside those that are sampled."""
+    """Largest number of tokens of a prompt that leaves room for the sampled ones in the model's context."""
     positions = most_positions(model)
     return sys.maxsize if positions is None else max(1, positions - _NEW_TOKENS)
 
 
 @torch.no_grad()
-def recites(model: Any, tokenizer: Any, text: str, secret: str) -> bool:
+def recites(model: Any, tokenizer: Any, passage: Passage, secret: str) -> bool:
     """Whether the model's likeliest continuation of the secret's own record is the secret.
 
     It decodes greedily from the true prefix: the usual test for memorised text (Carlini et al. 2023), stronger
-    than samples from other contexts. ``text`` and ``secret`` are private.
+    than samples from other contexts. ``passage``, whose ending holds the secret, and ``secret`` are private.
     """
     device = next(model.parameters()).device
-    before, whole = tokenizer([text + PROMPT, text + suffix(secret)], add_special_tokens=False)["input_ids"]
+    before, whole = passage_ids(tokenizer, [before_secret(passage, secret), passage])
     ids = torch.tensor([before], device=device)
     continued = model.generate(
         input_ids=ids,
@@ -111,6 +113,11 @@ def recites(model: Any, tokenizer: Any, text: str, secret: str) -> bool:
         pad_token_id=tokenizer.pad_token_id,
     )
     return str(tokenizer.decode(continued[0, ids.shape[1] :], skip_special_tokens=True)).startswith(secret)
+
+
+def before_secret(passage: Passage, secret: str) -> Passage:
+    """All of a passage that stands before a secret in its ending, as a prompt."""
+    return replace(passage, prompt=passage.prompt + passage.ending.partition(secret)[0], ending="")
 
 
 def compare(samples: Sequence[str], secrets: Sequence[str], seed: int = 0) -> Extraction:

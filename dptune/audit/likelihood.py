@@ -1,4 +1,4 @@
-"""Losses of a model on the end of a text, given its beginning: the input of every attack by text."""
+"""Losses of a model on the end of a text given its beginning, on which all attacks by text are based."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from dptune.training.losses import token_losses
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, split into a prompt and the ending that an attacker wants to know. Private."""
+    """A text, split into a prompt and the ending that an attacker wants to know. Private.
+
+    Attributes:
+        rendered: whether a chat template made the text, which then holds all special tokens; before any other text
+            stands what the tokenizer puts before texts.
+    """
 
     prompt: str = field(repr=False)
     ending: str = field(repr=False)
+    rendered: bool = False
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.prompt + self.ending
 
 
 @dataclass(frozen=True)
@@ -72,16 +83,14 @@ def ending_losses(
 
 @torch.no_grad()
 def endings_of_one_prompt(
-    model: Any, tokenizer: Any, prompt: str, endings: Sequence[str], *, max_length: int, rows: int
+    model: Any, tokenizer: Any, passages: Sequence[Passage], *, max_length: int, rows: int
 ) -> EndingLosses:
-    """Score many endings of one prompt as ``ending_losses`` does; the tokens that all share run through once."""
-    ids, belongs = _encoded(tokenizer, [Passage(prompt, ending) for ending in endings], max_length)
+    """Score passages with one prompt as ``ending_losses`` does; the tokens that all share run through once."""
+    ids, belongs = _encoded(tokenizer, passages, max_length)
     columns = list(zip(*ids, strict=False))[:-1]  # every row keeps at least one token
     shared = next((index for index, column in enumerate(columns) if len(set(column)) > 1), len(columns))
     if shared < 1:
-        return ending_losses(
-            model, tokenizer, [Passage(prompt, ending) for ending in endings], max_length=max_length, rows=rows
-        )
+        return ending_losses(model, tokenizer, passages, max_length=max_length, rows=rows)
     device = next(model.parameters()).device
     prefix = torch.tensor([ids[0][:shared]], device=device)
     logits = model(input_ids=prefix, use_cache=False).logits
@@ -104,23 +113,39 @@ def cached(model: Any, prefix: torch.Tensor, rows: int) -> DynamicCache | None:
     if prefix.shape[1] == 0:
         return None
     cache = DynamicCache(config=model.config)
-    model(input_ids=prefix, past_key_values=cache, use_cache=True)
+    model(input_ids=prefix, attention_mask=torch.ones_like(prefix), past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(rows)
     return cache
 
 
-def _encoded(tokenizer: Any, passages: Sequence[Passage], max_length: int) -> tuple[list[list[int]], list[list[bool]]]:
+def passage_ids(tokenizer: Any, passages: Sequence[Passage]) -> list[list[int]]:
+    """The token ids of each passage, as training reads it, without an end-of-text token. Private."""
+    return _encoded(tokenizer, passages, None)[0]
+
+
+def _encoded(
+    tokenizer: Any, passages: Sequence[Passage], max_length: int | None
+) -> tuple[list[list[int]], list[list[bool]]]:
     """Token ids of each passage, and whether each belongs to the ending: whether it has any of its characters."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("model", "its tokenizer tells no offsets", fix="use a fast tokenizer")
-    texts = [passage.prompt + passage.ending for passage in passages]
-    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False)
-    limit = max_length - 1
-    belongs = [
-        [end > len(passage.prompt) for _, end in offsets[:limit]]
-        for offsets, passage in zip(encoded["offset_mapping"], passages, strict=True)
-    ]
-    return [row[:limit] for row in encoded["input_ids"]], belongs
+    ids: list[list[int]] = [[] for _ in passages]
+    belongs: list[list[bool]] = [[] for _ in passages]
+    for rendered in {passage.rendered for passage in passages}:
+        places = [place for place, passage in enumerate(passages) if passage.rendered == rendered]
+        encoded = tokenizer(
+            [passages[place].text for place in places],
+            add_special_tokens=not rendered,
+            truncation=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        for place, row, offsets in zip(places, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            kept = len(row) - (len(row) > 1 and offsets[-1] == (0, 0))  # no end-of-text token
+            kept = kept if max_length is None else min(kept, max_length - 1)
+            ids[place] = list(row[:kept])
+            belongs[place] = [end > len(passages[place].prompt) for _, end in offsets[:kept]]
+    return ids, belongs
 
 
 def _batch(

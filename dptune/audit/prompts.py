@@ -22,7 +22,7 @@ from dptune.corpus.canaries import suffix
 from dptune.errors import ConfigError
 from dptune.policy.language.learner import USERS, LanguageLearner
 from dptune.policy.language.prompts import Prompts
-from dptune.policy.language.training import LanguageState, adapters_met
+from dptune.policy.language.training import LanguageState, adapters_by_update
 from dptune.progress import progress
 
 #: Share by which the covariance of a few simulated updates is shrunk towards a multiple of the identity.
@@ -35,7 +35,7 @@ def opening(text: str) -> str:
     return text.partition(". ")[0].removesuffix(".") + "."
 
 
-def planted(text: str, secret: str) -> str:
+def insert_secret(text: str, secret: str) -> str:
     """Insert a secret after the first sentence, so that the beginning that becomes a prompt holds it."""
     rest = text.partition(". ")[2]
     return opening(text) + suffix(secret) + (f" {rest}" if rest else "")
@@ -43,10 +43,10 @@ def planted(text: str, secret: str) -> str:
 
 def check_whole(tokenizer: Any, texts: Sequence[str], secrets: Sequence[str], width: int) -> None:
     """Raise ConfigError if a prompt of ``width`` tokens cuts off its secret: such a canary could show nothing."""
-    told = [opening(text) + suffix(secret) for text, secret in zip(texts, secrets, strict=True)]
-    lengths = [len(ids) for ids in tokenizer(told, add_special_tokens=False)["input_ids"]] if told else []
+    openings = [opening(text) + suffix(secret) for text, secret in zip(texts, secrets, strict=True)]
+    lengths = [len(ids) for ids in tokenizer(openings, add_special_tokens=False)["input_ids"]] if openings else []
     if (cut := sum(length > width for length in lengths)) > 0:
-        problem = f"{width} cuts {cut} of {len(told)} secrets off their prompts"
+        problem = f"{width} cuts {cut} of {len(openings)} secrets off their prompts"
         raise ConfigError("prompt_tokens", problem, fix="raise it")
 
 
@@ -84,12 +84,12 @@ def update_scores(
     """
     bandit, scores = learner.bandit, np.zeros(len(slots))
     noise = learner.method.noise_multiplier * learner.radius
-    met = adapters_met(learner.policy.start, state.means, bandit.server_step)
-    for number, adapter in progress(met.items(), "attacking updates", total=len(met)):
+    adapters = adapters_by_update(learner.policy.start, state.means, bandit.server_step)
+    for number, adapter in progress(adapters.items(), "attacking updates", total=len(adapters)):
         rows = [row for row, slot in enumerate(slots) if slot // bandit.users == number]
         if not rows:
             continue
-        simulated = learner.simulated(adapter, public, number)
+        simulated = learner.simulate(adapter, public, number)
         baseline = float(simulated.rewards.mean())
         rollouts = learner.respond(adapter, prompts[rows], learner.uniforms(USERS, [slots[row] for row in rows]))
         scores[rows] = log_ratios(
@@ -111,7 +111,7 @@ def log_ratios(
         own: (candidates, parameters) update that each would add.
         released: (parameters,) the noisy sum.
         simulated: (simulated users, parameters) updates that estimate mean and covariance of the others'.
-        others: number of users of that update who are no candidates.
+        others: number of users of that update who are not candidates.
         noise: standard deviation of the noise on the sum.
     """
     own, released, simulated = own.double(), released.double(), simulated.double()
@@ -132,10 +132,10 @@ def log_ratios(
     return np.asarray((filters @ rest / (1 - explained).clamp(min=_TINY)).numpy())
 
 
-def audited(
+def attack_figures(
     scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float, alarm: float
 ) -> dict[str, float | int]:
-    """Figures of one attack's scores: ``dptune.audit.one_run.one_run``, the area under its ROC, and the alarm's bound.
+    """Compute the figures of an attack: those of ``dptune.audit.one_run.one_run``, its AUC, and the bound for an alarm.
 
     Guarantee: with probability ``confidence`` over the coins, the epsilon of all releases at ``delta``, for one
     emptied slot, is at least ``epsilon_audited``; the same for ``epsilon_alarm`` with probability ``alarm``. Chance

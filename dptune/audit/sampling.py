@@ -1,8 +1,8 @@
 """A bound on a run's true sample rate, from how often planted gradients entered its batches.
 
 A bound on epsilon from one run is too weak to detect that a draw takes units at twice their rate. This bounds the rate
-directly: the score of a canary in the data is that of one outside plus, at each step, a known move with the rate's
-probability.
+directly: at each step, a canary in the data enters the batch with the true rate as probability, and its score then
+grows by a known amount, unlike the score of a canary outside.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _MANY = 20  # number of canaries from which on rank sums are nearly normal
 
 @dataclass(frozen=True)
 class Unseen:
-    """An audit of the draw that has no power, and the reason.
+    """Result of an audit of the draw without power.
 
     Attributes:
         sample_rate: the rate that the ledger is charged for.
+        reason: reason why the audit has no power, in words.
     """
 
     sample_rate: float

@@ -15,6 +15,8 @@ class Fit:
     """Centres and spreads of each coordinate of a release, with the sample in and out.
 
     Attributes:
+        centre: (coordinates,) centres in and out.
+        spread: (coordinates,) spreads in and out.
         power: 2 for Gaussian scores (means, standard deviations), 1 for Laplace scores (medians, mean absolute
             deviations), which detect a shift under heavy tails far better.
     """
@@ -25,6 +27,11 @@ class Fit:
 
     @classmethod
     def of(cls, inside: NDArray[np.float64], outside: NDArray[np.float64], *, power: int, one_spread: bool) -> Fit:
+        """Fit centres and spreads to (trials, coordinates) releases in both worlds.
+
+        Args:
+            one_spread: give both worlds the same spread.
+        """
         inside, outside = _numbers_only(inside), _numbers_only(outside)
         centres = [np.median(values, axis=0) if power == 1 else values.mean(axis=0) for values in (inside, outside)]
         moments = [

@@ -32,7 +32,7 @@ _HUGE, _LARGE, _TINY = 1e6, 1e3, 1e-6
 _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
-_TOGETHER = 1000  # number of trials whose releases are scored in one call
+_TOGETHER = 1000  # number of trials whose releases are scored together
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class _Stage:
         stage = cls(
             started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
         )
-        # One step on an empty batch: before it, a controller may lack what its statistics need (a public loss, say).
+        # Run a step on an empty batch first: until then a controller may lack what its statistics need (a public loss).
         released = stage.release(started, stage.knobs(started), StepScene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
         return stage
@@ -256,7 +256,7 @@ class _Stage:
         return mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
 
     def batch(self, scene: StepScene, with_sample: bool) -> list[Gradients]:
-        """The scene's micro-batches, made once."""
+        """Micro-batches of the scene, which are made at the first call."""
         made = self.batches.get((scene, with_sample))
         if made is None:
             made = self.batches[scene, with_sample] = self._made(scene, with_sample)
@@ -293,7 +293,7 @@ class _Attack:
     cuts: Cuts
 
 
-def _attack(stage: _Stage, scene: StepScene, pilot: int, counted: int, confidence: float) -> _Attack:
+def _attack(stage: _Stage, scene: StepScene, pilot: int, trials: int, confidence: float) -> _Attack:
     """Fit scores on half of the pilot's steps; choose the score and its thresholds on the other half."""
     inside, outside = (_pilot_steps(stage, scene, world, pilot) for world in (True, False))
     half = pilot // 2
@@ -301,7 +301,7 @@ def _attack(stage: _Stage, scene: StepScene, pilot: int, counted: int, confidenc
     fits = [Fit.of(inside[:half], outside[:half], power=power, one_spread=same) for power, same in kinds]
     fits += _known(stage.exact(scene), 2 if stage.mechanism.noise.family == "gaussian" else 1)
     rest = inside[half:], outside[half:]
-    attacks = (_choose(stage, scene, fit, rest, counted, confidence) for fit in fits)
+    attacks = (_choose(stage, scene, fit, rest, trials, confidence) for fit in fits)
     return max(attacks, key=lambda attack: attack.cuts.promise)
 
 
@@ -323,12 +323,12 @@ def _choose(
     scene: StepScene,
     fit: Fit,
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
-    counted: int,
+    trials: int,
     confidence: float,
 ) -> _Attack:
-    """The score's best thresholds: those whose bounds would be highest if ``counted`` trials err like the pilot's."""
+    """The score's best thresholds: those whose bounds would be highest if ``trials`` trials err like the pilot's."""
     inside, outside = _composed(stage, *(fit.log_ratio(values) for values in steps))
-    cuts = best_cuts(inside, outside, counted, stage.delta, confidence)
+    cuts = best_cuts(inside, outside, trials, stage.delta, confidence)
     return _Attack(scene, fit, cuts)
 
 

@@ -2,8 +2,8 @@
 
 The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
 any accountant says; the attack reads releases only. Updates are made and released by the code of runs
-(``dptune.policy.environments.training.step``, ``dptune.policy.learner.released_means``), with any critic. Environments
-and rollouts are not audited: trajectories are made by hand, for a small linear policy with local PPO steps.
+(``dptune.policy.environments.training.step``, ``dptune.policy.learner.release_means``), with any critic. Environments
+and rollouts are not audited: trajectories are fixed in advance, for a small linear policy with local PPO steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step
-from dptune.policy.learner import released_means
-from dptune.policy.met import Met
+from dptune.policy.learner import release_means
+from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
@@ -128,20 +128,24 @@ class _Learner(PolicyLearner):
 
     def __init__(self, method: Dppg) -> None:
         super().__init__(_INTERFACE, method, _TRAINING)
-        self._made: dict[tuple[str, int], tuple[Trajectories, Any]] = {}
+        self._results: dict[tuple[str, int], tuple[Trajectories, Any]] = {}
 
-    def updates(self, state: PolicyState, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        return self._once("updates", met, lambda: PolicyLearner.updates(self, state, met, number))
+    def updates(
+        self, state: PolicyState, trajectories: Trajectories, number: int
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return self._once("updates", trajectories, lambda: PolicyLearner.updates(self, state, trajectories, number))
 
-    def fitted(self, state: PolicyState, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
-        return self._once("fitted", met, lambda: PolicyLearner.fitted(self, state, met, returns))
+    def fit_critic(self, state: PolicyState, trajectories: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+        return self._once("critic", trajectories, lambda: PolicyLearner.fit_critic(self, state, trajectories, returns))
 
-    def _once(self, name: str, met: Trajectories, compute: Callable[[], Any]) -> Any:
-        if met.users[0] >= _USERS:  # a later update: its state is noisy
+    def _once(self, name: str, trajectories: Trajectories, compute: Callable[[], Any]) -> Any:
+        if trajectories.users[0] >= _USERS:  # a later update, whose state is noisy and differs from run to run
             return compute()
-        if (name, id(met)) not in self._made:
-            self._made[name, id(met)] = met, compute()  # keeps ``met`` alive, or its id could be reused
-        return self._made[name, id(met)][1]
+        key = name, id(trajectories)
+        if key not in self._results:
+            # The trajectories are kept too, or a new object could get the id of one that was deleted.
+            self._results[key] = trajectories, compute()
+        return self._results[key][1]
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,16 @@ class _Unwritten:
 
 @dataclass(frozen=True)
 class _Runs:
+    """Runs that the attacker makes, and the releases that they charged.
+
+    Attributes:
+        learner: learner of the audited method.
+        silent: learner of the same method without noise.
+        updates: number of updates in each run.
+        entropy: source of the noise.
+        charged: releases that runs charged.
+    """
+
     learner: _Learner
     silent: _Learner
     updates: int
@@ -194,17 +208,17 @@ class _Runs:
 
     def _run(self, learner: _Learner, streams: dict[str, Any]) -> tuple[NDArray[np.float64], list[Release]]:
         """The releases of a run's updates, and their charges, by the code of runs."""
-        state, met, seen = learner.start(), Met(), []
+        state, register, rows = learner.start(), UserRegister(), []
         ledger: Any = _Unwritten()
         radii = {"policy": _TRAINING.radius, "critic": _TRAINING.critic_radius}
         multipliers = dict(zip(radii, learner.method.multipliers, strict=False))
         for number in range(self.updates):
-            release = partial(released_means, learner.method, number, ledger, self.entropy)
-            state = step(learner, state, number, streams, met, release)
+            release = partial(release_means, learner.method, number, ledger, self.entropy)
+            state = step(learner, state, number, streams, register, release)
             for name, released in state.last.items():
                 unit = radii[name] * (multipliers[name] or 1.0) / _USERS
-                seen.append(released.double().numpy() / unit)
-        return np.concatenate(seen), ledger.charged
+                rows.append(released.double().numpy() / unit)
+        return np.concatenate(rows), ledger.charged
 
 
 def _streams(scene: UpdateScene, world: bool) -> dict[str, Any]:
@@ -226,10 +240,10 @@ def _later(number: int) -> Trajectories:
     return _trajectories(torch.zeros(_USERS, _STEPS), torch.ones(_USERS, _STEPS, dtype=torch.bool), number)
 
 
-def _trajectories(rewards: torch.Tensor, taken: torch.Tensor, number: int) -> Trajectories:
+def _trajectories(rewards: torch.Tensor, took_step: torch.Tensor, number: int) -> Trajectories:
     """Trajectories of users who take action 0 in one state, and are in another state ever after."""
     features = torch.zeros(_USERS, _STEPS + 1, _FEATURES)
     features[:, 0, 0], features[:, 1:, 1] = 1.0, 1.0
     never = torch.zeros(_USERS, _STEPS, dtype=torch.bool)
     users = tuple(range(number * _USERS, (number + 1) * _USERS))
-    return Trajectories(users, features, never.long(), torch.where(taken, rewards, 0.0), never, never, taken)
+    return Trajectories(users, features, never.long(), torch.where(took_step, rewards, 0.0), never, never, took_step)

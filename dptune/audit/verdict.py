@@ -1,4 +1,4 @@
-"""The certificate of an audited step, the part of it that an attack could refute, and the accusation if it does.
+"""Certificate of an audited step, the part of it that an attack could refute, and the accusation if one does.
 
 An attack's false positive and false negative rates are a point; the certificate is a curve that no such point may lie
 below. Each rate has an upper confidence bound, and the curve falls, so a pair of bounds below it refutes it.
@@ -100,7 +100,7 @@ class Verdict:
         confidence: confidence of each check by itself.
         mu_alarm, epsilon_alarm: lower bounds at that confidence.
         mu_certified, epsilon_certified: certified values, which the bounds must not exceed; infinite if there are none.
-        mu_refutable, epsilon_refutable: the largest values that these trials could refute, if they made no error.
+        mu_refutable, epsilon_refutable: the largest values that these trials could refute, with no error in any trial.
         mu_detectable: true mu from which on 19 of 20 audits refute the certificate: by the best attack if the
             certificate is Gaussian, else at this attack's false positive rate; infinite if there is none.
         noise_detectable: the same for a Gaussian certificate, as a multiple of the charged noise below which audits
@@ -159,7 +159,7 @@ class Verdict:
         return {**alarms, **figures, "power": self.power}
 
 
-def judged(found: StepAudit, certified: Certificate, false_alarms: float, checks: int = CHECKS) -> Verdict:
+def judged(audit: StepAudit, certificate: Certificate, false_alarms: float, checks: int = CHECKS) -> Verdict:
     """Compare an audit with a certificate.
 
     Guarantee: if the certificate is true, any of this audit's checks accuses with probability ``false_alarms * CHECKS /
@@ -169,21 +169,21 @@ def judged(found: StepAudit, certified: Certificate, false_alarms: float, checks
         false_alarms: probability that ``checks`` comparisons share evenly; this audit makes ``CHECKS`` of them.
     """
     confidence = 1 - false_alarms / checks
-    sure = replace(found, confidence=confidence)
-    _, members, false_positives, others = found.mu_errors
+    sure = replace(audit, confidence=confidence)
+    _, members, false_positives, others = audit.mu_errors
     fpr = rate_at_most(false_positives, others, 1 - (1 - confidence) / 2)
-    known = certified.mu is not None and certified.is_gaussian
-    noise = noise_detectable(certified.mu or 0.0, members, others, confidence) if known else None
+    known = certificate.mu is not None and certificate.is_gaussian
+    noise = noise_detectable(certificate.mu or 0.0, members, others, confidence) if known else None
     return Verdict(
         false_alarms=false_alarms,
         confidence=confidence,
         mu_alarm=sure.mu_audited,
         epsilon_alarm=sure.epsilon_audited,
-        mu_certified=certified.mu_at(fpr),
-        epsilon_certified=certified.epsilon,
+        mu_certified=certificate.mu_at(fpr),
+        epsilon_certified=certificate.epsilon,
         mu_refutable=mu_from_errors(0, members, 0, others, confidence),
-        epsilon_refutable=epsilon_from_errors(0, members, 0, others, found.delta, confidence),
-        mu_detectable=_mu_detectable(sure, certified, fpr) if noise is None else _over(certified.mu or 0.0, noise),
+        epsilon_refutable=epsilon_from_errors(0, members, 0, others, audit.delta, confidence),
+        mu_detectable=_mu_detectable(sure, certificate, fpr) if noise is None else _over(certificate.mu or 0.0, noise),
         noise_detectable=noise,
     )
 

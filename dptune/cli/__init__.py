@@ -27,8 +27,8 @@ from dptune.cli.tune import tune
 app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         typer.echo(f"dptune {__version__}")
         raise typer.Exit
 

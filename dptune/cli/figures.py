@@ -9,7 +9,8 @@ from dptune.mechanisms.planning import planned
 from dptune.mechanisms.rldp_published import RldpPublished
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
-from dptune.privacy.accountants import mixture_figures, repriced_epsilon
+from dptune.privacy.accountants import repriced_epsilon
+from dptune.privacy.mixture_figures import mixture_figures
 
 if TYPE_CHECKING:
     from dptune.mechanisms.mechanism import Mechanism
@@ -63,9 +64,14 @@ def of_answers(protocol: Protocol) -> dict[str, Any]:
     }
 
 
-def of_policy_gradient(chosen: method.Dppg, delta: float) -> dict[str, Any]:
+def of_policy_gradient(dppg: method.Dppg, delta: float) -> dict[str, Any]:
     """Figures of DP policy gradient, in which every user takes part once."""
-    return {"mechanism": method.NAME, **asdict(chosen), "delta": delta, **of_prices(chosen.price(delta))}
+    return {
+        "mechanism": method.NAME,
+        **asdict(dppg),
+        "delta": delta,
+        **of_prices(dppg.price(delta)),
+    }
 
 
 def of_ledger(contents: LedgerContents) -> dict[str, Any]:

@@ -23,9 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Accounting = Literal["certified", "noise_only", "published"]
 
 
-def read_options(given: list[str] | None) -> dict[str, Any]:
+def read_options(texts: list[str] | None) -> dict[str, Any]:
     """The mechanism's options by name, values as texts. Raises: ConfigError for one without ``=``, or given twice."""
-    return dict(assignments(given or []))
+    return dict(assignments(texts or []))
 
 
 def warn_of_delta(delta: float, units: int | None = None) -> None:

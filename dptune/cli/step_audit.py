@@ -106,17 +106,17 @@ def _audit_policy_gradient(
 
 
 def _show_audit(
-    result: dict[str, Any], found: StepAudit, releases: Composition, false_alarms: float, as_json: bool
+    result: dict[str, Any], audit: StepAudit, releases: Composition, false_alarms: float, as_json: bool
 ) -> None:
     from dptune.audit.verdict import certificate, judged
 
     # Print the noise of the attacked step: a controller may have moved it before.
-    attacked = Counter([found.release]) if sum(releases.values()) == 1 and found.release.part is None else releases
-    verdict = judged(found, certificate(attacked, found.delta), false_alarms)
+    attacked = Counter([audit.release]) if sum(releases.values()) == 1 and audit.release.part is None else releases
+    verdict = judged(audit, certificate(attacked, audit.delta), false_alarms)
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
     claimed = result["epsilon_published"]
-    if found.epsilon_audited > claimed:
-        shown = f"the attack shows epsilon >= {found.epsilon_audited:.4g} at confidence {found.confidence:g}"
+    if audit.epsilon_audited > claimed:
+        shown = f"the attack shows epsilon >= {audit.epsilon_audited:.4g} at confidence {audit.confidence:g}"
         why = f" ({'; '.join(result['leaks'])})" if result["leaks"] else ""
         notice("warning", f"{shown}, more than the {claimed:.4g} that {result['mechanism']} claims{why}.")
     if verdict.accusation:

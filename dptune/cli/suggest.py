@@ -10,15 +10,19 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson, Options, read_options
-from dptune.cli.tune import by_option, modules, set_up_logs
+from dptune.cli.tune import by_option, set_up_logs
 from dptune.cli.tuning_options import (
     Alpha,
+    AlphaPattern,
     BatchUnits,
     Completion,
     DeltaOrNone,
     Device,
     Dtype,
     Epsilon,
+    GradientCheckpointing,
+    InitLoraWeights,
+    LoadIn4bit,
     LossOn,
     MaxLength,
     MechanismName,
@@ -27,13 +31,17 @@ from dptune.cli.tuning_options import (
     Passes,
     Prompt,
     Rank,
+    RankPattern,
     RecordsPerUnit,
     Revision,
     Rows,
+    Rslora,
     Seed,
     TargetModules,
     Template,
     Text,
+    lora_arguments,
+    lora_settings,
 )
 from dptune.errors import DptuneError
 
@@ -69,13 +77,19 @@ def suggest(
     max_length: MaxLength = None,
     records_per_unit: RecordsPerUnit = 4,
     rows: Rows = 16,
+    gradient_checkpointing: GradientCheckpointing = False,
     rank: Rank = 8,
     alpha: Alpha = 16,
     target_modules: TargetModules = None,
+    rslora: Rslora = False,
+    rank_pattern: RankPattern = None,
+    alpha_pattern: AlphaPattern = None,
+    init: InitLoraWeights = "true",
     loss_on: LossOn = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
+    load_in_4bit: LoadIn4bit = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what to set for a private run, and why; reads no private record."""
@@ -90,13 +104,21 @@ def suggest(
         "max_length": max_length,
         "records_per_unit": records_per_unit,
         "rows": rows,
-        "rank": rank,
-        "alpha": alpha,
-        "target_modules": modules(target_modules),
+        "gradient_checkpointing": gradient_checkpointing,
         "loss_on": loss_on,
         "seed": seed,
         "device": device,
         "dtype": dtype,
+        "load_in_4bit": load_in_4bit,
+    }
+    lora: dict[str, Any] = {
+        "rank": rank,
+        "alpha": alpha,
+        "target_modules": target_modules,
+        "rslora": rslora,
+        "rank_pattern": rank_pattern,
+        "alpha_pattern": alpha_pattern,
+        "init": init,
     }
     columns = {
         "text": text,
@@ -107,7 +129,7 @@ def suggest(
         "unit": unit,
     }
     try:
-        _suggest(model, revision, units, public, columns, settings, trials, as_json)
+        _suggest(model, revision, units, public, columns, settings | lora_settings(**lora), trials, as_json)
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
 
@@ -179,12 +201,13 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
     if columns.get("unit"):
         given.append(f"--records-per-unit {settings.records_per_unit}")
-    if layers := settings.target_modules:
-        given.append(f"--target-modules {layers if isinstance(layers, str) else ','.join(layers)}")
+    given += map(shlex.quote, lora_arguments(settings))
     given += [f"--{name} {shlex.quote(value)}" for name, value in columns.items() if value]
     given += [
         f"--{name} {value}" for name, value in (("loss-on", settings.loss_on), ("dtype", settings.dtype)) if value
     ]
+    switches = {"gradient-checkpointing": settings.gradient_checkpointing, "load-in-4bit": settings.load_in_4bit}
+    given += [f"--{name}" for name, is_set in switches.items() if is_set]
     if settings.seed:
         given.append(f"--seed {settings.seed}")
     return " ".join(given)

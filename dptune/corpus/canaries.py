@@ -1,10 +1,10 @@
 """Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
 
 Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
-ends in a secret. No row of a canary depends on a record, and no record on a canary. Extraction canaries are always
-included. An audit canary is included if its coin says so; else its row is empty, because the ledger's epsilon is about
-adding or removing one unit. (Planting a secret or not in a record that stays would *replace* that record, which may
-cost twice the epsilon.)
+ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. No row of a canary
+depends on a record, and no record on a canary. Extraction canaries are always included. An audit canary is included if
+its coin says so; else its row is empty, because the ledger's epsilon is about adding or removing one unit. (Planting a
+secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
 
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
 them. Carriers are public.
@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.carriers import public_texts
-from dptune.corpus.records import Records, read_records, write_parquet
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
+from dptune.corpus.records import Records, encode_content, form_at, read_records, write_parquet
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
 from dptune.units import RECORD
@@ -35,11 +36,12 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """One candidate. Private, but for its number and its carrier.
+    """A canary, whether it was planted or not. Private, except ``record`` and ``carrier``.
 
     Attributes:
         record: number of its row; negative.
-        carrier: the public text before the secret.
+        carrier: public text before the secret.
+        secret: the secret.
         included: 1 if the train file holds it, else 0.
     """
 
@@ -54,8 +56,8 @@ class Secrets:
     """The content of the secrets file. Private.
 
     Attributes:
-        extraction: one entry for every row of an extraction canary; all are included.
-        audit: one entry for every audit canary, included or not by a fair coin of its own.
+        extraction: an entry for every row of an extraction canary; all are included.
+        audit: an entry for every audit canary, which its own fair coin included or not.
         salt: random digits, so that the file's published hash cannot test a guess of a secret or of the coins.
     """
 
@@ -67,6 +69,21 @@ class Secrets:
 def suffix(secret: str) -> str:
     """The end of a carrier's text that holds ``secret``."""
     return f" secret_id={secret}."
+
+
+def content_with(carrier: str, secret: str, form: str) -> Content:
+    """A record of the given form that holds a secret where the model learns: at a text's end, or as what is answered.
+
+    Args:
+        carrier: the public text; a prompt, or what a user says, in the other forms.
+        form: one of ``dptune.corpus.records.FORMS``.
+    """
+    if form == "pair":
+        return PromptTarget(carrier, suffix(secret))
+    if form == "messages":
+        said = {"role": "user", "content": carrier}, {"role": "assistant", "content": suffix(secret).strip()}
+        return Chat(said)
+    return Text(carrier + suffix(secret))
 
 
 def inject(
@@ -94,13 +111,12 @@ def inject(
     that already holds canaries.
     """
     records = read_records(train)
+    form = form_at(records.about)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
     if min(extraction, audit) < 0 or repeats < 1:
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
     rows = extraction * repeats + audit
-    if rows:
-        records.texts("planting canaries")
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
@@ -108,7 +124,7 @@ def inject(
     planted = _draw(texts, extraction, repeats)
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
-    grown = _with_canaries(records, planted)
+    grown = _with_canaries(records, planted, form)
     # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(grown, about=salted))
@@ -155,9 +171,9 @@ def _salt() -> str:
     return f"{entropy.getrandbits(bits):0{bits // 4}x}"
 
 
-def _with_canaries(records: Records, planted: Secrets) -> Records:
+def _with_canaries(records: Records, planted: Secrets, form: str) -> Records:
     every = (*planted.extraction, *planted.audit)
-    texts = [one.carrier + suffix(one.secret) if one.included else "" for one in every]
+    texts = [encode_content(content_with(one.carrier, one.secret, form)) if one.included else "" for one in every]
     numbers = np.array([one.record for one in every], dtype=np.int64)
     return Records(
         record=np.concatenate([records.record, numbers]),
@@ -167,7 +183,7 @@ def _with_canaries(records: Records, planted: Secrets) -> Records:
     )
 
 
-def _public(records: Records, counts: dict[str, int], new: Path, hidden: Path) -> dict[str, object]:
+def _public(records: Records, counts: dict[str, int], new: Path, secrets_file: Path) -> dict[str, object]:
     return {
         "records": len(records.record),
         "extraction": counts["extraction"],
@@ -175,5 +191,5 @@ def _public(records: Records, counts: dict[str, int], new: Path, hidden: Path) -
         "audit_candidates": counts["audit"],
         "unit": records.about.get("unit", RECORD),
         "train_sha256": sha256(new),
-        "secrets_sha256": sha256(hidden),
+        "secrets_sha256": sha256(secrets_file),
     }

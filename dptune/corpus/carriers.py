@@ -19,7 +19,7 @@ from dptune.corpus.text import OWN_FILES
 
 #: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
 Purpose = Literal["canaries", "contexts"]
-_SENTENCES = 8  # length of a carrier beside records of one's own, which may be far shorter than narratives
+_SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
 
 
 def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[str]:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from dptune.corpus.files import WITH_COLUMNS, acquire_file, form_at, source_of, write_found
+from dptune.corpus.reading.formats import Format
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.source import Format, RecordSource
+from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.sources import acquire_synthetic, acquire_uci
 from dptune.corpus.text import acquire_text, write_corpus
 from dptune.errors import ConfigError, DataError, DptuneError
@@ -61,6 +62,8 @@ class Source:
             DataError for what cannot be read.
         units: the units of privacy that it knows; None allows any column.
         module: name of the plug-in's module; empty for dptune's own sources.
+        rows: describes the records for a reader of rows; None for dptune's own sources, which are files.
+        kinds: the types of a plug-in's parameters, by name; those without one are missing.
     """
 
     acquire: Callable[[Path, SourceSettings], Path]
@@ -68,6 +71,8 @@ class Source:
     look: Callable[[SourceSettings], str]
     units: tuple[str, ...] | None = (RECORD,)
     module: str = ""
+    rows: Callable[[SourceSettings], RecordSource] | None = None
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
 
 def source(name: str, *, rows: bool = False) -> Callable[[Read], Read]:
@@ -97,6 +102,11 @@ def find_source(name: str) -> Source:
         problem, known = f"unknown source {name!r}", ", ".join(SOURCES)
         raise ConfigError("data.source", problem, fix=f"use one of {known}, or name its plug-in")
     return SOURCES[name]
+
+
+def plugin_sources() -> list[str]:
+    """Names of the sources that plug-ins registered."""
+    return [name for name, found in SOURCES.items() if found.rows is not None]
 
 
 def _look_of_text(_given: SourceSettings) -> str:
@@ -171,25 +181,38 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
 
     def call_function(given: SourceSettings) -> Iterator[Any]:
         check(given)
-        try:
-            yield from read(**given.options)
-        except DptuneError:
-            raise
-        except Exception as error:  # whatever a plug-in may raise
-            problem = f"source {name!r} failed ({type(error).__name__}: {error})"
-            raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
+        yield from _called(name, read, given.options)
 
     def as_rows(given: SourceSettings) -> RecordSource:
-        return RecordSource(call_function(given), unit=None if given.unit == RECORD else given.unit)
+        found = call_function(given)
+        if not rows:
+            found = ({"text": text} for text in found)
+        return RecordSource(found, unit=None if given.unit == RECORD else given.unit)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
-        label = f"source {name} of {', '.join(map(str, plugins_of([read.__module__])))}"
+        label = label_of(name)
         if rows:
             return write_found(directory, as_rows(given), "table", label, label)
         return write_corpus(directory, list(call_function(given)), label)
 
     look = (lambda given: form_at(as_rows(given))) if rows else _look_of_text
-    return Source(acquire, check, look, None if rows else (RECORD,), read.__module__)
+    return Source(acquire, check, look, None if rows else (RECORD,), read.__module__, as_rows, get_type_hints(read))
+
+
+def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
+    """What a plug-in's function yields. Raises: DataError in place of whatever it raises."""
+    try:
+        yield from read(**options)
+    except DptuneError:
+        raise
+    except Exception as error:  # whatever a plug-in may raise
+        problem = f"source {name!r} failed ({type(error).__name__}: {error})"
+        raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
+
+
+def label_of(name: str) -> str:
+    """The name by which ledgers and reports call a plug-in's records: source, package, version and digest. Public."""
+    return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
 
 
 SOURCES: dict[str, Source] = {

@@ -36,8 +36,8 @@ def download(url: str, target: Path) -> None:
         raise DataError(f"download stopped at {received} of {promised} bytes", fix=fix, file=url)
 
 
-def _stream(response: requests.Response, target: Path, promised: int) -> int:
-    with target.open("wb") as file, Meter(f"downloading {target.name}", total=promised or None, unit="B") as meter:
+def _stream(response: requests.Response, target: Path, length: int) -> int:
+    with target.open("wb") as file, Meter(f"downloading {target.name}", total=length or None, unit="B") as meter:
         for chunk in response.iter_content(_CHUNK):
             meter.update(meter.done + file.write(chunk))
         return meter.done

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows
 from dptune.corpus.reading.fields import RecordMaker
+from dptune.corpus.reading.formats import FORMATS, Format
 from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Record
-from dptune.corpus.reading.source import FORMATS, Format, RecordSource
+from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.records import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
@@ -44,13 +45,16 @@ def source_of(name: Format, path: Path, unit: str, options: Mapping[str, Any]) -
     return RecordSource(str(path), format=name, unit=column, **options)
 
 
-def form_at(source: RecordSource) -> str:
+def form_at(source: RecordSource, *, public: bool = False) -> str:
     """The form of the records ("text", "pair" or "messages"); reads the first record alone.
+
+    Args:
+        public: look at ``source.public``, whose records need no column of units.
 
     Raises: DataError naming file, row, column and fix if it cannot be read, or lacks a column.
     """
-    found = rows_of(source, source.data)
-    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table)
+    found = rows_of(source, source.public if public and source.public is not None else source.data)
+    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
     number, row = next(found.rows)
     return form_of([maker.record(number, row)])
 
@@ -77,6 +81,19 @@ def write_found(directory: Path, source: RecordSource, name: Format, label: str,
         write_parquet(records, as_records(found, about))
         write_json(manifest, {**about, "rows": len(found), "sha256": {FILE_NAME: sha256(records)}})
     return directory / FILE_NAME
+
+
+def write_public(out: Path, source: RecordSource) -> None:
+    """Write the records of nobody that ``source.public`` names, as the pipeline stores records.
+
+    Raises: ConfigError and DataError as ``acquire_file``.
+    """
+    found = read(source, source.public, public=True)
+    if len(found) < _FEWEST:
+        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=str(source.public))
+    name = Path(str(source.public)).name
+    about = {"source": source.format, "synthetic": False, "label": f"{name}, the user's own public records"}
+    write_records(out, as_records(found, about | {"form": form_of(found)}))
 
 
 def as_records(found: tuple[Record, ...], about: Mapping[str, Any]) -> Records:

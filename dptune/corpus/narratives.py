@@ -42,7 +42,7 @@ Clause = Callable[[str], str]
 
 
 def verbalise(table: Table) -> list[str]:
-    """One paragraph per row of ``table``, in its order.
+    """Write a paragraph for each row of ``table``, in its order.
 
     Clauses follow the column order. encounter_id and patient_nbr are left out, a missing value is "unknown", ids become
     their descriptions, and a diagnosis its category: the digits before the point.

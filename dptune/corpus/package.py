@@ -37,7 +37,10 @@ def copy_pair(path: Path, table: Path, ids: Path) -> None:
 
 
 def _match_name(name: str) -> str | None:
-    """Which of the two files ``name`` is, whatever its case: UCI spells both IDs_mapping.csv and IDS_mapping.csv."""
+    """Match ``name`` with one of the two files; None for any other.
+
+    Case is ignored, because UCI spells both IDs_mapping.csv and IDS_mapping.csv.
+    """
     base = PurePosixPath(name).name.lower()
     return base if base in (TABLE_NAME, "ids_mapping.csv") else None
 
@@ -62,7 +65,7 @@ def _from_zip(path: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with path.open("rb") as file:
-            for name, content in _members(file, _Allowance(_LARGEST_TOTAL, _MOST_MEMBERS), nested=True):
+            for name, content in _members(file, _Allowance(_LARGEST_TOTAL, _MOST_MEMBERS), open_archives=True):
                 found.setdefault(name, content)
     except (*_BAD_ZIP, ValueError) as error:
         problem = f"not a readable zip ({error}): it may have been cut off"
@@ -85,12 +88,12 @@ class _Allowance:
             raise zipfile.BadZipFile(f"{member.filename!r} would take {member.file_size} bytes, beyond what is allowed")
 
 
-def _members(file: IO[bytes], allowance: _Allowance, nested: bool) -> Iterator[tuple[str, bytes]]:
+def _members(file: IO[bytes], allowance: _Allowance, open_archives: bool) -> Iterator[tuple[str, bytes]]:
     """The two files, if the zip holds them. Each name is read once, and never beyond the size that the zip states."""
     with zipfile.ZipFile(file) as archive:
         seen: set[str] = set()
         for member in archive.infolist():
-            inner = nested and member.filename.lower().endswith(".zip")
+            inner = open_archives and member.filename.lower().endswith(".zip")
             name = _match_name(member.filename)
             if not (name or inner) or member.filename in seen:
                 continue
@@ -99,6 +102,6 @@ def _members(file: IO[bytes], allowance: _Allowance, nested: bool) -> Iterator[t
             with archive.open(member) as opened:
                 content = opened.read(member.file_size + 1)
             if inner:
-                yield from _members(io.BytesIO(content), allowance, nested=False)
+                yield from _members(io.BytesIO(content), allowance, open_archives=False)
             elif name:
                 yield name, content

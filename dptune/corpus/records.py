@@ -50,11 +50,16 @@ class Records:
 
     def texts(self, purpose: str) -> list[str]:
         """The text of each record, for ``purpose``. Raises: DataError if they are prompts with targets, or messages."""
-        if (form := str(self.about.get("form", FORMS[0]))) != FORMS[0]:
+        if (form := form_at(self.about)) != FORMS[0]:
             problem = f"{purpose} needs records of text, and these are {_SPELT[form]}"
             fix = "leave it out, or give the records as one text each (data.options: {text: ...} or {template: ...})"
             raise DataError(problem, fix=fix, file=str(self.about["label"]))
         return [str(text) for text in self.text.to_pylist()]
+
+
+def form_at(about: Mapping[str, Any]) -> str:
+    """The form of a file's records, one of ``FORMS``, by its ``Records.about``."""
+    return str(about.get("form", FORMS[0]))
 
 
 def form_of(records: Sequence[Record]) -> str:
@@ -104,7 +109,7 @@ def read_batches(path: Path, columns: tuple[str, ...], rows: int = 4096) -> Iter
     """
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     with _data_errors(path):
-        # With pre_buffer a whole row group (a million records) would be in memory.
+        # pre_buffer is off, because it reads a whole row group (a million records) into memory.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
         _about(file.schema_arrow)
         batches = file.iter_batches(batch_size=rows, columns=list(columns))
@@ -134,7 +139,7 @@ def _data_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        problem = f"not a file of narratives ({type(error).__name__})"
+        problem = f"not a file of records ({type(error).__name__})"
         raise DataError(problem, fix="run the stage that writes it again", file=path) from None
 
 

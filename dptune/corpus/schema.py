@@ -37,8 +37,11 @@ _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
 
 @dataclass(frozen=True)
 class Column:
-    """One column: a closed set of ``values``, whole numbers within ``bounds``, text that matches
-    ``pattern`` entirely, or (none of the three) a code listed in IDs_mapping.csv."""
+    """A column of the diabetes table: its name, and what its cells may hold.
+
+    That is one of ``values``, a whole number within ``bounds``, text that matches ``pattern`` entirely, or, without any
+    of the three, a code listed in IDs_mapping.csv.
+    """
 
     name: str
     values: tuple[str, ...] = ()

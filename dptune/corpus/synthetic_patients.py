@@ -17,8 +17,11 @@ _OLDEST = 99.9
 
 @dataclass(frozen=True)
 class Visits:
-    """One entry per encounter, by ascending encounter_id. ``visit`` counts a patient's encounters from 0;
-    ``years`` is the age, which never falls over a patient's encounters."""
+    """Columns with an entry for each encounter, by ascending encounter_id.
+
+    ``visit`` counts a patient's encounters from 0. ``years`` is the age, which does not fall over a patient's
+    encounters.
+    """
 
     encounter_id: np.ndarray
     patient_nbr: np.ndarray
@@ -36,7 +39,7 @@ def pick(rng: np.random.Generator, size: int, weights: Mapping[str, float]) -> n
 
 
 def pick_by(rng: np.random.Generator, group: np.ndarray, weights: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """One draw per entry of ``group``, from ``weights[group]``."""
+    """Draw a key for each entry of ``group``, in proportion to the values of ``weights[group]``."""
     drawn = np.empty(len(group), dtype=object)
     for number, table in enumerate(weights):
         members = group == number

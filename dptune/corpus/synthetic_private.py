@@ -158,10 +158,10 @@ def _drugs(rng: np.random.Generator, ages: np.ndarray, chapter: np.ndarray, a1c:
     size, high = len(ages), a1c == ">8"
     columns: Columns = {name: np.full(size, "No", dtype=object) for name in DRUGS}
 
-    def prescribe(name: str, chance: np.ndarray | float, raised: np.ndarray | float = 0.05) -> None:
+    def prescribe(name: str, chance: np.ndarray | float, share_up: np.ndarray | float = 0.05) -> None:
         taken, u = rng.random(size) < chance, rng.random(size)
         columns[name][taken] = "Steady"
-        columns[name][taken & (u < raised)] = "Up"
+        columns[name][taken & (u < share_up)] = "Up"
         columns[name][taken & (u > 0.96)] = "Down"
 
     prescribe("insulin", np.where(ages == 0, 0.97, _INSULIN[chapter]), np.where(high, 0.7, 0.1))

@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows, read_source
+from dptune.corpus.reading.formats import FORMATS
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.source import FORMATS, RecordSource
+from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
 from dptune.files import replacing, sha256, write_json
 
 SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
 #: Sources of one's own files, whose records are numbered by their places in them.
-OWN_FILES: tuple[str, ...] = FORMATS
+OWN_FILES: tuple[str, ...] = tuple(FORMATS)
 _FEWEST = 10
 
 

@@ -122,7 +122,7 @@ class GeoClip(Constant):
         size = sum(facts.pair_sizes)
         if self.rank == 0 and size > _LARGEST_FULL:
             raise ConfigError("rank", f"0 means a full covariance of {size} parameters", fix="use a rank such as 32")
-        # With no direction left outside the subspace, exploring would release rounding errors.
+        # Leave a direction outside the subspace: without any, exploring would release rounding errors.
         rank = min(self.rank or size, max(1, size - 1) if self.explore else size)
         self._facts = facts
         self._mean = torch.zeros(size, dtype=torch.float64, device=facts.device)

@@ -101,7 +101,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Statistics:
-    """One vector per unit, summed over the batch and released jointly with the gradients.
+    """A vector of every unit that is summed over the batch and released jointly with the gradients.
 
     Attributes:
         names: names of the statistics, as the ledger records them.
@@ -269,7 +269,7 @@ class Noise(Protocol):
 
     @property
     def family(self) -> str:
-        """One of ``dptune.privacy.release.STEP_NOISES``, which tells accountants the theorem to price it by."""
+        """Family of the noise, from ``dptune.privacy.release.STEP_NOISES``; accountants choose their theorem by it."""
         ...
 
     @property
@@ -283,7 +283,7 @@ class Noise(Protocol):
         ...
 
     def law(self, noise_multiplier: float) -> InverseScale | None:
-        """Of a Laplace mixture, the law of the inverse scale for a radius of 1."""
+        """Law of a Laplace mixture's inverse scale, for a radius of 1; None for other families."""
         ...
 
     def deviation(self, noise_multiplier: float) -> float:

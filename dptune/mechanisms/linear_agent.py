@@ -66,7 +66,7 @@ class FixedScaling:
         return len(FEATURES)
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        """Returns ``pair_features(features)``."""
+        """Map a state of ``Rldp`` to the features of its pairs, see ``pair_features``."""
         return pair_features(features)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ class Mechanism:
     """A named point in the grid clipper x noise x controller.
 
     Attributes:
-        name: as registered, or as params.yaml calls it.
+        name: registered name, or the name of its entry in params.yaml.
         published_accountant: the accountant of its paper (key of ``PUBLISHED_ACCOUNTANTS``).
         pairs: number of LoRA pairs it works on.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from dptune.errors import ConfigError
@@ -29,7 +30,7 @@ def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tup
 
 def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Build a part from those options that are its own; two parts may share one, such as ``max_grad_norm``."""
-    kinds = get_type_hints(cls)
+    kinds = _kinds(cls)
     mine = {
         item.name: convert(item.name, options[item.name], kinds[item.name])
         for item in _options(cls)
@@ -40,6 +41,11 @@ def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
         name = sorted(missing)[0]
         raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
     return cls(**mine)
+
+
+@cache
+def _kinds(cls: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _options(cls: Any) -> list[Any]:

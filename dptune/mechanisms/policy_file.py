@@ -18,7 +18,7 @@ _RECORD_BEFORE = "encounter"  # what policies call a record that were saved with
 _JSON, _TENSORS = "policy.json", "policy.safetensors"
 #: A unit of privacy: a set of whole units, whose one trajectory is a complete fine-tuning run.
 TENANT = "tenant"
-#: Units none of which is in two tenants: these are dealt the patients of a cohort, each with all records.
+#: Units that are in one tenant only: tenants get whole patients of a cohort, each with all records.
 _WHOLE_IN_A_TENANT = (RECORD, "patient")
 
 
@@ -30,9 +30,9 @@ class SavedPolicy:
     cannot be known from here, so their releases count as if they were.
 
     Attributes:
-        label: of the run that trained it.
-        run_id: of that run's ledger.
-        unit: whose privacy that run's releases are about ("record", a column's name, "client", "tenant").
+        label: label of the run that trained it.
+        run_id: id of that run's ledger.
+        unit: unit of privacy of that run's releases ("record", a column's name, "client", "tenant").
         tensors: networks ("policy.*") and feature statistics ("features.*").
         features: number of features that it reads (agent linear: of a pair).
         features_seen: observations behind the feature statistics.

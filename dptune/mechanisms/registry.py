@@ -223,7 +223,7 @@ class PartDescription:
 
     Attributes:
         kind: clipper, noise or controller.
-        name: as entries of params.yaml name it.
+        name: name in entries of params.yaml.
         summary: the first paragraph of its docstring, on one line.
         module: the module that registered it.
         options: (option, default or "required", help).

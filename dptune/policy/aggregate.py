@@ -1,4 +1,4 @@
-"""The release of users' updates: clip each, sum, add noise, divide by a constant. No other code makes them public."""
+"""Release of users' updates: clip each, sum them, add noise, divide by a constant. No other code publishes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dptune.mechanisms.noise import Gaussian, NoNoise
 from dptune.privacy.entropy import Entropy
 
 
-def projected(updates: torch.Tensor, radius: float) -> torch.Tensor:
-    """(users, parameters) rows of l2 norm at most ``radius``, in float64; a row that is not finite becomes zero."""
+def project_to_ball(updates: torch.Tensor, radius: float) -> torch.Tensor:
+    """Shorten rows of ``updates``, (users, parameters), to an l2 norm of at most ``radius``.
+
+    Returns: float64 rows of the same shape; a row that is not finite becomes zero.
+    """
     rows = updates.double()
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, torch.zeros_like(rows))
     lengths = rows.norm(dim=1, keepdim=True)
@@ -22,25 +25,29 @@ def projected(updates: torch.Tensor, radius: float) -> torch.Tensor:
 def noisy_means(
     updates: Sequence[torch.Tensor], radii: Sequence[float], multipliers: Sequence[float], entropy: Entropy
 ) -> list[torch.Tensor]:
-    """The mean update of every block (policy, critic), clipped and with noise; float32.
+    """Clip each user's update, sum, add noise, and divide by the number of users, for every block (policy, critic).
 
-    Guarantee: a user whose rows are zeroed moves the joint release by sqrt(sum 1 / multiplier^2) deviations at most.
-    Private: ``updates``. Public: everything else, the number of users included.
+    Guarantee: replacing one user's rows by zeros moves the joint release by at most sqrt(sum over blocks of
+    1 / multiplier^2) standard deviations of its noise. Private: ``updates``. Public: everything else, the number of
+    users included.
 
     Args:
-        updates: one (users, parameters) matrix for each block; row k of each is the same user's. A null user is a zero
-            row.
-        radii: clip radius of every block.
-        multipliers: noise's standard deviation on the *sum* over the radius, for every block; all positive, or all 0.
+        updates: a (users, parameters) matrix for each block, in the same order of users. A user who contributes
+            nothing has a row of zeros, and still counts in the divisor.
+        radii: clip radius of each block.
+        multipliers: standard deviation of the noise on the *sum*, in units of the clip radius, for each block; all
+            positive, or all 0 for no noise.
 
-    Raises: ConfigError if blocks differ in users, or only some have noise.
+    Returns: a (parameters,) float32 mean for each block.
+
+    Raises: ConfigError if blocks have different numbers of users, or only some blocks have noise.
     """
     users = len(updates[0])
     if any(len(block) != users for block in updates) or not users:
         raise ConfigError("updates", "blocks are not of the same users", fix="give a row of each block for every user")
     if not (all(multiplier > 0 for multiplier in multipliers) or not any(multipliers)):
         raise ConfigError("multipliers", f"{list(multipliers)} are not all positive, nor all 0", fix="add noise to all")
-    clipped = [projected(block, radius) for block, radius in zip(updates, radii, strict=True)]
+    clipped = [project_to_ball(block, radius) for block, radius in zip(updates, radii, strict=True)]
     for block, radius in zip(clipped, radii, strict=True):
         assert float(block.norm(dim=1).max()) <= radius * (1 + 1e-6)
     sums = [block.sum(dim=0) for block in clipped]

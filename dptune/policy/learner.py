@@ -1,11 +1,12 @@
-"""The learner that all rooms share: which updates are left, and the only way in which one becomes public.
+"""Loop over a run's updates that ``environments``, ``language`` and ``tenants`` share, and the release of each update.
 
 for number, release in updates_left(ledger, method, updates, entropy):
-    blocks = what each of K new users computes         # private; this part is the room's
+    blocks = what each of K new users computes         # private; this part differs between the three packages
     means  = release(blocks, radii)                    # charged on disk first, then clipped, summed and given noise
     state  = a function of the state and the means
 
-No room charges or draws by itself, which a test holds: noise that nobody charged would be a release for nothing.
+A test checks that none of the three charges the ledger or draws noise by itself: a release that no charge precedes
+would be missing from the run's epsilon.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from dptune.policy.method import Dppg
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 
-#: Makes the mean of an update public: (each block's (users, parameters) updates, each block's clip radius) -> means.
+#: Function that releases one update: (updates of each block, clip radius of each block) -> noisy mean of each block.
 ReleaseMeans = Callable[[Sequence[torch.Tensor], Sequence[float]], list[torch.Tensor]]
 
 
 def updates_left(ledger: Ledger, method: Dppg, updates: int, entropy: Entropy) -> Iterator[tuple[int, ReleaseMeans]]:
-    """Numbers of the updates that are not charged yet, each with the function that releases its means.
+    """Yield the number of every update that is not charged yet, with the function that releases its means.
 
-    Charged updates that were lost with their process are not made again: their users have been met.
+    An update that was charged, and then lost when its process died, is skipped: its users have taken part already, and
+    a second update with them would cost more than the guarantee states.
     """
     for number in range(ledger.releases, updates):
-        yield number, partial(released_means, method, number, ledger, entropy)
+        yield number, partial(release_means, method, number, ledger, entropy)
 
 
-def released_means(
+def release_means(
     method: Dppg,
     number: int,
     ledger: Ledger,
@@ -41,6 +43,9 @@ def released_means(
     updates: Sequence[torch.Tensor],
     radii: Sequence[float],
 ) -> list[torch.Tensor]:
-    """Charge update ``number``, then draw: the noisy mean of every block, see ``aggregate.noisy_means``."""
+    """Charge update ``number`` to the ledger, and only then draw its noise.
+
+    Returns: the noisy mean of every block, see ``dptune.policy.aggregate.noisy_means``.
+    """
     ledger.charge(method.release(number))
     return noisy_means(updates, radii, method.multipliers, entropy)

@@ -1,4 +1,4 @@
-"""The assertion that every user is in one update, on which the price of a run depends."""
+"""Check that no user is in two updates of a run: the run's epsilon is that of a single update only if so."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dptune.errors import DptuneError
 
 
 class UserReuseError(DptuneError):
-    """A user arrived a second time; the guarantee is about users who are in one update."""
+    """Raised if a user arrives a second time: the guarantee is for users who are in one update."""
 
 
-class Met:
-    """The users who were in an update: no user may be in two."""
+class UserRegister:
+    """Numbers of all users who were in an update of a run. Private."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
 
     def admit(self, users: tuple[int, ...]) -> None:
-        """Add users. Raises UserReuseError naming the first who was in an earlier update."""
+        """Add the users of one update. Raises: UserReuseError naming the first who was in an update already."""
         for user in users:
             if user in self._users:
                 raise UserReuseError(

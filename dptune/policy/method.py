@@ -1,4 +1,4 @@
-"""DP policy gradient as options: how much noise, and what the critic costs. Prices without torch or an environment."""
+"""Options of DP policy gradient that decide its privacy, and the price of a run. It imports no torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dptune.privacy.release import Composition, Release
 NAME, PUBLISHED_ACCOUNTANT = "dppg", "dppg"
 SUMMARY = (
     "Private reinforcement learning (DP policy gradient, Rio et al. 2025): clips each user's local update of a policy, "
-    "adds Gaussian noise to their mean, and meets every user once. Sound, but for critic=raw, which is as published."
+    "adds Gaussian noise to their mean, and uses every user once. Sound, except critic=raw, which is as published."
 )
-#: Why a run with the paper's critic has no certified epsilon.
+#: Reason why a run with the paper's critic has no certified epsilon, as its ledger states it.
 RAW_CRITIC = "value network trained on raw trajectories: it enters the updates of all later users"
 _LEAST, _MOST = 1e-6, 1e6
 Critic = Literal["private", "none", "public", "raw"]
@@ -27,14 +27,14 @@ Critic = Literal["private", "none", "public", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class Dppg:
-    """The settings that the privacy of a run depends on.
+    """Settings that the privacy of a run depends on.
 
     Attributes:
-        noise_multiplier: z, standard deviation of the noise on the sum of the users' updates over the clip radius; 0
-            adds none, and then nothing is private.
-        critic: private (its update is released in one mechanism with the policy's), none, public (trained on simulated
-            users, who are nobody), or raw (as published: not private).
-        critic_share: share of the inverse variance that the private critic's update gets.
+        noise_multiplier: z, standard deviation of the noise on the sum of users' updates, in units of the clip radius;
+            0 adds no noise, and the run is not private.
+        critic: "private" (its update is released in one mechanism with the policy's), "none", "public" (trained on
+            simulated users, who are no persons), or "raw" (trained on users' trajectories as published: not private).
+        critic_share: share of 1 / z^2 that the private critic's update gets; the policy's gets the rest.
     """
 
     noise_multiplier: float
@@ -50,17 +50,18 @@ class Dppg:
 
     @property
     def multipliers(self) -> tuple[float, ...]:
-        """Of the policy's update and, where it is private, the critic's: 1 / z_p^2 + 1 / z_v^2 = 1 / z^2."""
+        """Noise multipliers (z_p, z_v) of policy and private critic, 1 / z_p^2 + 1 / z_v^2 = 1 / z^2; or (z,)."""
         if self.critic != "private":
             return (self.noise_multiplier,)
         return tuple(self.noise_multiplier / math.sqrt(share) for share in (1 - self.critic_share, self.critic_share))
 
     def release(self, part: int) -> Release:
-        """Update number ``part``, on users who are in no other.
+        """The release of update number ``part``, whose users are in no other update.
 
-        One Gaussian mechanism: each block is bounded by its radius, and over its noise by 1 / multiplier, so a whole
-        user moves the joint vector by 1 / noise_multiplier deviations at most. The unit is a user, whose slot is
-        zeroed (null-replacement; a user *replaced* by another moves it twice as far).
+        Guarantee: policy and critic are released by one Gaussian mechanism. Each block moves by at most its clip
+        radius, which is 1 / multiplier standard deviations of its noise, so one user moves both together by at most
+        1 / noise_multiplier standard deviations. The unit is a user whose update is replaced by zeros; replacing a
+        user by another one moves the release up to twice as far.
         """
         return Release(
             1.0,
@@ -72,16 +73,19 @@ class Dppg:
         )
 
     def planned(self, updates: int = 1) -> Composition:
-        """The releases of a run; its epsilon does not depend on how many there are."""
+        """The releases of a run. Its epsilon does not depend on their number, because every user is in one of them."""
         return Counter(self.release(part) for part in range(updates))
 
     def price(self, delta: float) -> Epsilons:
-        """The three epsilons of a run of any length."""
+        """The three epsilons of a run with any number of updates."""
         return epsilons(self.planned(), delta, published_accountant=PUBLISHED_ACCOUNTANT)
 
 
 def method_of(options: Mapping[str, Any]) -> Dppg:
-    """Options as params.yaml or ``--set`` give them. Raises: ConfigError naming what is unknown or out of range."""
+    """Make a method from options as params.yaml or ``--set`` give them.
+
+    Raises: ConfigError naming the option that is unknown or out of range.
+    """
     known = option_names(Dppg)
     for option in options:
         if option not in known:
@@ -91,9 +95,11 @@ def method_of(options: Mapping[str, Any]) -> Dppg:
 
 
 def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float, accounting: str = "certified") -> Dppg:
-    """With the least noise whose epsilon of that name meets ``epsilon``; where the paper's rule jumps, with more.
+    """Make the method with the least noise that keeps the epsilon named by ``accounting`` within ``epsilon``.
 
-    Raises: ConfigError if none does: a raw critic certifies nothing.
+    The published epsilon jumps up to 1 as noise grows; for a budget a little below 1 the noise may be more than needed.
+
+    Raises: ConfigError if no noise suffices: a raw critic certifies no epsilon.
     """
 
     def epsilon_of(noise_multiplier: float) -> float:
@@ -104,7 +110,10 @@ def calibrated_method(options: Mapping[str, Any], epsilon: float, delta: float, 
 
 
 def check_accounting(method: Dppg, delta: float, accounting: str) -> None:
-    """Raises: ConfigError where ``accounting`` is certified and the run has no certified epsilon, with the reason."""
+    """Refuse accounting "certified" for a method without a certified epsilon.
+
+    Raises: ConfigError with the reason.
+    """
     prices = method.price(delta)
     if accounting == "certified" and math.isinf(prices.certified):
         field = "critic" if method.noise_multiplier else "noise_multiplier"

@@ -1,4 +1,4 @@
-"""A run's files: its ledger, and its released state. A run that died goes on under the schedule that it began with."""
+"""Files of a policy run: its ledger and its released state. A run that died resumes only under the same schedule."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ def open_ledger(
     """Start or resume the ledger of the run in ``directory``.
 
     Args:
-        schedule: everything that decides the order in which users arrive, in plain JSON types. Public; the ledger keeps
-            its digest.
+        directory: the run's folder.
+        planned: releases of the whole run.
+        schedule: everything that decides the order in which users arrive, in plain JSON types. Public; the ledger's
+            header holds its digest.
         entropy: source of the run's noise; the header must declare its leaks.
 
-    Raises: ConfigError, BudgetError; LedgerError for a ledger of another run or schedule, whose users are numbered
-        otherwise, so that some would be met twice, and for released state whose ledger is gone.
+    Raises: ConfigError if the header does not declare the entropy's leaks; BudgetError if the plan exceeds the budget;
+        LedgerError for the ledger of another run or another schedule (users would have other numbers, and some would
+        be in two updates), or if there is released state without its ledger.
     """
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
@@ -47,28 +50,38 @@ def open_ledger(
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -> None:
-    """Write the released state and the number of releases so far.
+    """Write the released state, and the number of releases that it was made from.
 
-    A run also saves it before its first charge: if the disk takes no state, every new try would cost an update.
+    A run saves once before its first charge, so that an unwritable disk ends it before it has spent anything.
     """
     with replacing(path) as temporary:
         save_file(dict(tensors), temporary, metadata={"progress": json.dumps({"releases": releases})})
 
 
 def save_progress(directory: Path, tensors: Mapping[str, torch.Tensor], points: Sequence[Any], releases: int) -> None:
-    """Save the state, then the points: a process that dies in between leaves points that are too old, never too new."""
+    """Save the state, then the points of the curve.
+
+    If the process dies in between, the last point is missing from the file; no point is of a state that was lost.
+    """
     save_state(RunFolder(directory).state, tensors, releases)
     write_json(RunFolder(directory).progress, [vars(point) for point in points])
 
 
 def read_progress(directory: Path, kind: type[Point]) -> tuple[dict[str, torch.Tensor], list[Point]]:
-    """Read what ``save_progress`` wrote, with points of this kind."""
+    """Read the tensors and the points that ``save_progress`` wrote.
+
+    Args:
+        kind: dataclass of the points.
+    """
     points = json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))
     return load_file(RunFolder(directory).state), [kind(**values) for values in points]
 
 
 def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:
-    """Whether the run in ``directory`` has ended. Raises: LedgerError if it is another one."""
+    """Whether the run in ``directory`` has ended.
+
+    Raises: LedgerError if it ended under another header or schedule.
+    """
     path = RunFolder(directory).ledger
     finished = is_complete(path)
     if finished:
@@ -77,7 +90,7 @@ def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any])
 
 
 def digest_of(units: Sequence[int]) -> str:
-    """Digest of the order in which users arrive."""
+    """SHA-256 of the order in which users arrive, from their numbers in that order."""
     return hashlib.sha256(json.dumps(list(units)).encode()).hexdigest()
 
 

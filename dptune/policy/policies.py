@@ -1,4 +1,4 @@
-"""Policies and critics as functions of one flat parameter vector, which is what is clipped, noised and released."""
+"""Policies and critics as functions of one flat parameter vector, the vector that is clipped, noised and released."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 class Function(Protocol):
-    """A function (rows, inputs) -> (rows, outputs) of its parameters.
+    """A function of inputs, (rows, inputs) -> (rows, outputs), with its parameters as one vector.
 
-    With a leading dimension of users in both, each user has their own parameters.
+    Parameters and inputs may have a leading dimension of users; then each user has their own parameters.
     """
 
     @property
@@ -21,17 +21,17 @@ class Function(Protocol):
         ...
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
-        """Parameters to start from; public."""
+        """Draw (size,) initial parameters; ``last_gain`` scales the last layer. Public."""
         ...
 
     def __call__(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs for parameters of shape (size,) or (users, size); further parameters are ignored."""
+        """Outputs for parameters of shape (size,) or (users, size); parameters beyond ``size`` are ignored."""
         ...
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Layers of these sizes with tanh between them."""
+    """A network of fully connected layers with these sizes, inputs first, and tanh between them."""
 
     sizes: tuple[int, ...]
 
@@ -41,7 +41,7 @@ class Perceptron:
         return sum((before + 1) * after for before, after in zip(self.sizes, self.sizes[1:], strict=False))
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
-        """Orthogonal weights of gain sqrt(2), ``last_gain`` in the last layer; biases of zero."""
+        """Draw orthogonal weights of gain sqrt(2), or ``last_gain`` in the last layer, with biases of zero."""
         parts = []
         for layer, (before, after) in enumerate(zip(self.sizes, self.sizes[1:], strict=False), start=2):
             weight = torch.empty(after, before)
@@ -66,6 +66,8 @@ class Linear:
     """A linear function of the features, for tabular problems.
 
     Attributes:
+        inputs: number of features.
+        outputs: number of outputs.
         form: "outer" has a weight for every pair of feature and output. "additive" has one for every feature and one
             for every output, the paper's "one-hot state concatenated with action": the features' part cancels in a
             softmax, so that such a policy is the same in all states.
@@ -81,7 +83,7 @@ class Linear:
         return self.inputs * self.outputs if self.form == "outer" else self.inputs + self.outputs
 
     def initial(self, generator: torch.Generator, last_gain: float) -> torch.Tensor:
-        """Zeros, which make a uniform policy."""
+        """Zeros, which give a uniform policy; neither argument is used."""
         return torch.zeros(self.size)
 
     def __call__(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -95,9 +97,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class Policy:
-    """A law of actions given features: categorical over the function's outputs, or normal around them.
+    """A distribution of actions given features: categorical with a function's outputs as logits, or normal around them.
 
-    A normal one has a log deviation for every dimension, which depends on no feature; these are the last parameters.
+    The log standard deviations of a normal policy are its last parameters, one for each dimension of an action; they
+    do not depend on the features.
+
+    Attributes:
+        function: function that gives logits or means.
+        actions: number of choices, or of dimensions of a continuous action.
+        continuous: whether actions are normal rather than categorical.
     """
 
     function: Function
@@ -106,18 +114,19 @@ class Policy:
 
     @property
     def size(self) -> int:
-        """Parameters, log deviations included."""
+        """Number of parameters, log standard deviations included."""
         return self.function.size + (self.actions if self.continuous else 0)
 
     def initial(self, seed: int) -> torch.Tensor:
-        """(size,) parameters of a policy that is nearly indifferent; the seed is public."""
+        """Draw (size,) parameters of a policy that is nearly indifferent between actions; the seed is public."""
         start = self.function.initial(torch.Generator().manual_seed(seed), last_gain=0.01)
         return torch.cat([start, torch.zeros(self.actions)]) if self.continuous else start
 
     def sample(self, parameters: torch.Tensor, features: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """An action for every row of features: (rows,) whole numbers, or (rows, actions).
+        """Sample an action for every row of features: (rows,) whole numbers, or (rows, actions).
 
-        Where a row's law is no number, any action: one user's broken sensor must not stop the others' update.
+        A row whose probabilities are not finite gets an arbitrary action: an exception because of one user's features
+        would stop the others' update, and so tell of that user.
         """
         outputs = self.function(parameters, features)
         if self.continuous:
@@ -128,7 +137,7 @@ class Policy:
         return torch.multinomial(torch.where(right, chances, 1.0), 1, generator=generator).squeeze(-1)
 
     def log_probability(self, parameters: torch.Tensor, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """(rows,); all of the policy's methods take a leading dimension of users, as ``Function`` does."""
+        """(rows,) log-probabilities of ``actions``; as in ``Function``, all may have a leading dimension of users."""
         outputs = self.function(parameters, features)
         if not self.continuous:
             return outputs.log_softmax(dim=-1).gather(-1, actions[..., None]).squeeze(-1)

@@ -1,9 +1,10 @@
-"""Clip radii that keep a noisy update inside a trust region, and the moments of such updates.
+"""Clip radii that keep a noisy update inside a trust region.
 
 An update moves the policy by ``step_size * (g + noise)``, where ||g|| <= ``radius`` and the noise is normal with a
-standard deviation of ``noise_multiplier * radius / users`` in every coordinate. Radii depend on public figures alone
-and cost no privacy, but for ``kl_radius``, whose Fisher matrix must be public. Source: propositions 4.4 to 4.7 of the
-paper, which has one user an update; for K users its z is z / K in the noise (spec, section 2.3 f).
+standard deviation of ``noise_multiplier * radius / users`` in every coordinate. The radii cost no privacy: they depend
+on public figures alone, if the Fisher matrix that ``kl_radius`` needs is a public one. Source: propositions 4.4 to 4.7
+of the paper, which has one user in each update; for K users its z becomes z / K (spec dp-policy-gradient.md, section
+2.3 f).
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from scipy.stats import chi2, ncx2
 
 from dptune.errors import ConfigError
 
-_HARDLY_ANY = 1e-3
+_LEAST_NOISE = 1e-3
 
 
 @dataclass(frozen=True)
 class Update:
-    """The public figures of an update.
+    """Public figures of an update.
 
     Attributes:
-        step_size: eta, the factor that multiplies the noisy mean.
-        noise_multiplier: z, standard deviation of the noise on the *sum* over the clip radius.
-        dimension: d, parameters of the policy.
-        users: K, users an update.
+        step_size: eta, factor that multiplies the noisy mean.
+        noise_multiplier: z, standard deviation of the noise on the *sum*, in units of the clip radius.
+        dimension: d, number of the policy's parameters.
+        users: K, number of users in each update.
     """
 
     step_size: float
@@ -44,18 +45,24 @@ class Update:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise on the mean, over the clip radius."""
+        """Standard deviation of the noise on the mean, in units of the clip radius."""
         return self.noise_multiplier / self.users
 
 
 def l2_radius(update: Update, trust: float, miss: float) -> float:
-    """The largest radius with P[||step||^2 / 2 <= ``trust``] >= 1 - ``miss``, by the exact law (proposition 4.4).
+    """The largest clip radius S with P[||step||^2 / 2 <= ``trust``] >= 1 - ``miss``, exactly (proposition 4.4).
 
-    Tight where a gradient is clipped: ||step||^2 / (eta z S / K)^2 is noncentral chi-square with d degrees of freedom
-    and a noncentrality of (K / z)^2 at most.
+    ||step||^2 / (eta z S / K)^2 is noncentral chi-square with d degrees of freedom and a noncentrality of at most
+    (K / z)^2, which is reached when all users' gradients are equal and clipped.
+
+    Args:
+        trust: alpha, half the squared l2 norm that bounds the trust region.
+        miss: beta, probability with which a step may leave the region.
+
+    Raises: ConfigError for a ``trust`` that is not positive, or a ``miss`` outside (0, 1).
     """
     _check(trust, miss)
-    if update.noise < _HARDLY_ANY:  # the quantile is beyond what can be computed; |g + noise| <= |g| + |noise| is not
+    if update.noise < _LEAST_NOISE:  # scipy cannot compute this quantile; use ||g + noise|| <= ||g|| + ||noise||
         spread = update.noise * math.sqrt(float(chi2.ppf(1 - miss, update.dimension)))
         return math.sqrt(2 * trust) / (update.step_size * (1 + spread))
     quantile = float(ncx2.ppf(1 - miss, update.dimension, update.noise**-2))
@@ -65,11 +72,16 @@ def l2_radius(update: Update, trust: float, miss: float) -> float:
 def kl_radius(
     update: Update, trust: float, miss: float, *, largest: float, trace: float, as_printed: bool = False
 ) -> float:
-    """A radius with P[step^T F step / 2 <= ``trust``] >= 1 - ``miss`` (proposition 4.7, by Markov's inequality).
+    """A clip radius with P[step^T F step / 2 <= ``trust``] >= 1 - ``miss`` (proposition 4.7, by Markov's inequality).
 
     Args:
+        trust: alpha, bound on the KL divergence (to second order) that defines the trust region.
+        miss: beta, probability with which a step may leave the region.
         largest, trace: largest eigenvalue and trace of the Fisher matrix F at the old policy. Must be public.
-        as_printed: without the factor 1/2, which the proposition's last line forgets: smaller by sqrt(2), hence safe.
+        as_printed: use the proposition's last line as it is printed, which forgets the factor 1/2: the radius is
+            smaller by sqrt(2), which is safe.
+
+    Raises: ConfigError for figures out of range.
     """
     _check(trust, miss)
     for name, value in (("largest", largest), ("trace", trace)):

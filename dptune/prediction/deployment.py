@@ -29,6 +29,7 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
+from dptune.training.data import open_ids
 from dptune.training.model import ModelSource, load_base, load_tokenizer
 from dptune.units import RECORD
 
@@ -44,10 +45,10 @@ class Deployment:
     """An open ensemble that answers prompts.
 
     Attributes:
-        predictor: the protocol with its budget.
+        predictor: predictor that answers within the budget.
         tokenizer: the base model's tokenizer.
         manifest: the ensemble's manifest.
-        earlier: what runs on the same records spent that were set aside before.
+        earlier: what earlier runs on the same records spent, which were set aside.
     """
 
     predictor: PrivatePredictor
@@ -58,14 +59,21 @@ class Deployment:
     def generate(self, prompt: str, most: int) -> Iterator[Answer]:
         """Answer up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
 
-        The model sees as many of the prompt's last tokens as it can.
+        A prompt that is longer than the model's context is cut at its start. An ensemble of chats takes the prompt as
+        what a user says, and answers as its assistant.
 
         Raises: ConfigError as ``check_prompt``, before anything is charged.
         """
         check_prompt(prompt)
         end = self.tokenizer.eos_token_id
-        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] or [end]
-        return self.predictor.generate(ids, most, end)
+        return self.predictor.generate(self._ids(prompt) or [end], most, end)
+
+    def _ids(self, prompt: str) -> list[int]:
+        if self.manifest.form == "messages" and prompt:
+            said = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return open_ids([prompt], self.tokenizer)[0]
 
     def text(self, answers: list[Answer]) -> str:
         """Decode the tokens of some answers to text."""
@@ -110,12 +118,12 @@ def check_prompt(prompt: str) -> None:
 def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None) -> Deployment:
     """Open an ensemble for answers; close its predictor afterwards.
 
-    Raises: ConfigError for an ensemble that is not whole, not of its base or serves nobody; LedgerError as
-        ``open_ledger``.
+    Raises: ConfigError for an ensemble that is incomplete, was tuned on another base, or has no budget for answers;
+        LedgerError as ``open_ledger``.
     """
     manifest, entropy = read_manifest(ensemble), entropy or OsEntropy()
     protocol = _served_protocol(ensemble, manifest)
-    base = ModelSource(manifest.source, manifest.revision, manifest.dtype)
+    base = ModelSource(manifest.source, manifest.revision, manifest.dtype, manifest.load_in_4bit)
     model = load_base(base, device)
     adapters = load_adapters(ensemble, manifest, model, device)
     tokenizer = load_tokenizer(base)
@@ -136,9 +144,9 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
 
 
 def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
-    """The protocol that the ensemble was closed with, checked before its ledger is opened.
+    """Read the protocol from the manifest, and check it before the ledger is opened.
 
-    Raises: ConfigError if it has none, or not all of one, or one for another number of slots.
+    Raises: ConfigError if the manifest lacks an option of it, or it is for another number of slots.
     """
     missing = [name for name in SERVED_OPTIONS if name not in manifest.protocol]
     if missing:
@@ -160,7 +168,7 @@ def has_answered(ensemble: Path) -> bool:
 
 
 def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
-    """The ensemble's one ledger, started or continued; None when all its tokens are spent.
+    """Start or resume the ensemble's only ledger; None if all its tokens are spent.
 
     A note beside the ledger holds the run's number, how many tokens were charged and the chain up to them. It is
     written before the ledger is made and after every charge, before the token is drawn. So there is never a ledger
@@ -230,20 +238,18 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
 
 
 def _check_known(
-    path: Path, contents: Ledger | LedgerContents, protocol: FixedMixture, wanted: RunHeader, known: _Note
+    path: Path, contents: Ledger | LedgerContents, protocol: FixedMixture, header: RunHeader, note: _Note
 ) -> None:
     """Raise LedgerError unless the ledger is this ensemble's, of this protocol, and no older than its note."""
-    check_same_run(path, wanted, contents.header)
+    check_same_run(path, header, contents.header)
     if set(contents.composition) - {protocol.release}:
         problem = "was started with other settings (protocol)"
         raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
-    if known.run_id != contents.header.run_id:
+    if note.run_id != contents.header.run_id:
         raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
-    cut = contents.releases < known.releases
-    if cut or (known.chain is not None and chain_after(path, known.releases) != known.chain):
-        problem = (
-            f"is an older or another copy: it holds {contents.releases} tokens, and {known.releases} were answered"
-        )
+    cut = contents.releases < note.releases
+    if cut or (note.chain is not None and chain_after(path, note.releases) != note.chain):
+        problem = f"is an older or another copy: it holds {contents.releases} tokens, and {note.releases} were answered"
         raise LedgerError(f"{path}: {problem}. Fix: restore the newest.")
 
 
@@ -274,5 +280,5 @@ def _note(note: Path, contents: Ledger | LedgerContents, chain: str | None) -> N
     _write_note(note, _Note(contents.header.run_id, contents.releases, chain))
 
 
-def _write_note(note: Path, known: _Note) -> None:
-    write_json(note, asdict(known))
+def _write_note(path: Path, note: _Note) -> None:
+    write_json(path, asdict(note))

@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json
+from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import Tokens
+from dptune.training.lora import Lora
 from dptune.training.model import (
-    Lora,
     ModelSource,
     attach_lora,
     frozen_fingerprint,
@@ -41,29 +42,12 @@ _SHARD = "shard.json"
 
 
 @dataclass(frozen=True)
-class ShardTuning:
-    """How every shard's adapter is trained. Public.
-
-    Attributes:
-        epochs: passes over the shard.
-        batch_size: number of records of a step.
-        learning_rate: the highest learning rate of the schedule.
-        seed: seed of initialisation and order; shard i adds i.
-    """
-
-    epochs: int = 15
-    batch_size: int = 8
-    learning_rate: float = 2e-4
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The description of an ensemble. Public: it tells nothing about any record.
 
     Attributes:
         models: number of slots.
-        key: what shares a shard, "record" or a column of units.
+        key: unit that is never split between shards, "record" or the name of a column.
         base: fingerprint of the base model's weights.
         source: hub id or folder of the base model.
         revision: its commit, for a hub id.
@@ -72,6 +56,8 @@ class Manifest:
         protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
         telemetry: "research" if figures computed from its models were ever published, else "private", which is
             also what the ledgers of manifests without it say.
+        form: what the records are: texts, prompts with targets, or chats (``dptune.corpus.records.FORMS``).
+        load_in_4bit: whether the base model's linear layers are held in 4 bits.
     """
 
     models: int
@@ -83,6 +69,8 @@ class Manifest:
     data: str
     protocol: dict[str, Any]
     telemetry: str = "private"
+    form: str = "text"
+    load_in_4bit: bool = False
 
 
 def shard_directory(ensemble: Path, shard: int) -> Path:
@@ -102,8 +90,8 @@ def tune_shard(
 ) -> None:
     """Tune one shard's adapter on a fresh copy of the base, and write it. Not private by itself.
 
-    Nothing of another shard is seen: the base is loaded anew, an adapter starts at B = 0, and random numbers have a
-    seed of their own.
+    No other shard has any influence: the base is loaded anew, the adapter starts at B = 0, and its random numbers have
+    a seed of their own.
 
     Args:
         key: unit that is never split between shards; see ``dptune.prediction.partition``.
@@ -196,7 +184,7 @@ def known_manifest(ensemble: Path) -> Manifest | None:
 
 
 def load_adapters(ensemble: Path, manifest: Manifest, model: Any, device: torch.device) -> StackedAdapters:
-    """All adapters, stacked, for ``model``, whose every parameter is frozen.
+    """Load and stack all adapters for ``model``, a base all of whose parameters are frozen.
 
     Raises: ConfigError for a shard without adapter, of another base or vocabulary, or of another shape.
     """

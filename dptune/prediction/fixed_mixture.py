@@ -4,8 +4,8 @@ The output law is, for every prompt and whatever the data::
 
     P = w0 p0 + (1 - w0) / N * sum over slots i of [p0 + lambda_i (p_i - p0)]
 
-with public w0, N and p0. A slot without records holds p0; slots are never taken away, so that N tells nothing. Of slot
-i alone, P = s [(1-u) p0 + u (p0 + lambda_i (p_i - p0))] + (1-s) A with s = w0 + (1-w0)/N, u = ((1-w0)/N) / s and
+with public w0, N and p0. A slot without records holds p0; slots are never removed, so that N tells nothing. Seen
+from slot i, P = s [(1-u) p0 + u (p0 + lambda_i (p_i - p0))] + (1-s) A with s = w0 + (1-w0)/N, u = ((1-w0)/N) / s and
 the other slots in A, which do not see slot i's records. E_a, the exponential of (a-1) times the divergence, is jointly
 convex, so that a bound on the first part bounds P (spec pmixed.md, section 5.3).
 

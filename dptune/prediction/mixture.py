@@ -9,7 +9,8 @@ import torch
 
 from dptune.prediction.fixed_mixture import Slots
 
-#: Least log-probability of a token that is kept. Draws have 52 bits, so its probability is right to a few in 10,000.
+#: Least log-probability of a token that is kept. Draws have 52 bits, so such a token is drawn with a probability that
+#: is right to a few parts in 10,000.
 _RAREST = -40 * math.log(2)
 #: Lower bounds on log-probabilities. ``_LEAST`` keeps out denormal numbers, which take longer to compute with. A
 #: private law below ``_EMPTY`` on all kept tokens has no mass there.

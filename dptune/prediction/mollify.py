@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import torch
 
-#: Below it (1e-300) a token counts as impossible; ``dptune.prediction.mixture.truncate_laws`` drops far likelier ones.
+#: Log-probability (of about 1e-300) below which a token counts as impossible;
+#: ``dptune.prediction.mixture.truncate_laws`` has dropped far likelier tokens before.
 _IMPOSSIBLE = -690.0
-#: Kept from the limit for the rounding of sums over a vocabulary: relative to it, and at least.
+#: Distance kept from the limit, for rounding in sums over a vocabulary: as a share of the limit, and its least value.
 _MARGIN, _LEAST_MARGIN = 1e-9, 1e-14
 _NOTHING = 1e-300
 _CLOSE = 1e-6

@@ -1,4 +1,4 @@
-"""Assigns records to shards by a keyed hash of each, so that a record that joins or leaves moves no other."""
+"""Assigns records to shards by a keyed hash of each record, so that one that joins or leaves moves no other."""
 
 from __future__ import annotations
 

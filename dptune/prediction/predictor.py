@@ -1,6 +1,6 @@
 """Answers within a budget: one token at a time, each charged to a ledger on disk before it is computed.
 
-What a caller sees is the token. The slot and the branch it came from stay hidden: the public model and one private one
+A caller sees the token. The slot and the branch that it came from stay hidden: the public model and one private one
 run in every pass, in one batch of two rows, and both distributions are drawn from. The guarantee counts every token
 that was charged, the end-of-text token included, whether or not it reached anybody. Randomness is the operating
 system's; the draw is exact up to the rounding of float64 sums.
@@ -29,7 +29,7 @@ from dptune.training.stacked import PUBLIC, StackedAdapters
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered token, and the budget after it. Public.
+    """Token of an answer, and the budget after it. Public.
 
     Attributes:
         token: id of the token.
@@ -82,7 +82,7 @@ class PrivatePredictor:
         return smallest_epsilon(planned_answers(self.protocol, count), self.protocol.delta) if count else 0.0
 
     def answer(self, context: Sequence[int]) -> Answer:
-        """The next token after ``context`` (at least one token id; the model sees as many of the last as it can).
+        """Answer with the next token after ``context``, one token id or more; the model sees the last that fit.
 
         Guarantee: all answers together are (epsilon, delta)-DP as the protocol says, for prompts of any kind that may
         follow from earlier answers.
@@ -112,7 +112,7 @@ class PrivatePredictor:
             return Answer(token, left, self.epsilon_spent, self.protocol.delta, self.protocol.unit)
 
     def generate(self, context: Sequence[int], most: int, end: int | None = None) -> Iterator[Answer]:
-        """Up to ``most`` tokens one after the other, each with its own charge; stops after token ``end``."""
+        """Answer up to ``most`` tokens one after the other, each with its own charge; stop after token ``end``."""
         ids = list(context)
         for _ in range(most):
             given = self.answer(ids)
@@ -154,7 +154,7 @@ def next_log_probabilities(
 def weights_of(
     protocol: FixedMixture, log_public: torch.Tensor, log_private: torch.Tensor, *, steady: bool = False
 ) -> torch.Tensor:
-    """(models, positions): the weights lambda that the protocol's unit of privacy allows. Private."""
+    """(models, positions) weights lambda that the protocol allows for its unit of privacy. Private."""
     share = protocol.slots.share
     if protocol.unit == "shard":
         return renyi_weights(log_public, log_private, protocol.alpha, protocol.excess, share, steady=steady)

@@ -18,7 +18,7 @@ from dptune.errors import ConfigError
 _ROUNDING = 1e-12
 _LARGEST_BETA = 1e4
 _GRID = 4001
-#: What the dual may lack between the points of the finer grid, with a factor to spare.
+#: Relative amount by which the dual may be too small between points of the finer grid, with a factor of safety.
 _BETWEEN = 1e-6
 
 Array = NDArray[np.float64]
@@ -103,7 +103,7 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
         return np.asarray((1 - subsample + subsample * rho) ** power)
 
     def constraints(rho: Array) -> Array:
-        # E rho^a <= e^((a-1) r) and the same of rho^(1-a), over their bounds.
+        # E rho^a <= e^((a-1) r) and E rho^(1-a) <= e^((a-1) r), both divided by their right side.
         return np.stack([rho**order, rho ** (1 - order)]) * math.exp(-(order - 1) * radius)
 
     ratio, fine, far = (np.exp(_span(radius, order, *grid)) for grid in ((_GRID, 12), (16 * _GRID, 12), (_GRID, 250)))
@@ -121,7 +121,7 @@ def _largest_moment(radius: float, order: float, subsample: float, power: float)
 
 
 def _span(radius: float, order: float, count: int, beyond: float) -> Array:
-    """log rho from where its limits exceed what they bound by e^beyond, at ``count`` points."""
+    """(count,) grid of log rho, over the range in which both constraints are at most e^beyond."""
     return np.linspace(-radius - beyond / (order - 1), (order - 1) / order * radius + beyond / order, count)
 
 

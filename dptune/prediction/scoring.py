@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.stats import binom
 
 from dptune.prediction.mixture import parts_of, truncate_laws
@@ -22,10 +23,10 @@ from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
 from dptune.progress import progress
-from dptune.training.data import Tokens
+from dptune.training.data import Tokens, plain_ids
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
-_NEVER = 1e-6  # sizes of the sample that are rarer than this are left out: they hardly change a perplexity
+_NEVER = 1e-6  # probability below which a size of the sample is left out: it hardly changes a perplexity
 
 
 @dataclass
@@ -75,13 +76,13 @@ class _Record:
 
 @torch.no_grad()
 def score_model(model: Any, tokens: Tokens) -> dict[str, float]:
-    """Both perplexities of one model, in evaluation mode."""
+    """Both perplexities of one model, in evaluation mode, of the tokens that count in the loss."""
     losses, model = Losses(), model.eval()
     for row in tokens.rows:
-        ids = torch.from_numpy(row.astype(np.int64))[None].to(next(model.parameters()).device)
+        ids, counted = _row(row, next(model.parameters()).device)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         law = torch.log_softmax(logits[0, :-1].double(), -1)
-        losses.add(-law.gather(-1, ids[0, 1:, None])[:, 0])
+        losses.add(-law.gather(-1, ids[0, 1:, None])[counted, 0])
     return losses.figures
 
 
@@ -90,14 +91,14 @@ def score_ensemble(
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Score protocols on held-out records.
 
-    Returns: by the names of ``protocols``, each one's perplexities and the mean weight of its private models; and the
-    perplexities of the plain average of all private models, which is NOT private: the best a protocol could reach.
+    Returns: the perplexities of each protocol and the mean weight of its private models, by name; and the perplexities
+    of the plain average of all private models, which is NOT private: the best a protocol could reach.
 
     A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
     authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
 
     Args:
-        tokens: held-out records, with two tokens or more each.
+        tokens: held-out records, of each of which a token after the first counts in the loss.
         seed: seed of those samples; public.
     """
     losses = {name: Losses() for name in protocols}
@@ -131,10 +132,17 @@ def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[
     rows = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
     with adapters.apply(model, rows):
         for row in progress(tokens.rows, "scoring answers", total=len(tokens.rows)):
-            ids = torch.from_numpy(row.astype(np.int64)).to(device).expand(len(rows), -1)
+            one, counted = _row(row, device)
+            ids = one.expand(len(rows), -1)
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-            laws = torch.log_softmax(logits[:, :-1].double(), -1)
-            yield _Record(*truncate_laws(laws[0], laws[1:]), ids[0, 1:])
+            laws = torch.log_softmax(logits[:, :-1].double(), -1)[:, counted]
+            yield _Record(*truncate_laws(laws[0], laws[1:]), ids[0, 1:][counted])
+
+
+def _row(row: NDArray[np.int32], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(1, tokens) ids of a record, and (tokens - 1,) whether each token after the first counts, on the device."""
+    ids = torch.from_numpy(plain_ids(row).astype(np.int64))[None]
+    return ids.to(device), torch.from_numpy(row[1:] >= 0).to(device)
 
 
 def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.Tensor]:

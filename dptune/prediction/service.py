@@ -3,9 +3,9 @@
 One process holds the ledger's lock. Requests run side by side and are charged token by token, so that no number of
 clients can overspend. What a client gets was charged; what was charged may be lost if the process dies.
 
-A budget that is spent is gone for good, so not everybody who reaches the port may spend it. A request must name one of
-the service's hosts, or a page of another site could send a browser here under a name of its own (DNS rebinding). It may
-need a token. What is too long is refused before it is read.
+A budget that is spent is gone for good, so requests are checked. A request must name one of the service's hosts;
+otherwise a page of another site could send a browser here under a name of its own (DNS rebinding). It may need a token.
+A body that is too long is refused before it is read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Reply(BaseModel):
 
 
 def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token: str | None = None) -> FastAPI:
-    """The service over an open deployment.
+    """Make the service over an open deployment.
 
     Args:
         hosts: names that a request's Host header may have; "*.example.com" stands for all below it.
@@ -89,8 +89,8 @@ def create_app(deployment: Deployment, hosts: Sequence[str] = LOCAL_HOSTS, token
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)  # the outer one
     app.add_exception_handler(RequestValidationError, _invalid)
 
-    def check_token(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
-        if given is None or not compare_digest(given.credentials.encode(), str(token).encode()):
+    def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
+        if credentials is None or not compare_digest(credentials.credentials.encode(), str(token).encode()):
             raise HTTPException(401, "needs the service's bearer token", headers={"WWW-Authenticate": "Bearer"})
 
     needed = [Depends(check_token)] if token is not None else []

@@ -19,15 +19,12 @@ from scipy.special import erfcx, log_ndtr
 
 from dptune.errors import ConfigError
 from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
-from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, limit_multiplier, pure_epsilon, renyi_epsilon
+from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.parts import WORK, dearest
 from dptune.privacy.published import (
     dppg_epsilon,
-    law_of,
     lmo_dp_epsilon,
-    lmo_dp_step_epsilon,
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
@@ -106,7 +103,7 @@ def epsilons(
     Raises:
         ConfigError: delta out of range or unknown accountant.
     """
-    _check_delta(delta, pure=_is_pure(composition))
+    check_delta(delta, pure=_is_pure(composition))
     if published_accountant not in PUBLISHED_ACCOUNTANTS:
         raise ConfigError(
             "published_accountant",
@@ -155,7 +152,7 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
     that is at most as private, Renyi DP at integer orders and, with clipping in l1, pure DP, the only one that holds at
     delta 0. With tokens the bound is Renyi DP at their order.
     """
-    _check_delta(delta, pure=_is_pure(composition))
+    check_delta(delta, pure=_is_pure(composition))
     if has_answers(composition):
         return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
@@ -176,89 +173,7 @@ def quick_epsilon(composition: Composition, delta: float) -> float:
         return math.inf
     if delta == 0:
         return pure_epsilon(composition)
-    return (
-        math.inf if _has_noiseless(composition) else min(pure_epsilon(composition), renyi_epsilon(composition, delta))
-    )
-
-
-def limit_epsilon(composition: Composition, delta: float) -> float:
-    """The epsilon in the limit of high dimension, when a shift is spread over all coordinates. NOT a bound.
-
-    It comes from the loss distribution of the Gaussian that a mixture tends to. The truth may lie below it at a small
-    dimension, and above it at a small epsilon.
-    """
-    _check_delta(delta)
-    if not composition or _has_noiseless(composition):
-        return math.inf if composition else 0.0
-    gaussian: Composition = Counter()
-    for release, count in composition.items():
-        gaussian[Release(release.sample_rate, limit_multiplier(release))] += count
-    return _pld_epsilon(_as_key(gaussian), delta)
-
-
-def has_limit(composition: Composition) -> bool:
-    """Whether ``limit_epsilon`` applies: not to Gaussians alone, nor to a scale shared by all coordinates, nor with
-    clipping in l1, where a shift that is spread vanishes.
-    """
-    usual = all(release.norm == "l2" and release.noise in ("gaussian", "laplace_mixture") for release in composition)
-    return usual and any(release.law for release in composition)
-
-
-def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
-    """More figures of Laplace mixtures, by name; none if other releases are among them. No figure is a guarantee."""
-    if None in (laws := {release.law for release in composition}) or len(laws) != 1:
-        return {}
-    release = next(iter(composition))
-    law = law_of(release)
-    figures: dict[str, float] = {
-        "noise_mean_absolute": law.mean_absolute,
-        "noise_variance": law.variance,
-        "noise_fisher_information": law.fisher_information,
-    }
-    if not delta:
-        return figures
-    if release.norm == "l1":
-        dimension = l1_break_even(composition, delta)
-        return figures | ({} if dimension is None else {"l1_useful_up_to_effective_dimension": dimension})
-    if has_limit(composition):
-        figures["epsilon_floor_high_dimension"] = limit_epsilon(composition, delta)
-    if law.is_gamma:
-        figures["epsilon_as_published_one_coordinate_unsound"] = plrvo_one_coordinate_epsilon(composition, delta)
-    elif not law.constant:
-        for name, in_domain in (("all_orders_unsound", False), ("in_domain_one_coordinate", True)):
-            figures[f"step_epsilon_equation_4_{name}"] = lmo_dp_step_epsilon(law, delta, in_domain=in_domain)
-        figures["epsilon_as_published_orders_to_127_unsound"] = lmo_dp_epsilon(composition, delta, 127)
-    return figures
-
-
-def l1_break_even(composition: Composition, delta: float) -> float | None:
-    """The dimension up to which noise on an l1-clipped gradient is better than a Gaussian of equal certified epsilon.
-
-    A gradient with d equal coordinates that is clipped to an l1 norm of 1 has an l2 norm of 1 / sqrt(d). Its ratio to
-    the standard deviation of the noise equals that of an l2-clipped gradient to z if d = (z / deviation)^2. For other
-    gradients d is the effective dimension (l1 norm / l2 norm)^2: for normal ones 2 / pi of their coordinates. Returns
-    None if no Gaussian has that epsilon: 0, say, or infinity.
-    """
-    widest = max(law_of(release).variance for release in composition)
-    try:
-        return gaussian_of_equal_epsilon(composition, delta) ** 2 / widest
-    except ConfigError:
-        return None
-
-
-def gaussian_of_equal_epsilon(composition: Composition, delta: float) -> float:
-    """The noise multiplier of Gaussian releases at the same rates with the same certified epsilon.
-
-    Raises: ConfigError if there is none: that epsilon is 0, infinite, or takes more noise than is searched.
-    """
-
-    def epsilon_of(noise_multiplier: float) -> float:
-        gaussian: Composition = Counter()
-        for release, count in composition.items():
-            gaussian[Release(release.sample_rate, noise_multiplier)] += count
-        return pld_epsilon(gaussian, delta)
-
-    return calibrate(epsilon_of, smallest_epsilon(composition, delta))
+    return math.inf if has_noiseless(composition) else min(pure_epsilon(composition), renyi_epsilon(composition, delta))
 
 
 def leaks_of(
@@ -285,10 +200,10 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
         delta: a number in (0, 1).
         quick: a looser bound, several times faster.
     """
-    _check_delta(delta)
+    check_delta(delta)
     if not composition:
         return 0.0
-    if _has_noiseless(composition):
+    if has_noiseless(composition):
         return math.inf
     return _pld_epsilon(_as_key(composition), delta, quick)
 
@@ -308,10 +223,10 @@ def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> fl
 
 def rdp_epsilon(composition: Composition, delta: float) -> float:
     """Upper bound by Renyi DP over ``RENYI_ORDERS``, for releases whose parameters were fixed in advance."""
-    _check_delta(delta)
+    check_delta(delta)
     if not composition:
         return 0.0
-    if _has_noiseless(composition):
+    if has_noiseless(composition):
         return math.inf
     return _rdp_epsilon(_as_key(composition), delta)
 
@@ -334,10 +249,10 @@ def gdp_clt_epsilon(composition: Composition, delta: float) -> float:
 
     mu^2 = sum q^2 (exp(1/z^2) - 1), then the duality of mu-Gaussian DP (Dong, Roth and Su 2022, corollary 1).
     """
-    _check_delta(delta)
+    check_delta(delta)
     if not composition:
         return 0.0
-    if _has_noiseless(composition):
+    if has_noiseless(composition):
         return math.inf
     with np.errstate(over="ignore", divide="ignore"):
         mu_squared = sum(
@@ -402,7 +317,7 @@ def _as_key(composition: Composition) -> tuple[Kind, ...]:
     return tuple(Kind(q, z, count) for (q, z), count in sorted(totals.items()))
 
 
-def _has_noiseless(composition: Composition) -> bool:
+def has_noiseless(composition: Composition) -> bool:
     """Whether a release has no noise, or is a token, which no accountant of Gaussians can price."""
     return has_answers(composition) or any(release.noise not in LIKE_GAUSSIAN for release in composition)
 
@@ -411,6 +326,7 @@ def _is_pure(composition: Composition) -> bool:
     return bool(composition) and all(is_pure(release) for release in composition)
 
 
-def _check_delta(delta: float, *, pure: bool = False) -> None:
+def check_delta(delta: float, *, pure: bool = False) -> None:
+    """Raise ConfigError unless delta is in (0, 1); with ``pure`` it may be 0."""
     if not 0 < delta < 1 and not (pure and delta == 0):
         raise ConfigError("delta", f"{delta} is not in (0, 1)", fix="use a number below 1 / records, such as 1e-5")

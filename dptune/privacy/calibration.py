@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dptune.errors import ConfigError
 
-#: Of a run: more are a slip of the keyboard.
+#: Largest number of steps of a run; a larger one is taken for a typing error.
 MOST_STEPS = 10**12
 _LOWEST, _HIGHEST = 1e-2, 1e4
 _LARGE_DELTA = 1e-2
@@ -28,7 +28,8 @@ def calibrate(
         roughly: a cheaper function close to ``epsilon_of``, for a first search.
 
     Raises:
-        ConfigError: target not positive, or out of reach of any multiplier up to 1e4: of a leak, or of too many steps.
+        ConfigError: target not positive, or out of reach of any multiplier up to 1e4, because of a leak or too many
+            steps.
     """
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
@@ -99,7 +100,7 @@ def delta_warning(delta: float, units: int | None = None) -> str | None:
     """What makes a delta worthless, as one sentence; None where nothing does.
 
     Args:
-        units: of the training data; None where they are not known.
+        units: number of units in the training data; None if it is not known.
     """
     if units is not None and delta * units >= 1:
         whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"

@@ -118,7 +118,7 @@ def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[
     while position < units:
         with np.errstate(over="ignore"):  # an infinite gap is as good as any beyond the last unit
             gaps = np.floor(np.log(uniform(entropy, block)) / np.log1p(-sample_rate))
-        # At a tiny rate a gap may overflow int64; beyond the last unit all gaps are alike.
+        # A gap may overflow int64 at a tiny rate; it is cut at the last unit, beyond which nothing is drawn.
         positions = position + np.cumsum(np.minimum(gaps, units).astype(np.int64) + 1)
         chosen.append(positions)
         position = int(positions[-1])

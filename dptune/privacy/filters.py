@@ -79,14 +79,14 @@ class RenyiFilter:
         """Whether this sum of costs stays within the budget."""
         return spent <= self.budget * (1 + _ROUNDING)
 
-    def raise_noise_multiplier(self, wanted: float, sample_rate: float, spent: float) -> float:
-        """The smallest effective noise multiplier that is at least ``wanted`` and that the rest of the budget allows.
+    def raise_noise_multiplier(self, least: float, sample_rate: float, spent: float) -> float:
+        """The smallest effective noise multiplier that is at least ``least`` and that the rest of the budget allows.
 
         Infinity when nothing is left. Call this before the batch is drawn.
         """
         left = self.budget - spent
-        if renyi_cost(self.order, sample_rate, wanted) <= left:
-            return wanted
+        if renyi_cost(self.order, sample_rate, least) <= left:
+            return least
         return smallest_noise_multiplier(self.order, left, sample_rate)
 
     def epsilon(self, composition: Composition, delta: float) -> float:

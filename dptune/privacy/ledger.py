@@ -207,15 +207,15 @@ class Ledger:
         self._length = length + len(line)
 
 
-def check_same_run(path: Path, header: RunHeader, found: RunHeader) -> None:
-    """Raise LedgerError if the ledger at ``path``, which has the header ``found``, is not of the run ``header``."""
-    if changed := header.differences(found):
+def check_same_run(path: Path, header: RunHeader, existing: RunHeader) -> None:
+    """Raise LedgerError if the ledger at ``path``, which has the header ``existing``, is not of the run ``header``."""
+    if changed := header.differences(existing):
         problem = f"was started with other settings ({', '.join(changed)})"
         raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
 
 
-def _older(written: int) -> str:
-    return f"is of format {written}, which can be verified and not be resumed: this dptune writes format {FORMAT}."
+def _older(older_format: int) -> str:
+    return f"is of format {older_format}, which can be verified and not be resumed: this dptune writes format {FORMAT}."
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -224,7 +224,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except OSError:
         os.close(descriptor)
         raise LedgerError(f"{path}: another process is charging it. Fix: wait for that process or stop it.") from None
-    # Another process may have removed the name between our opening and locking the file behind it.
+    # Between opening the file and locking it, another process may have removed or replaced its name.
     if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
         os.close(descriptor)
         raise LedgerError(f"{path}: another process replaced it just now. Fix: try again.")

@@ -51,7 +51,7 @@ class LedgerContents:
         return self.header.price(self.composition)
 
     def __repr__(self) -> str:
-        """One line: whose, how many releases, and the chain that tells this ledger from others."""
+        """Summary on one line: mechanism, data, unit, number of releases, and the chain, by which ledgers differ."""
         state = "complete" if self.complete else "not complete"
         about = f"{self.header.mechanism}, {self.header.data!r}, unit {self.header.unit!r}"
         return f"LedgerContents({about}, {self.releases} releases, {state}, chain {self.chain[:12]})"

@@ -31,15 +31,16 @@ _CONSISTENT = 1e-9
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy sum over a Poisson sample of the units of privacy, under add/remove of one unit; or one token drawn
-    from a mixture of models, each of which belongs to one shard of the records.
+    """A noisy sum over a Poisson sample of the units of privacy, under add/remove of one unit, or a sampled token.
+
+    A token is drawn from a mixture of models, each of which belongs to one shard of the records.
 
     Attributes:
         sample_rate: probability q in (0, 1] with which each unit enters the batch, independently.
         noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
-            the number that its paper gives to an accountant. Of a Laplace mixture, 1 / score bound of its law: the
-            multiplier of the Gaussian with the same zCDP. Of a token, that of the Gaussian with the same Renyi bound.
-            0 for a family without a bound (``UNBOUNDED``).
+            the number that its paper gives to an accountant. For a Laplace mixture it is 1 / score bound of its law,
+            the multiplier of the Gaussian with the same zCDP; for a token, that of the Gaussian with the same Renyi
+            bound; 0 for a family without a bound (``UNBOUNDED``).
         sensitivity: sensitivity, in ``norm``, of the *whole* released vector in those same units; 1 when the
             paper's number is right, sqrt(n) when n groups are noised as if each were alone.
         noise: family of the noise, one of ``NOISES``.

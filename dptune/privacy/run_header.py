@@ -30,8 +30,8 @@ _READ = (5, FORMAT)
 class OtherFormatError(ConfigError):
     """A ledger of another version of dptune: undamaged, but this version cannot price it."""
 
-    def __init__(self, written: Any) -> None:
-        problem = f"{written!r} is none of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
+    def __init__(self, other_format: Any) -> None:
+        problem = f"{other_format!r} is none of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
         super().__init__("format", problem, fix="verify it with the dptune that wrote it, and keep the file as it is")
 
 
@@ -44,7 +44,7 @@ class RunHeader:
         published_accountant: key of ``PUBLISHED_ACCOUNTANTS``.
         accounting: the epsilon that the budget limits, one of ``ACCOUNTINGS``.
         epsilon: the budget, or None when the run has none (the non-private mechanism).
-        delta: of every epsilon of this run.
+        delta: delta of every epsilon of this run.
         unit: what is added or removed: "record", the name of a column (all records that share a value of it), or
             another kind, such as "client", "tenant" or "shard".
         units: how many units the training data holds (public by assumption).
@@ -58,8 +58,8 @@ class RunHeader:
         schedule: digest of whatever else decides which units a release is about; empty where nothing does.
         plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
             it does what it says.
-        run_id: ties checkpoints to this ledger.
-        format: of the ledger; only new ones go on.
+        run_id: id that ties checkpoints to this ledger.
+        format: format of the ledger; one of an older format is verified, but not resumed.
     """
 
     mechanism: str

@@ -15,7 +15,8 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, first_line
+from dptune.training.quantized import is_trainable, method_of
 
 _FIELD = "model.source"
 _FIX = "give a causal language model, such as GPT-2, Llama or Mistral"
@@ -30,7 +31,8 @@ _WIDTHS = ("max_position_embeddings", "max_seq_len")
 def check_configuration(source: str, config: Any) -> None:
     """Refuse by name what is no causal language model, before its weights are read.
 
-    Raises: ConfigError for a classifier, an encoder, an encoder-decoder, a model of another kind, or quantised weights.
+    Raises: ConfigError for a classifier, an encoder, an encoder-decoder, a model of another kind, or weights that are
+        quantised by another method than bitsandbytes' 4 bits.
     """
     architectures = tuple(getattr(config, "architectures", None) or ())
     kind = f"{source!r} ({', '.join(architectures) or config.model_type})"
@@ -47,11 +49,10 @@ def check_configuration(source: str, config: Any) -> None:
     decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not decodes:
         raise ConfigError(_FIELD, f"{kind} is an encoder: each of its positions sees the tokens after it", fix=_FIX)
-    quantised = getattr(config, "quantization_config", None)
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised.quant_method
-        problem = f"{kind} holds quantised weights ({method}), on which dptune does not train"
-        raise ConfigError(_FIELD, problem, fix="give the checkpoint before quantisation, with model.dtype: bfloat16")
+    if not is_trainable(config):
+        problem = f"{kind} holds quantised weights ({method_of(config)}), on which dptune does not train"
+        fix = "give the checkpoint before quantisation, with model.load_in_4bit, or model.dtype: bfloat16"
+        raise ConfigError(_FIELD, problem, fix=fix)
 
 
 def check_weights(source: str, model: Any, report: Mapping[str, Collection[Any]]) -> None:
@@ -114,12 +115,6 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop; its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 def plain_tokens(model: Any) -> torch.Tensor:

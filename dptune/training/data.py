@@ -102,9 +102,18 @@ def encode(texts: list[str], tokenizer: Any, max_length: int) -> tuple[list[NDAr
     if max_length < 3:
         raise ConfigError("training.max_length", f"{max_length} is below 3", fix="allow at least three tokens")
     end = tokenizer.eos_token_id
-    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+    encoded = open_ids(texts, tokenizer)
     rows = [np.asarray([*ids, end][: max_length - 1], dtype=np.int32) for ids in encoded]
     return rows, np.array([len(ids) + 1 > max_length - 1 for ids in encoded], dtype=bool)
+
+
+def open_ids(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """The token ids of each text, with the beginning-of-text token where the tokenizer puts one, but without an end."""
+    if not texts:
+        return []
+    end = tokenizer.eos_token_id
+    found = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
+    return [list(ids[:-1] if len(ids) > 1 and ids[-1] == end else ids) for ids in found]
 
 
 def hash_keys(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:

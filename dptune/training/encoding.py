@@ -20,7 +20,7 @@ from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
-from dptune.training.data import Tokens, with_context
+from dptune.training.data import Tokens, tokenize, with_context
 from dptune.training.token_file import token_batch
 
 #: The tokens that count in the loss: those of targets; those that an assistant says; or all.
@@ -59,7 +59,7 @@ def record_batches(
 def encode_stored(
     batch: pa.RecordBatch, tokenizer: Any, *, form: str, file: str, max_length: int
 ) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
-    """The rows of prompts with targets, or of messages, from columns record and text of the pipeline's file.
+    """The rows of records from columns record and text of the pipeline's file.
 
     Args:
         form: what the records are (``dptune.corpus.records.FORMS``).
@@ -68,8 +68,20 @@ def encode_stored(
     Raises: ConfigError and DataError as ``encode_records``.
     """
     stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
-    found = [Record(decode_content(text, form), 0, file, row) for row, text in stored]
-    return encode_records(found, tokenizer, max_length)
+    return encode_records([_stored(text, form, file, row) for row, text in stored], tokenizer, max_length)
+
+
+def stored_tokens(texts: Sequence[str], tokenizer: Any, *, form: str, file: str, max_length: int) -> Tokens:
+    """The tokens of records as the pipeline's column ``text`` holds them; all in memory. See ``encode_stored``."""
+    if form == "text":
+        return tokenize(list(texts), tokenizer, max_length)  # many at a time
+    found = [_stored(text, form, file, row) for row, text in enumerate(texts, start=1)]
+    return tokens_of(found, tokenizer, max_length)
+
+
+def _stored(text: str, form: str, file: str, row: int) -> Record:
+    # An empty text is a canary that its coin left out, whatever the form: a unit without records.
+    return Record(decode_content(text, form) if text else Text(""), 0, file, row)
 
 
 def summary(tokens: Tokens) -> TokenCounts:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dptune.training.checkpointing import checkpointed
 from dptune.training.data import Tokens
 from dptune.training.losses import model_losses
 from dptune.training.per_sample import PairGradients, PairModules
@@ -23,6 +24,7 @@ def local_update(
     steps: int,
     learning_rate: float,
     autocast: torch.dtype | None = None,
+    checkpointing: bool = False,
 ) -> PairGradients:
     """A client's update before clipping: minus the change of its adapters. The model is left as it was.
 
@@ -31,6 +33,7 @@ def local_update(
     Args:
         records: indices of the client's records, at least one.
         rows: physical batch size; every batch has this shape.
+        checkpointing: as ``per_sample_gradients`` has it.
 
     Returns: one unit, whose loss is that of the first step.
     """
@@ -41,10 +44,11 @@ def local_update(
         for step in range(steps):
             chosen = _slice(records, step, rows)
             ids, mask = tokens.batch(chosen, device, height=rows)
-            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                loss = model_losses(model, ids, mask)[: len(chosen)].mean()
+            with checkpointed(model, enabled=checkpointing):
+                with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                    loss = model_losses(model, ids, mask)[: len(chosen)].mean()
+                gradients = torch.autograd.grad(loss, parameters)
             first = loss.detach() if first is None else first
-            gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter -= learning_rate * gradient

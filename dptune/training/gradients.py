@@ -33,7 +33,14 @@ class BatchGradients:
             ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
             owners = part.owners_of(len(ids), device)
             yield per_sample_gradients(
-                run.spec.model, run.pairs, ids, mask, owners, part.units, autocast=plan.autocast_dtype
+                run.spec.model,
+                run.pairs,
+                ids,
+                mask,
+                owners,
+                part.units,
+                autocast=plan.autocast_dtype,
+                checkpointing=plan.gradient_checkpointing,
             )
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
@@ -42,7 +49,7 @@ class BatchGradients:
         for members in self.batch:
             if not len(members):
                 continue  # a client without records sends nothing
-            # Another order every round, or a client's last records would never be used.
+            # The order is new in every round; otherwise a client's last records would never be used.
             records = members[np.argsort(uniform(run.entropy, len(members)))]
             yield local_update(
                 run.spec.model,
@@ -53,4 +60,5 @@ class BatchGradients:
                 steps=steps,
                 learning_rate=learning_rate,
                 autocast=run.spec.plan.autocast_dtype,
+                checkpointing=run.spec.plan.gradient_checkpointing,
             )

@@ -1,4 +1,4 @@
-"""One scalar loss per sequence, and token-level perplexity.
+"""Losses with one value for each sequence, and token-level perplexity.
 
 The hub classes' own ``labels=`` loss averages over all tokens of the padded batch, so that adding one record
 rescales every other record's gradient and no clip radius bounds the change. Here each sequence is alone.

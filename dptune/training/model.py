@@ -6,10 +6,10 @@ import hashlib
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -19,20 +19,15 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
-from dptune.errors import ConfigError, DivergedError
+from dptune.errors import ConfigError, DivergedError, first_line
 from dptune.files import naming
-from dptune.training.causal import check_causal, check_configuration, check_weights, first_line
+from dptune.training.causal import check_causal, check_configuration, check_weights
+from dptune.training.lora import Lora
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.pinned import check_pinned
+from dptune.training.quantized import check_library, in_4bit, keep_layout, loading_options, states_of
 
-#: Starts that read no record and leave the frozen weights alone; True is PEFT's default, B = 0.
-STARTS = (True, "gaussian", "orthogonal")
-#: Why PEFT's other starts are refused, by the first word of their name.
-_REFUSED_STARTS = {
-    **dict.fromkeys(("eva", "corda", "lora_ga"), "reads records, which no epsilon would cover"),
-    **dict.fromkeys(("pissa", "olora", "loftq"), "changes the frozen weights, which runs share and adapters rely on"),
-    "mica": "freezes the other factor, whose gradients are not supported",
-}
+_LINEAR = (torch.nn.Linear, Conv1D)
 _log = logging.getLogger(__name__)
 
 
@@ -47,70 +42,17 @@ class ModelSource:
     Attributes:
         source: a hub id or a local directory.
         revision: the 40-digit commit of a hub id; None for a directory.
-        dtype: dtype of the frozen weights, "float32" or "bfloat16".
+        dtype: dtype of the frozen weights, "float32" or "bfloat16"; in 4 bits, of the products with them.
+        load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
     """
 
     source: str
     revision: str | None = None
     dtype: str = "float32"
+    load_in_4bit: bool = False
 
     def __post_init__(self) -> None:
         check_pinned(self.source, self.revision)
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Hyper-parameters of the LoRA adapters, each with PEFT's meaning.
-
-    Attributes:
-        target_modules: names of linear layers; "all-linear" for all but the output layer; None for those that PEFT
-            knows for the model's family, mostly query and value projections.
-        rslora: scale by alpha / sqrt(rank) instead of alpha / rank (PEFT's ``use_rslora``).
-        rank_pattern, alpha_pattern: rank and alpha of the layers whose name ends in, or matches, the key.
-        init_lora_weights: True for PEFT's default, "gaussian" or "orthogonal".
-    """
-
-    rank: int = 8
-    alpha: int = 16
-    dropout: float = 0.05
-    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
-    rslora: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
-    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
-
-    def __post_init__(self) -> None:
-        """Raises: ConfigError for a start that is refused, and for a pattern without positive whole numbers."""
-        if not isinstance(self.rslora, bool):
-            raise ConfigError("lora.rslora", f"{self.rslora!r} is no boolean", fix="use true or false")
-        _check_start(self.init_lora_weights)
-        for name in ("rank_pattern", "alpha_pattern"):
-            _check_pattern(f"lora.{name}", getattr(self, name))
-        for rank in (self.rank, *self.rank_pattern.values()):
-            if self.init_lora_weights == "orthogonal" and rank % 2:
-                raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
-
-
-def _check_start(start: object) -> None:
-    if start is True or (isinstance(start, str) and start in STARTS):
-        return
-    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
-    if start is False:
-        reason = "starts from random adapters, which move the model before it learned anything"
-    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
-
-
-def _check_pattern(field: str, pattern: object) -> None:
-    """Raise ConfigError unless a pattern maps names, which are regular expressions, to positive whole numbers."""
-    if not isinstance(pattern, Mapping):
-        raise ConfigError(field, f"{pattern!r} is no mapping", fix="map names of layers to numbers: {q_proj: 4}")
-    for key, value in pattern.items():
-        if not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-            raise ConfigError(field, f"{key}: {value!r} is no positive whole number", fix="give one, such as 4")
-        try:
-            re.compile(key)
-        except (re.error, TypeError) as error:
-            raise ConfigError(field, f"{key!r} is no name of a layer ({first_line(error)})", fix="mend it") from None
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -137,7 +79,7 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     check_device(device)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    load_config(base)
+    quantised = in_4bit(base, load_config(base))
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             base.source,
@@ -146,12 +88,13 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **(loading_options(base, torch.device(device)) if quantised else {}),
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
         raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
-    model = fuse_activations(model.to(device).requires_grad_(False))
+    model = fuse_activations((keep_layout(model) if quantised else model.to(device)).requires_grad_(False))
     check_causal(base.source, model)
     return model
 
@@ -159,13 +102,16 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
 def load_config(base: ModelSource) -> Any:
     """The configuration of a causal language model; no weights are read.
 
-    Raises: ConfigError if it cannot be had, or is that of another kind of model.
+    Raises: ConfigError if it cannot be had, or is that of another kind of model, or of quantised weights that cannot be
+        read here.
     """
     try:
         config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
     check_configuration(base.source, config)
+    if in_4bit(base, config):
+        check_library()
     return config
 
 
@@ -257,7 +203,7 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
     if targets in ("all-linear", ("all-linear",)):
         return "all-linear"
     if isinstance(targets, str):
-        raise ConfigError("lora.target_modules", f"{targets!r} is no list", fix="give a list of names, or all-linear")
+        return _checked_expression(model, targets)
     layers = [f".{name}" for name, _ in model.named_modules()]
     for target in targets:
         if not any(layer.endswith(f".{target}") for layer in layers):
@@ -265,9 +211,27 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
     return list(targets)
 
 
+def _checked_expression(model: Any, expression: str) -> str:
+    """A regular expression of layers' whole names. Raises: ConfigError if it is none, or matches no linear layer."""
+    try:
+        compiled = re.compile(expression)
+    except re.error as error:
+        raise ConfigError(
+            "lora.target_modules", f"{expression!r} is no regular expression ({error})", fix="mend it"
+        ) from None
+    matched = [(name, module) for name, module in model.named_modules() if compiled.fullmatch(name)]
+    other = next((name for name, module in matched if not isinstance(module, _LINEAR)), None)
+    if other is not None or not matched:
+        problem = f"as a regular expression of whole names, {expression!r} matches "
+        problem += f"{other}, which is no linear layer" if other is not None else "no layer"
+        example = next(name for name, module in model.named_modules() if isinstance(module, _LINEAR))
+        fix = f"match whole names such as {example}, or give a list of names, or all-linear"
+        raise ConfigError("lora.target_modules", problem, fix=fix)
+    return expression
+
+
 def _names_of_layers(model: Any) -> str:
-    kinds = (torch.nn.Linear, Conv1D)
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, _LINEAR)}
     listed = ", ".join(sorted(name for name in names if not name.isdigit()))
     return f"name its query and value projections, or other linear layers ({listed}), or write all-linear"
 
@@ -303,8 +267,14 @@ def frozen_fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            digest.update(_bytes_of(parameter))
+            for part in states_of(parameter):  # of weights in 4 bits: their scales
+                digest.update(_bytes_of(part))
     return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: str) -> None:

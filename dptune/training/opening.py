@@ -74,7 +74,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
         freeze_down(model)
     pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
-    rehearse(model, pairs)
+    rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)
     check_width(model, tokens.width)
     ranks.agree(
         {

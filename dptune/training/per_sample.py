@@ -8,25 +8,27 @@ shape lie side by side in the table, so that norms and sums take one kernel for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 
 from dptune.errors import ConfigError
+from dptune.training.checkpointing import checkpointed
 from dptune.training.losses import model_losses
 
+#: PEFT's LoRA on a linear layer, in any bits: an update of B A added to its output, and nothing else.
+_PLAIN = ("peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit")
 _FIELD, _LEAVE_OUT = "lora.target_modules", "name the other layers that are to train, without this one"
 
 
 @dataclass(frozen=True)
 class PairModules:
-    """One LoRA pair: its name in the model, its two linear layers, and how they are used."""
+    """A LoRA pair: its name in the model, its two linear layers, and the scaling and dropout of their product."""
 
     name: str
     down: torch.nn.Linear  # lora_A: width -> rank
@@ -83,7 +85,8 @@ def _pair(name: str, module: Any) -> PairModules:
     Other kinds of adapter select tokens, scale, or have no two linear layers: their gradients are other sums.
     """
     kind = type(module.lora_variant.get("default") or module)
-    if kind is not LoraLinear or module.lora_A["default"].bias is not None or module.lora_B["default"].bias is not None:
+    biases = (module.lora_A["default"].bias, module.lora_B["default"].bias)
+    if f"{kind.__module__}.{kind.__name__}" not in _PLAIN or any(bias is not None for bias in biases):
         problem = f"layer {name} has an adapter ({kind.__module__}.{kind.__name__}) whose gradients are not supported"
         raise ConfigError(_FIELD, problem, fix="use plain LoRA, and name linear layers only (no embedding)")
     if module.merged:
@@ -262,27 +265,34 @@ class Taps:
     _lowest: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _tapped: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
     _filled: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
+    _is_backward: bool = field(default=False, init=False, repr=False)
 
-    def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> None:
+    def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Watch ``output`` = W ``inputs`` of one weight of a pair, each as ``by_row`` takes it.
+
+        Returns: the output to go on with in place of ``output``.
 
         Raises: ConfigError naming a layer that runs twice, or whose rows are not the batch's.
         """
-        if (pair, weight) in self._tapped:
+        again = self._is_backward  # a checkpointed layer runs again, for the tensors that it did not keep
+        if (pair, weight) in self._tapped and not again:
             raise self._refusal(pair, "ran twice in one forward pass")
         self._tapped.add((pair, weight))
         rows, name = len(self.table), self.names[pair]
         kept = by_row(inputs.detach(), rows, self.tokens, name).to(output.dtype)  # as it was multiplied
         if not inputs.requires_grad:
-            self._lowest.append(output.requires_grad_())  # whatever else is tapped lies above one of these
+            output.requires_grad_()
+            if not again:
+                self._lowest.append(output)  # whatever else is tapped lies above one of these
 
-        def fill(gradient: torch.Tensor) -> None:
+        def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
             # In float32, whatever dtype the forward pass ran in.
             into = self.layout.weight(self.table, pair, weight)
             torch.bmm(by_row(gradient, rows, self.tokens, name).float().mT, kept.float(), out=into)
             self._filled.add((pair, weight))
 
-        output.register_hook(fill)
+        tapped: torch.Tensor = _Tap.apply(output, kept, fill)
+        return tapped
 
     def backward(self, losses: torch.Tensor) -> None:
         """Fill the table from (rows,) losses.
@@ -294,11 +304,12 @@ class Taps:
                 raise self._refusal(pair, "took no part in the forward pass")
         if not self._lowest:
             problem = "every adapted layer's input requires a gradient already"
-            raise ConfigError("model", problem, fix="leave out enable_input_require_grads() and gradient checkpointing")
+            raise ConfigError("model", problem, fix="leave out enable_input_require_grads()")
+        self._is_backward = True
         try:
             torch.autograd.grad(losses.sum(), self._lowest)
         finally:
-            # Their hooks hold these taps: a circle that Python's collector leaves for hundreds of steps, with the
+            # Their taps hold these taps: a circle that Python's collector leaves for hundreds of steps, with the
             # activations of each.
             self._lowest.clear()
         if self._filled != self._tapped:
@@ -307,6 +318,27 @@ class Taps:
 
     def _refusal(self, pair: int, problem: str) -> ConfigError:
         return ConfigError(_FIELD, f"layer {self.names[pair]} {problem}", fix=_LEAVE_OUT)
+
+
+class _Tap(torch.autograd.Function):
+    """Passes a layer's output on, and on the way back hands its gradient, with the layer's input, to a function.
+
+    The input is one of autograd's saved tensors, so that a checkpointed layer does not keep it: it is computed again.
+    """
+
+    @staticmethod
+    def forward(context: Any, output: torch.Tensor, inputs: torch.Tensor, fill: Callable[..., None]) -> torch.Tensor:
+        """The output unchanged."""
+        context.save_for_backward(inputs)
+        context.fill = fill
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(context: Any, *of_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """The gradient unchanged."""
+        (inputs,) = context.saved_tensors
+        context.fill(of_output[0], inputs)
+        return of_output[0], None, None
 
 
 def per_sample_gradients(
@@ -318,6 +350,7 @@ def per_sample_gradients(
     units: int,
     *,
     autocast: torch.dtype | None = None,
+    checkpointing: bool = False,
 ) -> PairGradients:
     """Gradients of each unit's loss. Private.
 
@@ -331,14 +364,16 @@ def per_sample_gradients(
         owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch. None: row j is unit j.
         units: number of units in this micro-batch.
         autocast: run the forward pass in this dtype; gradients, norms and clipping stay float32.
+        checkpointing: keep the inputs of transformer layers alone, and run each layer again on the way back.
     """
     layout = Layout.of(pairs)
     table = torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device)
     taps = Taps(table, layout, [pair.name for pair in pairs], input_ids.shape[1])
     device = input_ids.device.type
-    with _tap_layers(pairs, taps), torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-        losses = model_losses(model, input_ids, mask)
-    taps.backward(losses)
+    with _tap_layers(pairs, taps), checkpointed(model, enabled=checkpointing):
+        with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+            losses = model_losses(model, input_ids, mask)
+        taps.backward(losses)
     return by_unit(taps.table, layout, losses.detach(), owners, units)
 
 
@@ -362,8 +397,8 @@ def _tap_layers(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
     """Tap every A and B that runs inside the context."""
 
     def hook(pair: int, weight: int) -> Any:
-        def run(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            taps.tap(pair, weight, inputs[0], output)
+        def run(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            return taps.tap(pair, weight, inputs[0], output)
 
         return run
 

@@ -5,7 +5,6 @@ It stands in for a hub model where none can be downloaded. It never sees a priva
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,9 @@ from dptune.training.data import tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.model import fuse_activations
 from dptune.training.plain import fit
+from dptune.training.public_model import Pretraining
 
 END_OF_TEXT = "<|endoftext|>"
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """Shape and schedule of the public model.
-
-    Attributes:
-        vocabulary: number of tokens of the byte-level BPE.
-        layers, width, heads: size of the transformer.
-        max_length: longest sequence, in tokens.
-        epochs, batch_size, learning_rate: AdamW with warm-up and cosine decay.
-        seed: seed of initialisation and data order; public.
-    """
-
-    vocabulary: int = 1024
-    layers: int = 2
-    width: int = 64
-    heads: int = 2
-    max_length: int = 192
-    epochs: int = 3
-    batch_size: int = 32
-    learning_rate: float = 3e-3
-    seed: int = 0
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:

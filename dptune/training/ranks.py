@@ -1,4 +1,4 @@
-"""One run on several devices, a process ("rank") each, by torch's distributed package; torchrun starts them.
+"""Run on several devices, a process ("rank") for each, by torch's distributed package; torchrun starts them.
 
 rank 0                                        the others
 ------                                        ----------
@@ -39,7 +39,7 @@ _LONGEST_WAIT = timedelta(hours=12)  # longer than any evaluation of a living ra
 
 
 class LostRankError(RuntimeError):
-    """Another rank ended, or cannot be reached."""
+    """Raised if another rank ended, or cannot be reached."""
 
 
 @dataclass(frozen=True)

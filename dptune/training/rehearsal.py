@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError
-from dptune.training.causal import evaluation_mode, first_line, plain_tokens
+from dptune.errors import ConfigError, first_line
+from dptune.training.causal import evaluation_mode, plain_tokens
 from dptune.training.losses import model_losses
 from dptune.training.per_sample import PairModules, per_sample_gradients
 
@@ -28,7 +28,7 @@ _CLOSE_IN_HALF = 0.3
 _NOTHING = 1e-6
 
 
-def rehearse(model: Any, pairs: list[PairModules]) -> None:
+def rehearse(model: Any, pairs: list[PairModules], *, checkpointing: bool = False) -> None:
     """Compare the per-sample gradients of a batch with a loop over its records; the model is left as it was.
 
     Reads no data. Adapters are moved away from B = 0 for it, where A has no gradient, and put back.
@@ -36,17 +36,19 @@ def rehearse(model: Any, pairs: list[PairModules]) -> None:
     Args:
         model: the PEFT model.
         pairs: the result of ``lora_pairs(model)``.
+        checkpointing: whether the run checkpoints layers: the batch is then computed so too, the loop never.
 
-    Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if it checkpoints.
+    Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if transformers' own
+        checkpointing is on.
     """
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        problem = "has gradient checkpointing on, which runs layers twice; per-sample gradients need one pass"
-        fix = "call model.gradient_checkpointing_disable(), and lower training.physical_batch_size (in tune: rows)"
+        problem = "has transformers' gradient checkpointing on, which works in training mode alone: runs are not in it"
+        fix = "call model.gradient_checkpointing_disable(), and set training.gradient_checkpointing"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)
     with evaluation_mode(model), _random_up_factors(pairs):
         try:
-            found = per_sample_gradients(model, pairs, ids, mask, None, len(ids))
+            found = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing)
             alone = [_alone(model, pairs, ids[row : row + 1, :length]) for row, length in enumerate(_LENGTHS)]
         except ConfigError:
             raise

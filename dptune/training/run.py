@@ -1,4 +1,4 @@
-"""One run: its state, and its step in two halves.
+"""State of a run, and its step in two halves.
 
 knobs    = mechanism.knobs()                 # from past releases only                               begin
 ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
@@ -7,7 +7,7 @@ released = mechanism.privatise(per-sample gradients of the batch, knobs)        
 optimizer.step(released.gradient)
 controller.observe(released)
 
-Between the halves somebody computes the gradients: ``loop`` for one run, ``together`` for many on one base.
+Between the halves, ``loop`` computes the gradients of one run, or ``together`` those of many runs on one base.
 """
 
 from __future__ import annotations

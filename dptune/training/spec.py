@@ -31,6 +31,8 @@ class TrainingPlan:
         physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
         checkpoint_every: steps between checkpoints.
         autocast: "bfloat16" runs the forward pass in it; None is float32.
+        gradient_checkpointing: keep the inputs of transformer layers alone, and run each layer again on the way back:
+            less memory, more time, and the same gradients.
     """
 
     sample_rate: float
@@ -41,6 +43,7 @@ class TrainingPlan:
     physical_batch_size: int = 16
     checkpoint_every: int = 50
     autocast: str | None = None
+    gradient_checkpointing: bool = False
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then constant."""

@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import dropout
 
 from dptune.errors import ConfigError
+from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.losses import model_losses
 from dptune.training.model import train_adapters
@@ -28,8 +29,9 @@ from dptune.training.run import Run, Step, seed_dropout
 
 def shared_copy(model: Any) -> Any:
     """A copy of the model whose frozen weights and buffers are the model's own tensors."""
-    frozen = (tensor for tensor in chain(model.parameters(), model.buffers()) if not tensor.requires_grad)
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in frozen})
+    frozen = [tensor for tensor in chain(model.parameters(), model.buffers()) if not tensor.requires_grad]
+    scales = (state for tensor in frozen if (state := getattr(tensor, "quant_state", None)) is not None)
+    return copy.deepcopy(model, {id(shared): shared for shared in chain(frozen, scales)})
 
 
 def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
@@ -108,7 +110,7 @@ def _check_alike(number: int, run: Run, first: Run) -> None:
     if run.entropy.leaks != first.entropy.leaks:
         # The runs share dropout masks: those of a private run must not come from a run's fixed seed.
         raise ConfigError("entropy", f"run {number} has another than run 0", fix="give all the same kind")
-    for name in ("physical_batch_size", "autocast"):
+    for name in ("physical_batch_size", "autocast", "gradient_checkpointing"):
         if getattr(run.spec.plan, name) != getattr(first.spec.plan, name):
             raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
 
@@ -124,9 +126,9 @@ def _shapes(pairs: Sequence[PairModules]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Stack:
-    """One pair of every run: ``down`` (runs, rank, width in) and ``up`` (runs, width out, rank), A and B.
+    """Weights of the same pair in all runs: ``down``, A (runs, rank, width in), and ``up``, B (runs, width out, rank).
 
-    The runs' own weights are views of these tensors, so an optimiser's step is seen here at once.
+    The runs' own weights are views of these tensors, so an optimiser's step changes these too.
     """
 
     layer: str
@@ -213,10 +215,11 @@ class _Pass:
         taps = Taps(table, self._layout, [stack.layer for stack in self._stacks], ids.shape[1])
         with (
             _apply_stacks(self._base, self._stacks, torch.from_numpy(run_of_row).to(device), taps),
-            torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None),
+            checkpointed(self._base, enabled=plan.gradient_checkpointing),
         ):
-            losses = model_losses(self._base, ids, mask)
-        taps.backward(losses)
+            with torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None):
+                losses = model_losses(self._base, ids, mask)
+            taps.backward(losses)
         return taps.table, losses.detach()
 
     def _trained_columns(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -254,10 +257,8 @@ def _apply_stacks(base: Any, stacks: Sequence[_Stack], run_of_row: torch.Tensor,
         def add(_layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             rows = by_row(inputs[0], len(run_of_row), taps.tokens, stack.layer)
             seen = dropout(rows.to(down.dtype), stack.dropout, training=stack.dropout > 0)
-            low = torch.bmm(seen, down)
-            taps.tap(pair, 0, seen, low)
-            high = torch.bmm(low, up)
-            taps.tap(pair, 1, low, high)
+            low = taps.tap(pair, 0, seen, torch.bmm(seen, down))
+            high = taps.tap(pair, 1, low, torch.bmm(low, up))
             return output + (high * stack.scaling).to(output.dtype).view_as(output)
 
         return add

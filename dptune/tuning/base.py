@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
-from dptune.errors import ConfigError
-from dptune.training.causal import check_causal, check_configuration, first_line, most_positions
+from dptune.errors import ConfigError, first_line
+from dptune.training.causal import check_causal, check_configuration, most_positions
+from dptune.training.checkpointing import layers_of
+from dptune.training.lora import Lora
 from dptune.training.model import (
-    Lora,
     ModelSource,
     attach_lora,
     check_device,
@@ -24,6 +26,7 @@ from dptune.training.model import (
     without_weights,
 )
 from dptune.training.per_sample import lora_pairs
+from dptune.training.quantized import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.together import shared_copy
 from dptune.tuning.places import check_model
 from dptune.tuning.settings import TuneSettings
@@ -38,7 +41,9 @@ class Base:
         revision: the commit of a hub id; None for a folder.
         identity: digest of configuration and weights' files, by which a resumed run recognises the model.
         device: the device that it runs on.
-        parameters: number of parameters of the frozen model; each takes ``bytes_each`` bytes.
+        parameters: number of parameters of the frozen model, which take ``frozen_bytes`` bytes together.
+        bytes_each: bytes of a number that passes through the model.
+        quantization: how the weights are held, such as "bitsandbytes (4 bit)"; None where each is a number of its own.
         positions: the most tokens of a text; None if the model sets no bound.
         layers, width, vocabulary: sizes of the transformer, for estimates.
         pairs: number of LoRA pairs; they have ``dimension`` parameters together.
@@ -54,7 +59,9 @@ class Base:
     tokenizer: Any = field(repr=False)
     device: torch.device
     parameters: int
+    frozen_bytes: float
     bytes_each: int
+    quantization: str | None
     positions: int | None
     layers: int
     width: int
@@ -65,6 +72,11 @@ class Base:
     checkpoint: ModelSource | None
     loaded_model: Any = field(repr=False)
 
+    @property
+    def weights(self) -> str | None:
+        """How the frozen weights are held, for the card: "bfloat16", or in 4 bits; None for float32."""
+        return self.quantization or ("bfloat16" if self.bytes_each == 2 else None)
+
     def load(self) -> Any:
         """The frozen model on its device. A model that was given stays as it is: adapters go on a copy of its layers.
 
@@ -72,7 +84,7 @@ class Base:
         """
         if self.checkpoint is not None:
             return load_base(self.checkpoint, self.device)
-        model = shared_copy(self.loaded_model)
+        model = keep_layout(shared_copy(self.loaded_model))
         check_causal(self.name, model)
         return model
 
@@ -99,10 +111,12 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-        checkpoint = ModelSource(check_model(str(model), revision), revision, dtype)
+        checkpoint = ModelSource(check_model(str(model), revision), revision, dtype, settings.load_in_4bit)
         config = load_config(checkpoint)
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
         empty = without_weights(checkpoint, config)
+        if settings.gradient_checkpointing:
+            layers_of(empty)
         name = Path(model).resolve().name if Path(model).is_dir() else str(model)
         identity = revision or _digest_of_folder(Path(model), config)
         return _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint)
@@ -117,6 +131,8 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
     if any(parameter.requires_grad for parameter in model.parameters()):
         problem = "has weights that would train without privacy"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
+    if settings.gradient_checkpointing:
+        layers_of(model)
     identity = frozen_fingerprint(model)
     return _describe_base(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
 
@@ -134,8 +150,10 @@ def _describe_base(
 ) -> Base:
     """The ``Base`` of ``model``. Adapters are attached to ``copy``, which shares its weights, to count them."""
     config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
-    weights = list(model.parameters())
-    parameters, bytes_each = sum(one.numel() for one in weights), weights[0].element_size()
+    quantization = method_of(model.config)
+    if checkpoint is not None and checkpoint.load_in_4bit:
+        quantization = f"{METHOD} (4 bit)"
+    parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
     pairs = lora_pairs(attach_lora(copy, lora, 0))
     return Base(
         name=name,
@@ -145,7 +163,9 @@ def _describe_base(
         tokenizer=tokenizer,
         device=device,
         parameters=parameters,
-        bytes_each=bytes_each,
+        frozen_bytes=frozen,
+        bytes_each=model.get_input_embeddings().weight.element_size(),
+        quantization=quantization,
         positions=most_positions(model),
         layers=int(config.num_hidden_layers),
         width=int(config.hidden_size),
@@ -156,6 +176,23 @@ def _describe_base(
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,
     )
+
+
+def _sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:
+    """Number of parameters, and the bytes that they take.
+
+    Args:
+        quantised: whether linear layers will be held in 4 bits, though the model has none of its weights yet.
+    """
+    head = model.get_output_embeddings()
+    linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    small = {id(weight) for weight in linear if head is None or weight is not head.weight} if quantised else set()
+    count, size = 0, 0.0
+    for weight in model.parameters():
+        numbers = weight.numel() * (2 if hasattr(weight, "quant_state") else 1)  # two of 4 bits are one of its numbers
+        count += numbers
+        size += numbers * (BYTES_EACH if id(weight) in small or numbers > weight.numel() else weight.element_size())
+    return count, size
 
 
 def _tokenizer_of(checkpoint: ModelSource) -> Any:

@@ -33,7 +33,7 @@ def write_weights(model: Any, tokenizer: Any, folder: RunFolder, base: str, revi
         _change(partial / CONFIG, base_model_name_or_path=base, revision=revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)
-        _write_card(partial, base, "")
+        write_card(partial, base, "")
     except BaseException:  # on a full disk, what stays would make the next try fail too
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -43,7 +43,7 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     """Put ledger and card beside the weights, and all under its name. The ledger must be finished."""
     partial = partial_of(folder)
     shutil.copyfile(folder.ledger, partial / folder.ledger.name)
-    _write_card(partial, str(result["base"]), card_text(section_of(partial), result))
+    write_card(partial, str(result["base"]), card_text(section_of(partial), result))
     for path in partial.rglob("*"):  # some libraries write files that every user may read
         path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
     partial.chmod(PRIVATE_DIRECTORY)
@@ -51,7 +51,7 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     partial.rename(folder.adapter)
 
 
-def _write_card(path: Path, base: str, text: str) -> None:
+def write_card(path: Path, base: str, text: str) -> None:
     """PEFT's card with its metadata, and ``text`` in place of its blanks to be filled in."""
     card = ModelCard.load(path / CARD)
     card.data["base_model"] = base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,9 @@ from dptune.tuning.defaults import TuneSchedule
 
 _LOGIT_COPIES = 4  # float32 copies: logits, their logarithms, the gradient of each
 _ACTIVATIONS = 20  # vectors of the layer's width that each token keeps in each layer for the backward pass
-_SIDE, _MEASURED_SECONDS = 1024, 0.3
+#: Elementwise operations on such vectors, in each layer and both passes: norms, rotations, activations, sums.
+_VECTOR_OPERATIONS = 200
+_ROWS, _MEASURED_SECONDS = 256, 0.2
 _STEP_SECONDS = 0.02  # fixed cost of a micro-batch, however small the model
 
 
@@ -30,35 +33,56 @@ class Estimate:
     seconds: float
 
 
-def estimate(base: Base, schedule: TuneSchedule, rows: int, records_each: float = 1.0) -> Estimate:
+def estimate(
+    base: Base, schedule: TuneSchedule, rows: int, records_each: float = 1.0, *, checkpointing: bool = False
+) -> Estimate:
     """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
 
     Args:
         records_each: that a drawn unit brings.
+        checkpointing: whether layers keep their inputs alone, and run again.
     """
     tokens = rows * schedule.max_length
-    frozen = base.parameters * base.bytes_each
+    frozen = base.frozen_bytes
     adapters = base.dimension * (4 * 4 + 8)  # float32: weights, gradient, two moments; the float64 sum
     per_sample = rows * base.dimension * 4
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
-    activations = _ACTIVATIONS * tokens * base.width * base.layers * base.bytes_each
-    # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
-    # gradient.
+    kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
+    activations = kept * tokens * base.width * base.bytes_each
     passes = schedule.steps * math.ceil(schedule.batch * records_each / rows)
-    work = 4 * base.parameters * tokens * passes
+    # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
+    # gradient. A checkpointed layer runs forward twice.
+    products = (6 if checkpointing else 4) * base.parameters * tokens / _product_speed(base)
+    vectors = _VECTOR_OPERATIONS * tokens * base.width * base.layers / _vector_speed(base)
     return Estimate(
         memory=float(frozen + adapters + per_sample + logits + activations),
-        seconds=work / _speed(base) + passes * _STEP_SECONDS,
+        seconds=passes * (products + vectors + _STEP_SECONDS),
     )
 
 
-def _speed(base: Base) -> float:
-    """Operations a second of a square matrix product in the model's dtype on its device."""
-    dtype = torch.bfloat16 if base.bytes_each == 2 else torch.float32
-    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype, device=base.device)
-    (matrix @ matrix).sum().item()  # the first one also starts the device
+def _product_speed(base: Base) -> float:
+    """Operations a second of a matrix product of the model's width and dtype on its device."""
+    states, weights = _ones(base, _ROWS, base.width), _ones(base, base.width, base.width)
+    return 2 * states.numel() * base.width / _seconds(lambda: states @ weights)
+
+
+def _vector_speed(base: Base) -> float:
+    """Numbers a second that an elementwise operation passes in the model's dtype on its device."""
+    states = _ones(base, _ROWS, base.width)
+    return states.numel() / _seconds(lambda: torch.nn.functional.silu(states))
+
+
+def _ones(base: Base, *shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.bfloat16 if base.bytes_each == 2 else torch.float32, device=base.device)
+
+
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Time of one call; a device answers when it is asked for a number."""
+    work().sum().item()  # the first one also starts the device
     start, done = time.monotonic(), 0
-    while time.monotonic() - start < _MEASURED_SECONDS:
-        (matrix @ matrix).sum().item()
-        done += 1
-    return done * 2 * _SIDE**3 / (time.monotonic() - start)
+    while (passed := time.monotonic() - start) < _MEASURED_SECONDS or not done:
+        for _ in range(4):
+            result = work()
+        result[0, 0].item()
+        done += 4
+    return passed / done

@@ -67,6 +67,7 @@ class PreparedRun:
             warmup_steps=chosen.warmup_steps,
             physical_batch_size=self.settings.rows,
             checkpoint_every=chosen.checkpoint_every,
+            gradient_checkpointing=self.settings.gradient_checkpointing,
         )
 
     @property

@@ -232,6 +232,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         "canaries": "none",
     }
@@ -258,7 +259,7 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
         **{name: value for name, value in asdict(prepared.schedule).items() if name != "reasons"},
         "salt": salt,
     }
-    for name in ("device", "rows"):  # they change no result
+    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
         del asked[name]
     written = json.loads(json.dumps(asked))
     if not known or not folder.ledger.exists():

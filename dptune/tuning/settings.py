@@ -31,14 +31,16 @@ class TuneSettings:
         cut_records: whether to train even if more than half of the records are cut.
         records_per_unit: the most records that one unit brings to a batch.
         rows: number of rows of a micro-batch; changes memory and speed only.
+        gradient_checkpointing: run each transformer layer again on the way back; changes memory and speed only.
         rank, alpha, target_modules: settings of LoRA; None targets the modules that PEFT knows for the family.
-        rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.model.Lora``.
+        rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.lora.Lora``.
         loss_on: the tokens that count in the loss; None follows the kind of record.
         eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
         telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
         seed: seed of the adapters' initialisation. Public.
         device: a device such as "cuda:0"; None takes a GPU if there is one.
         dtype: dtype of the frozen weights; None is bfloat16 on a GPU, else float32.
+        load_in_4bit: hold the frozen weights of linear layers in 4 bits; ``dtype`` is that of products with them.
         label: name of the records in the ledger and on the card. Public.
     """
 
@@ -53,9 +55,10 @@ class TuneSettings:
     cut_records: bool = False
     records_per_unit: int = 4
     rows: int = 16
+    gradient_checkpointing: bool = False
     rank: int = 8
     alpha: int = 16
-    target_modules: tuple[str, ...] | Literal["all-linear"] | None = None
+    target_modules: tuple[str, ...] | str | None = None
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, int] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class TuneSettings:
     seed: int = 0
     device: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
+    load_in_4bit: bool = False
     label: str = "own records"
 
     def __post_init__(self) -> None:

@@ -104,7 +104,7 @@ def suggest(
         length = length_for(records.tokens, most)
         if length < most:
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
-        settings, records = replace(settings, max_length=length), read_public(public, base, settings, length)
+        settings, records = replace(settings, max_length=length), _cut(records, length)
     weights = base.load()
     model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     norms = unit_norms(model, records, settings)
@@ -130,15 +130,25 @@ def suggest(
     return Suggestion(schedule, mechanism, found, measured, before)
 
 
-def read_public(source: RecordSource, base: Base, settings: TuneSettings, length: int | None = None) -> PublicRecords:
+def read_public(source: RecordSource, base: Base, settings: TuneSettings) -> PublicRecords:
     """Read public records, and hold out a fifth of their units to compare trials. Raises: DataError as ``prepare``."""
     sides = read_sides(replace(source, split=Fractions(1 - _HELD_OUT, _HELD_OUT, 0.0)))
-    width = length or max_length_of(settings, base.positions)
+    width = max_length_of(settings, base.positions)
     allowed = replace(settings, cut_records=True)  # the length is what is being chosen
     tokens, evaluation = (tokens_of_side(side, base.tokenizer, width, allowed) for side in (sides.train, sides.eval))
     if tokens is None or evaluation is None:
         raise ConfigError("public", "holds too few records to compare trials on", fix="give more of them")
     return PublicRecords(tokens, units_of_side(sides.train, source.unit, settings.records_per_unit), evaluation)
+
+
+def _cut(records: PublicRecords, length: int) -> PublicRecords:
+    """The same records for batches of ``length`` tokens, as reading them again would give them."""
+    return replace(records, tokens=_shorter(records.tokens, length), evaluation=_shorter(records.evaluation, length))
+
+
+def _shorter(tokens: Tokens, length: int) -> Tokens:
+    cut = sum(len(row) > length - 1 for row in tokens.rows)
+    return replace(tokens, rows=[row[: length - 1] for row in tokens.rows], width=length, truncated=cut)
 
 
 def length_for(tokens: Tokens, most: int) -> int:
@@ -155,7 +165,8 @@ def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> ND
     norms = []
     for part in micro_batches(drawn, settings.rows):
         ids, mask = records.tokens.batch(part.records, device, height=settings.rows)
-        found = per_sample_gradients(model, pairs, ids, mask, part.owners_of(len(ids), device), part.units)
+        owners, again = part.owners_of(len(ids), device), settings.gradient_checkpointing
+        found = per_sample_gradients(model, pairs, ids, mask, owners, part.units, checkpointing=again)
         norms.append(found.norms().square().sum(1).sqrt())
     return np.asarray(torch.cat(norms).cpu(), dtype=np.float64)
 
@@ -196,6 +207,7 @@ def _trial(
         warmup_steps=schedule.warmup_steps,
         physical_batch_size=settings.rows,
         checkpoint_every=schedule.steps,
+        gradient_checkpointing=settings.gradient_checkpointing,
     )
     entropy = OsEntropy()
     header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")

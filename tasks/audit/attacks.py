@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.draw import audit_draw
 from dptune.audit.exposure import chance, exposures
-from dptune.audit.extraction import PROMPT, compare, recites, sample_endings
-from dptune.audit.likelihood import Passage, ending_losses
+from dptune.audit.extraction import before_secret, compare, recites, sample_endings
+from dptune.audit.likelihood import Passage, ending_losses, passage_ids
 from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
 from dptune.audit.own_scores import own_scores, score_plugins
+from dptune.audit.passages import passage_of
 from dptune.audit.sampling import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.verdict import certificate, judged
-from dptune.corpus.canaries import suffix
+from dptune.corpus.canaries import SECRET_LENGTH
 from dptune.corpus.carriers import public_texts
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.records import Records, decode_content, read_records
 from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.planning import Schedule, price
@@ -42,16 +43,17 @@ from dptune.training.per_sample import lora_pairs
 from dptune.units import RECORD
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
-from tasks.experiment.finetune import crafted_file, read_crafted
+from tasks.experiment.crafted import crafted_file, read_crafted
 from tasks.experiment.prepare import corpus_of, plan_of, units_of
 from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
-from tasks.settings.params import Audit
+from tasks.settings.audit import Audit
 
 #: Number of comparisons with the ledger in every cell: epsilon by two kinds of canaries, the sample rate by planted
 #: gradients and by new draws, and a step's mu and epsilon.
 _CHECKS = 6
 _log = logging.getLogger(__name__)
+_NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
@@ -142,7 +144,7 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
         results["extraction"] = compare(_samples(target), distinct, settings.seed).to_dict()
     seen = _uncut(target, planted)
     if seen:
-        one_each = {secret: (text, secret) for text, secret in seen}
+        one_each = {secret: (target.passage(text, secret), secret) for text, secret in seen}
         bits = exposures(
             target.adapted,
             target.tokenizer,
@@ -158,7 +160,8 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
             "chance": chance(settings.candidates),
             "possible": float(np.log2(settings.candidates + 1)),
         }
-        found = {secret for text, secret in seen if recites(target.adapted, target.tokenizer, text, secret)}
+        passages = [(target.passage(text, secret), secret) for text, secret in seen]
+        found = {secret for passage, secret in passages if recites(target.adapted, target.tokenizer, passage, secret)}
         results["extraction"]["recited"] = len(found)
     if secrets.audit:
         results |= _coin_attacks(target, device)
@@ -166,7 +169,7 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
 
 
 def _samples(target: Target) -> list[str]:
-    """Texts that the model generates after public texts that end in " secret_id=" and carry no secret."""
+    """Texts that the model generates where a secret would follow, after public texts that carry none."""
     settings = target.settings
     texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
     shares = np.array_split(np.arange(settings.generations), len(texts))
@@ -178,7 +181,7 @@ def _samples(target: Target) -> list[str]:
             len(share),
             rows=_GENERATED_ROWS,
             seed=settings.seed + len(samples),
-            prompt=text + PROMPT,
+            prompt=before_secret(target.passage(text, _NO_SECRET), _NO_SECRET),
         )
     return samples
 
@@ -187,11 +190,11 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     """Attacks that guess which audit canaries are in the data: members and non-members differ by a coin alone."""
     settings = target.settings
     pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
-    canaries = tuple(pairs[pair] for pair in _uncut(target, list(pairs)))
+    canaries = [pairs[pair] for pair in _uncut(target, list(pairs))]
     if not canaries:
         return {}
     included = np.array([bool(one.included) for one in canaries])
-    passages = target.passages(canaries)
+    passages = [target.passage(one.carrier, one.secret) for one in canaries]
     scores = {"likelihood": -_losses(target, target.adapted, passages)}
     public = _losses(target, target.public, passages)
     scores["calibrated"] = scores["likelihood"] + public
@@ -199,7 +202,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     if settings.shadows and target.cell.telemetry == "private":
         _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
     elif settings.shadows:
-        scores["shadows"] = shadow_scores(target, passages, scores["calibrated"], public, device)
+        scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public, device)
     best = "shadows" if "shadows" in scores else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
@@ -212,8 +215,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
 def _uncut(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """The (text, secret) pairs that training did not cut before the secret's end. Logs a warning about the others."""
     limit = target.cell.training.max_length
-    texts = [text + suffix(secret) for text, secret in planted]
-    lengths = [len(ids) for ids in target.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+    lengths = map(len, passage_ids(target.tokenizer, [target.passage(text, secret) for text, secret in planted]))
     whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
     if len(whole) < len(planted):
         _log.warning(
@@ -245,7 +247,8 @@ def power_on_epsilon(most: float, certified: float) -> str:
 
 
 def _record_membership(target: Target) -> dict[str, Any]:
-    """Training records against held-out ones, by the second half of each text given the first, and by its perplexity.
+    """Training records against held-out ones: by what is answered given the prompt, or the second half of a text given
+    the first; and by perplexity.
 
     Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
     """
@@ -254,7 +257,7 @@ def _record_membership(target: Target) -> dict[str, Any]:
     likelihood = -_losses(target, target.adapted, passages, mean=True)
     public = _losses(target, target.public, passages, mean=True)
     calibrated = likelihood + public
-    whole = [Passage("", passage.prompt + passage.ending) for passage in passages]
+    whole = [replace(passage, prompt="", ending=passage.text) for passage in passages]
     perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
     scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
     scores |= own_scores(-likelihood, public)
@@ -268,14 +271,9 @@ def _sample(records: Records, target: Target) -> list[Passage]:
     if target.cell.unit != RECORD:
         _, first = np.unique(records.unit[order], return_index=True)
         order = order[np.sort(first)]
-    texts = records.texts("the membership attack on records")
-    return [_halves(texts[index]) for index in order[: target.settings.records]]
-
-
-def _halves(text: str) -> Passage:
-    middle = text.find(" ", len(text) // 2)
-    middle = middle if middle > 0 else len(text) // 2
-    return Passage(text[:middle], text[middle:])
+    stored = records.text.to_pylist()
+    contents = (decode_content(stored[index], target.form) for index in order[: target.settings.records])
+    return [passage_of(content, target.tokenizer) for content in contents]
 
 
 def _membership_figures(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, Any]:
@@ -374,17 +372,14 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
     return figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})
 
 
-def check_audited(attacked: Release, charged: Release, ledger: Path) -> None:
+def check_audited(audited_release: Release, charged_release: Release, ledger: Path) -> None:
     """Check that the attacked step is the ledger's, but for the sample rate: else its audit is not about this run.
 
     Raises: DataError that names what differs.
     """
-    expected = replace(charged, sample_rate=attacked.sample_rate)
-    different = [
-        f"{item.name} {_shortly(getattr(attacked, item.name))} in place of {_shortly(getattr(expected, item.name))}"
-        for item in fields(Release)
-        if getattr(attacked, item.name) != getattr(expected, item.name)
-    ]
+    expected = replace(charged_release, sample_rate=audited_release.sample_rate)
+    pairs = [(item.name, getattr(audited_release, item.name), getattr(expected, item.name)) for item in fields(Release)]
+    different = [f"{name} {_shortly(ours)} in place of {_shortly(its)}" for name, ours, its in pairs if ours != its]
     if different:
         problem = f"was charged for another step than the one that was attacked, which has {'; '.join(different)}"
         raise DataError(problem, fix="audit with the code and options that the run was made with", file=ledger)

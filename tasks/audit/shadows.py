@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.lira import balanced_coins, lira_scores
-from dptune.corpus.records import read_records
+from dptune.corpus.canaries import Canary, content_with
+from dptune.corpus.records import encode_content, read_records
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
 from dptune.progress import progress
-from dptune.training.data import PrivacyUnits, tokenize
+from dptune.training.data import PrivacyUnits
+from dptune.training.encoding import stored_tokens
 from dptune.training.loop import train
-from dptune.training.model import Lora, ModelSource, attach_lora, load_base
+from dptune.training.model import attach_lora, load_base
 from dptune.training.spec import RunSpec, header_of
 from tasks.audit.target import Target
 from tasks.experiment.prepare import plan_of
@@ -27,7 +30,12 @@ from tasks.paths import SPLITS
 
 
 def shadow_scores(
-    target: Target, passages: list[Passage], scores: NDArray[np.float64], public: NDArray[np.float64], device: str
+    target: Target,
+    canaries: Sequence[Canary],
+    passages: Sequence[Passage],
+    scores: NDArray[np.float64],
+    public: NDArray[np.float64],
+    device: str,
 ) -> NDArray[np.float64]:
     """(canaries,) likelihood ratios of the target's calibrated ``scores``, by ``audit.shadows`` shadow models.
 
@@ -36,27 +44,32 @@ def shadow_scores(
     The scores are private: they depend on the attack split's records. They are for research telemetry alone.
 
     Args:
+        passages: the passage of each canary.
         public: (canaries,) the base model's losses.
     """
     settings = target.settings
     coins = balanced_coins(settings.shadows, len(passages), np.random.default_rng(settings.seed))
     rows = []
     for index in progress(range(settings.shadows), "shadow models", total=settings.shadows):
-        model = _train_shadow(target, passages, coins[index], index, device)
+        model = _train_shadow(target, canaries, coins[index], index, device)
         limit = target.cell.training.max_length
         losses = ending_losses(model, target.tokenizer, passages, max_length=limit, rows=target.rows)
         rows.append(public - losses.total)
     return lira_scores(scores, np.stack(rows), coins)
 
 
-def _train_shadow(target: Target, passages: list[Passage], included: NDArray[np.bool_], seed: int, device: str) -> Any:
+def _train_shadow(
+    target: Target, canaries: Sequence[Canary], included: NDArray[np.bool_], seed: int, device: str
+) -> Any:
     """Train one shadow model; it is returned in evaluation mode."""
     cell = target.cell
-    texts = read_records(SPLITS / "attack.parquet").texts("audit.shadows")
-    texts += [p.prompt + p.ending for p, chosen in zip(passages, included, strict=True) if chosen]
-    tokens = tokenize(texts, target.tokenizer, cell.training.max_length)
-    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
-    model = attach_lora(load_base(base, torch.device(device)), Lora(**cell.lora.model_dump()), cell.seed)
+    records = read_records(SPLITS / "attack.parquet")
+    chosen = [one for one, coin in zip(canaries, included, strict=True) if coin]
+    texts = [str(text) for text in records.text.to_pylist()]
+    texts += [encode_content(content_with(one.carrier, one.secret, target.form)) for one in chosen]
+    label, length = str(records.about["label"]), cell.training.max_length
+    tokens = stored_tokens(texts, target.tokenizer, form=target.form, file=label, max_length=length)
+    model = attach_lora(load_base(cell.model.weights, torch.device(device)), cell.lora, cell.seed)
     units = PrivacyUnits.of("record", np.arange(len(texts)), 1)
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)

@@ -12,18 +12,19 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 
 from dptune.audit.likelihood import Passage
-from dptune.corpus.canaries import Canary, Secrets, read_secrets, suffix
-from dptune.corpus.records import read_about
+from dptune.audit.passages import canary_passage
+from dptune.corpus.canaries import Secrets, read_secrets
+from dptune.corpus.records import form_at, read_about
 from dptune.errors import DataError
 from dptune.files import sha256
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.model import ModelSource, load_base, load_tokenizer
+from dptune.training.model import load_base, load_tokenizer
 from tasks.experiment.cells import Cell, digests, plugin_digest
-from tasks.experiment.finetune import adapter_digest
+from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, SECRETS, TRAIN
-from tasks.settings.params import Audit
+from tasks.settings.audit import Audit
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Target:
         public: the base model, which the attacker has too.
         secrets: the auditor's canaries. Private.
         source: name of the data's source, which decides the public texts that carry secrets.
+        form: what the records are: texts, prompts with targets, or chats (``dptune.corpus.records.FORMS``).
     """
 
     cell: Cell
@@ -48,15 +50,16 @@ class Target:
     tokenizer: Any
     secrets: Secrets = field(repr=False)
     source: str
+    form: str
 
     @property
     def rows(self) -> int:
         """Number of rows of a forward pass."""
         return 2 * self.cell.training.physical_batch_size
 
-    def passages(self, canaries: tuple[Canary, ...]) -> list[Passage]:
-        """Each canary's public carrier and the ending that would be planted."""
-        return [Passage(one.carrier, suffix(one.secret)) for one in canaries]
+    def passage(self, carrier: str, secret: str) -> Passage:
+        """The passage of a canary: its public carrier, and the ending that would be planted."""
+        return canary_passage(carrier, secret, self.form, self.tokenizer)
 
 
 def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
@@ -72,7 +75,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
-    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
+    base = cell.model.weights
     try:
         adapted = PeftModel.from_pretrained(load_base(base, device), str(folder.adapter)).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
@@ -80,6 +83,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         fix = f"restore it; or {fresh_start(directory)}"
         raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=folder.adapter) from None
     _check_adapter(adapted, directory)
+    about = read_about(TRAIN)
     return Target(
         cell=cell,
         settings=settings,
@@ -89,7 +93,8 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         public=load_base(base, device).eval(),
         tokenizer=load_tokenizer(base),
         secrets=read_secrets(SECRETS),
-        source=str(read_about(TRAIN)["source"]),
+        source=str(about["source"]),
+        form=form_at(about),
     )
 
 

@@ -14,7 +14,8 @@ from tasks.stage import run_stage
 def acquire() -> None:
     """Generate, download or copy the data of the source that params.yaml names."""
     data = load_settings().data
-    file = find_source(data.source).acquire(RAW, data.given(cached=_dvc_cache() if data.source == "uci" else None))
+    cached = _dvc_cache() if data.source == "uci" else None
+    file = find_source(data.source).acquire(RAW, data.settings_of_source(cached))
     logging.getLogger(__name__).info("%s: %s", file, data.source)
 
 

@@ -22,10 +22,14 @@ from dptune.files import sha256
 from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
 from dptune.privacy.run_folder import RunFolder
+from dptune.training.lora import Lora
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings.bounds import StrictModel
-from tasks.settings.params import LoraSettings, Model, Settings, TrainingSettings, learning_rate_of, options_on
+from tasks.settings.experiment import Model
+from tasks.settings.mechanisms import learning_rate_of, options_on
+from tasks.settings.params import Settings
+from tasks.settings.strict import StrictModel
+from tasks.settings.training import TrainingSettings
 
 #: Name of a file in a run's folder that says that its results are in MLflow.
 PUBLISHED = "published"
@@ -46,7 +50,7 @@ class Cell(StrictModel):
     telemetry: str
     unit: str
     crafted: int
-    lora: LoraSettings
+    lora: Lora
     training: TrainingSettings
     inputs: dict[str, str]
     plugins: tuple[str, ...] = ()

@@ -5,16 +5,20 @@ python -m tasks.experiment.checks
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json
-from tasks.paths import CHECKED, EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
-from tasks.settings.params import Model, Settings, load_settings
+from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
+from tasks.settings.experiment import Model
+from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
 
-_MADE_BY = {TRAIN: "canaries", EVAL: "split", PUBLIC_VALIDATION: "pretrain"}
+#: Number of canaries whose lengths are looked at.
+_CANARIES = 64
+_MADE_BY = {TRAIN: "canaries", EVAL: "split", PUBLIC_VALIDATION: "validation"}
 
 
 def check_inputs() -> None:
@@ -35,7 +39,7 @@ def check_models(settings: Settings) -> None:
     _check_devices(settings)
     for name, model in settings.experiment.models.items():
         try:
-            own = Path(model.source) == PUBLIC_MODEL
+            own = _is_own(model)
             positions = _positions_of_own(settings) if own else _positions(model, settings)
         except ConfigError as error:
             raise ConfigError(_field_of_model(error.field, name), error.problem, fix=error.fix) from None
@@ -45,9 +49,14 @@ def check_models(settings: Settings) -> None:
             raise ConfigError("training.max_length", problem, fix="lower it" + (", or raise pretrain's" if own else ""))
 
 
+def _is_own(model: Model) -> bool:
+    """Whether it is the model that the pipeline trains itself."""
+    return Path(model.source).resolve() == PUBLIC_MODEL.resolve()
+
+
 def _field_of_model(field: str, model: str) -> str:
     """The field of params.yaml that sets ``field`` of the model, for messages."""
-    if field.startswith("lora."):
+    if field.startswith(("lora.", "training.")):
         return f"{field} (on experiment.models.{model})"
     return f"experiment.models.{model}.{field.removeprefix('model.')}"
 
@@ -69,24 +78,68 @@ def _positions(model: Model, settings: Settings) -> int | None:
     from dptune.tuning.base import open_base
     from dptune.tuning.settings import TuneSettings
 
-    lora = settings.lora.model_dump(exclude={"dropout"})
-    asked = TuneSettings(epsilon=1, device="cpu", dtype=model.dtype, **lora)
-    return open_base(model.source, asked, model.revision).positions
+    lora = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
+    again = settings.training.gradient_checkpointing
+    asked = TuneSettings(
+        epsilon=1,
+        device="cpu",
+        dtype=model.dtype,
+        load_in_4bit=model.load_in_4bit,
+        gradient_checkpointing=again,
+        **lora,
+    )
+    base = open_base(model.source, asked, model.revision)
+    _check_template(settings, base.tokenizer)
+    _check_canaries(settings, base.tokenizer)
+    return base.positions
+
+
+def _check_template(settings: Settings, tokenizer: Any) -> None:
+    """Raise ConfigError for chats that the tokenizer cannot render."""
+    if settings.data.form == "messages" and not tokenizer.chat_template:
+        problem = "the tokenizer has no chat template, and the records are chats"
+        raise ConfigError(
+            "model.source", problem, fix="use an instruction-tuned model, or give prompts and completions"
+        )
+
+
+def _check_canaries(settings: Settings, tokenizer: Any) -> None:
+    """Raise ConfigError if every canary would be cut before its secret: all attacks on canaries would be in vain."""
+    from dptune.audit.likelihood import passage_ids
+    from dptune.audit.passages import canary_passage
+    from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
+    from dptune.corpus.carriers import public_texts
+
+    canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
+    count = min(_CANARIES, canaries.extraction * canaries.repeats + canaries.audit)
+    if not count or form is None:
+        return
+    source, secret = settings.data.source, ALPHABET[:SECRET_LENGTH]
+    own = source not in ("synthetic", "uci")
+    texts = public_texts(count, canaries.carrier_seed, "canaries", "text" if own else source)
+    lengths = list(map(len, passage_ids(tokenizer, [canary_passage(text, secret, form, tokenizer) for text in texts])))
+    if min(lengths) >= longest:
+        problem = f"{longest} cuts every canary before its secret, so that attacks on them would show nothing"
+        fix = f"use {max(lengths) + SECRET_LENGTH} or more, or set canaries.extraction and canaries.audit to 0"
+        raise ConfigError("training.max_length", problem, fix=fix)
 
 
 def _positions_of_own(settings: Settings) -> int:
-    from dptune.training.model import Lora, attach_lora
-    from dptune.training.pretrain import Pretraining, without_weights
+    from dptune.training.model import attach_lora
+    from dptune.training.pretrain import without_weights
 
-    shape = {field.name: getattr(settings.pretrain, field.name) for field in fields(Pretraining)}
-    attach_lora(without_weights(Pretraining(**shape)), Lora(**settings.lora.model_dump()), 0)
+    attach_lora(without_weights(settings.pretrain), settings.lora, 0)
     return settings.pretrain.max_length
 
 
 def check() -> None:
-    """Check the settings, then write a file whose content never changes, so that later stages do not run again."""
-    check_models(load_settings())
+    """Check the settings, then write two files: one whose content never changes, so that later stages do not run again,
+    and one that changes only when the pipeline's own model becomes needed or needless.
+    """
+    settings = load_settings()
+    check_models(settings)
     write_json(CHECKED, {"models": "checked", "devices": "checked"})
+    write_json(NEEDED, {str(PUBLIC_MODEL): any(map(_is_own, settings.experiment.models.values()))})
 
 
 if __name__ == "__main__":

@@ -11,41 +11,38 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
-from dptune.files import locked, private_directory, sha256, write_json
-from dptune.mechanisms.rl import LearnedControl
+from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, write_json
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
 from dptune.progress import Meter
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
-from dptune.training.model import DIVERGED, check_device, save_adapter
+from dptune.training.model import DIVERGED, check_device
 from dptune.training.opening import open_run
 from dptune.training.ranks import LostRankError, Ranks, join_ranks, own_device
 from dptune.training.run import Run, StepReport
 from dptune.training.together import train_together
 from tasks.drawing import draw_curves
 from tasks.experiment.cells import Cell, is_finished
+from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.experiment.results import History, child_run, publish, result_of
-from tasks.paths import CRAFTED
+from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
 
@@ -231,7 +228,7 @@ def _start_cell(
     started = time.monotonic()
     prepared = prepare(cell, shared, entropy)
     ranks.check(prepared.spec.mechanism)
-    canaries = _crafted_canaries(cell, cell.directory)
+    canaries = crafted_canaries(cell)
     if canaries:
         units = prepared.spec.units.with_slots(canaries.included)
         prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
@@ -274,10 +271,10 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     prepared, directory = one.prepared, one.cell.directory
     after = _evaluate(prepared, final=True)
     check_converged(one.cell.label, after)
-    _save_adapter(prepared.spec.model, directory)
+    write_adapter(prepared.spec.model, directory)
     contents = _contents(ledger)
-    _save_policy(prepared, contents, directory)
-    _write_crafted(one.canaries, directory)
+    write_policy(prepared, contents, directory)
+    write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     result["together"] = together
@@ -297,62 +294,6 @@ def check_converged(label: str, figures: Mapping[str, float]) -> None:
     for name, value in figures.items():
         if not math.isfinite(value):
             raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
-
-
-def _crafted_canaries(cell: Cell, directory: Path) -> CraftedCanaries | None:
-    """The auditor's crafted canaries, None without any. A resumed run keeps its coins and scores."""
-    if cell.crafted == 0:
-        return None
-    # Without a ledger the run is new: a file that lies there belongs to a run that was set aside.
-    known = read_crafted(directory) if RunFolder(directory).ledger.exists() else None
-    one = known or CraftedCanaries.toss(cell.crafted)
-    return _KeptCanaries(one.included, one.scores, one.moves, directory)
-
-
-@dataclass
-class _KeptCanaries(CraftedCanaries):
-    """Canaries whose coins outlive this process.
-
-    Attributes:
-        run: the folder of the run.
-    """
-
-    run: Path = field(default=Path(), repr=False)
-
-    def on_open(self, releases: int) -> None:
-        """Write the coins of a new run. The caller holds the ledger's lock, so that no other process replaces them.
-
-        Raises: DataError if the run goes on and the file holds other coins, or none.
-        """
-        kept = read_crafted(self.run) if releases else self
-        if kept is None or not np.array_equal(kept.included, self.included):
-            problem = "does not hold the coins that this run's releases were made with"
-            raise DataError(problem, fix=f"restore it; or {fresh_start(self.run)}", file=crafted_file(self.run))
-        if not releases:
-            _write_crafted(self, self.run)
-
-
-def _write_crafted(canaries: CraftedCanaries | None, directory: Path) -> None:
-    if canaries is not None:
-        private_directory(CRAFTED.parent)
-        coins, scores = canaries.included.astype(int).tolist(), canaries.scores.tolist()
-        moves = [None if math.isnan(move) else move for move in canaries.moves]
-        write_json(crafted_file(directory), {"included": coins, "scores": scores, "moves": moves})
-
-
-def crafted_file(directory: Path) -> Path:
-    """The file of the coins and scores of a cell's crafted canaries. It lies with the other secrets, in no cache."""
-    return CRAFTED / f"{directory.name}.json"
-
-
-def read_crafted(directory: Path) -> CraftedCanaries | None:
-    """Read ``crafted_file``; None if there is none."""
-    file = crafted_file(directory)
-    if not file.exists():
-        return None
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    moves = [math.nan if move is None else move for move in stored["moves"]]
-    return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), moves)
 
 
 def _contents(ledger: Ledger) -> LedgerContents:
@@ -375,7 +316,7 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
         if looks:
             point = _evaluate(one.prepared, final=False) | spec.header.price(report.composition).to_dict()
             metrics |= point
-            _write_crafted(one.canaries, cell.directory)
+            write_crafted(one.canaries, cell.directory)
             history.add_point({"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
@@ -398,35 +339,6 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
 
 def _first(tokens: Tokens, most: int | None) -> Tokens:
     return replace(tokens, rows=tokens.rows[:most])
-
-
-def _save_adapter(model: Any, directory: Path) -> None:
-    partial, final = directory / ".adapter.partial", RunFolder(directory).adapter
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        save_adapter(model, partial)
-    except BaseException:  # on a full disk, what stays would make the next try fail too
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-
-
-def adapter_digest(directory: Path) -> str:
-    """Digest of the adapter's weights, which ties the result and the ledger to them."""
-    return sha256(RunFolder(directory).adapter / "adapter_model.safetensors")
-
-
-def _save_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
-    """Save a learned hyper-policy, which another run can start from (``init_from``)."""
-    controller = prepared.spec.mechanism.controller
-    if isinstance(controller, LearnedControl):
-        header = contents.header
-        policy = controller.saved_policy(
-            prepared.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
-        )
-        if policy is not None:
-            policy.write(RunFolder(directory).controller)
 
 
 def main(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.corpus.records import read_about, read_batches
+from dptune.corpus.records import form_at, read_about, read_batches
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build, of_model, takes_noise
@@ -21,7 +21,7 @@ from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import encode_stored
-from dptune.training.model import Lora, ModelSource, attach_lora, load_base, load_tokenizer, lora_targets
+from dptune.training.model import attach_lora, load_base, load_tokenizer, lora_targets
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
@@ -29,7 +29,7 @@ from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from dptune.units import RECORD
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
-from tasks.settings.params import TrainingSettings
+from tasks.settings.training import TrainingSettings
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     """
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
-    base = ModelSource(cell.model.source, cell.model.revision, cell.model.dtype)
+    base = cell.model.weights
     tokenizer, model = load_tokenizer(base), load_base(base, device)
-    lora_targets(model, Lora(**cell.lora.model_dump()))  # raises before hours of tokenising
+    lora_targets(model, cell.lora)  # raises before hours of tokenising
     shared = SharedInputs(
         cell=cell,
         digests=digests,
@@ -123,7 +123,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
     if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
-    model = attach_lora(shared_copy(shared.base), Lora(**cell.lora.model_dump()), cell.seed)
+    model = attach_lora(shared_copy(shared.base), cell.lora, cell.seed)
     units, expected_batch_size = units_of(cell, shared.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
     adapters = lora_pairs(model)
@@ -167,6 +167,7 @@ def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) 
         physical_batch_size=training.physical_batch_size,
         checkpoint_every=training.checkpoint_every,
         autocast=training.autocast,
+        gradient_checkpointing=training.gradient_checkpointing,
     )
 
 
@@ -194,7 +195,7 @@ def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
     about = read_about(records)
-    form = about.get("form", "text")
+    form = form_at(about)
     batches = partial(read_batches, records, ("record", "unit", "text"))
     stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
     corpus = open_or_tokenize(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)

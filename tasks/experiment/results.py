@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+from dataclasses import asdict
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
+from dptune.corpus.records import read_about
 from dptune.files import jsonable, naming, sha256, write_text
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
+from tasks.experiment.adapter_model import write_model
+from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED
+from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
-from tasks.paths import TRAIN
-from tasks.tracking import LATER, ChildRun, add_to_run, dvc_hash, flow_tag, git_commit, timed
+from tasks.paths import PUBLIC_VALIDATION
+from tasks.tracking import LATER, NOTE, ChildRun, add_to_run, flow_tag, git_commit, optional, timed, training_hash
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
@@ -23,6 +31,10 @@ GUARANTEE = {
         "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
     ),
 }
+_LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/adapter")`. Its `predict`
+takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
+`artifacts/adapter`."""
+_MODEL = ".mlflow_model"  # a folder in the run's, as long as it is sent
 _MOST_KNOBS = 400  # number of rows of knobs that a run keeps for pictures
 
 
@@ -134,6 +146,7 @@ def result_of(
         ),
         "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
         "data": prepared.about["label"],
+        "public_data": read_about(PUBLIC_VALIDATION)["label"],
         "synthetic": bool(prepared.about["synthetic"]),
         "noise_multiplier": spec.mechanism.noise.noise_multiplier,
         "sample_rate": spec.plan.sample_rate,
@@ -152,7 +165,13 @@ def result_of(
     }
 
 
-def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> ChildRun | None:
+def run_name(model: str, mechanism: str, epsilon: float | None, seed: int) -> str:
+    """The name of a cell's run for readers, such as ``static eps 2 seed 0 (small)``."""
+    budget = "" if epsilon is None else f" eps {epsilon:g}"
+    return f"{mechanism}{budget} seed {seed} ({model})"
+
+
+def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> CellRun | None:
     """The cell's run in MLflow, started or continued; None without a parent."""
     if parent is None:
         return None
@@ -172,7 +191,7 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Chil
         "steps": spec.plan.steps,
         "pairs": spec.mechanism.pairs,
         "crafted": cell.crafted,
-        **{f"lora.{key}": value for key, value in cell.lora.model_dump().items()},
+        **{f"lora.{key}": value for key, value in asdict(cell.lora).items()},
         **{f"training.{key}": value for key, value in cell.training.model_dump().items()},
     }
     tags = {
@@ -180,10 +199,16 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Chil
         "data": prepared.about["label"],
         "data_kind": "SYNTHETIC" if prepared.about["synthetic"] else "real",
         "git_commit": git_commit(),
-        "dvc_hash": dvc_hash(TRAIN.parent),
+        "cell": cell.label,
+        **training_hash(cell.telemetry),
         **flow_tag(cell.telemetry, flow_run),
     }
-    return ChildRun(parent, cell.label, RunFolder(cell.directory).mlflow_run, params, tags, timed=timed(cell.telemetry))
+    if not RunFolder(cell.directory).cell.exists():  # the run was not started by a flow; its model needs it
+        write_text(RunFolder(cell.directory).cell, cell.model_dump_json(indent=2))
+    name = run_name(cell.model_name, cell.mechanism, cell.epsilon, cell.seed)
+    run = CellRun(parent, name, RunFolder(cell.directory).mlflow_run, params, tags, timed=timed(cell.telemetry))
+    run.inputs(input_data(prepared))
+    return run
 
 
 def publish(directory: Path, parent: str | None) -> None:
@@ -194,20 +219,36 @@ def publish(directory: Path, parent: str | None) -> None:
     marker = directory / PUBLISHED
     if parent in (None, LATER) or marker.exists():
         return
+    result = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))
+    with optional(f"the results of {result['label']}"):
+        if run_id := _send_results(directory, str(parent), result):
+            write_text(marker, run_id)
+
+
+def _send_results(directory: Path, parent: str, result: dict[str, Any]) -> str | None:
+    """Send all results of a cell. Returns the id of its run, or None if MLflow does not have all of them."""
     folder = RunFolder(directory)
-    contents, result = read_ledger(folder.ledger), json.loads(folder.result.read_text())
+    contents = read_ledger(folder.ledger)
     when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
-    child = ChildRun(str(parent), result["label"], folder.mlflow_run, {}, {}, **when)
-    final = {f"final_{key}": value for key, value in contents.epsilons.to_dict().items()}
-    child.log(contents.releases, {key: float(value) for key, value in result["after"].items()} | final)
-    child.tag({"ledger_run_id": contents.header.run_id, "guarantee": result["guarantee"]})
-    for made in (folder.ledger, folder.adapter, folder.result, directory / "curves.png"):
-        child.artifact(made)
+    name = run_name(result["model"], result["mechanism"], result["budget_epsilon"], result["seed"])
+    child = ChildRun(parent, name, folder.mlflow_run, {}, {}, **when)
+    epsilons = contents.epsilons.to_dict()
+    child.log(contents.releases, main_metrics({key: float(value) for key, value in result["after"].items()} | epsilons))
+    shown = {key.replace("_", " ", 1): epsilon_text(value) for key, value in epsilons.items()}
+    described = {"guarantee": result["guarantee"], NOTE: f"{result['guarantee']}\n\n{_LOAD.format(run=child.run_id)}"}
+    child.tag({"ledger_run_id": contents.header.run_id, **described, **shown})
+    files = [folder.ledger, folder.result, directory / "curves.png", steps_table(directory)]
     # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
-    if folder.controller.exists() and not result["leaks"]:
-        child.artifact(folder.controller)
-    if child.end():
-        write_text(marker, child.run_id)
+    files += [folder.controller] if folder.controller.exists() and not result["leaks"] else []
+    for made in filter(None, files):
+        child.artifact(made)
+    model = directory / _MODEL
+    shutil.rmtree(model, ignore_errors=True)
+    try:
+        child.model(model, write_model(directory, model))
+        return child.run_id if child.end() else None
+    finally:
+        shutil.rmtree(model, ignore_errors=True)
 
 
 def publish_audit(directory: Path, audit: Path) -> None:
@@ -217,8 +258,17 @@ def publish_audit(directory: Path, audit: Path) -> None:
         return
     metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
     telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
-    if add_to_run(run.read_text().strip(), metrics, audit, timed=timed(telemetry)):
+    shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
+    tags = {} if shown is None else {"epsilon audited": f"≥ {epsilon_text(shown, ROUND_FLOOR)}"}
+    if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
         write_text(marker, digest)
+
+
+def epsilon_text(value: float, rounding: str = ROUND_CEILING) -> str:
+    """Three digits, rounded up unless told otherwise: what is shown never promises more than the ledger."""
+    if not math.isfinite(value):
+        return "∞"
+    return f"{float(Context(prec=3, rounding=rounding).create_decimal(repr(float(value)))):g}"
 
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""White-box audits of the mean update: each kind of critic at z = 1, the smallest of the studies' questions."""
+"""White-box audits of DP policy gradient's mean update, with each kind of critic at noise multiplier z = 1."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from tasks.paths import POLICY
 from tasks.settings.policy import PolicySettings
 
 _CONFIDENCE = 0.95
-#: Chance that sound updates fail the study, over all checks of all critics.
+#: Probability that sound updates are accused, over all checks of all critics.
 FALSE_ALARMS = 0.001
-#: (critic, updates): what a critic learned of users shows itself in the update after.
+#: (critic, number of updates). A critic that was trained on users shows it in the second update only.
 ATTACKED = (("private", 1), ("none", 1), ("public", 2), ("raw", 2))
 
 
 def audits(settings: PolicySettings) -> list[dict[str, Any]]:
-    """A row for each kind of critic; kept while code and trials stay the same.
+    """Audit each kind of critic, or read the results from a file if code and settings are still the same.
 
-    Raises: DptuneError if an attack shows more than is certified; sound updates do so with chance ``FALSE_ALARMS``.
+    Returns: a row of figures for each kind of critic.
+
+    Raises: DptuneError if an attack shows more than is certified; for sound updates with probability ``FALSE_ALARMS``.
     """
-    kept, key = POLICY / "audits.json", audit_key(settings)
-    if kept.exists() and (content := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
+    file, key = POLICY / "audits.json", audit_key(settings)
+    if file.exists() and (content := json.loads(file.read_text(encoding="utf-8")))["key"] == key:
         rows: list[dict[str, Any]] = content["rows"]
         return rows
     rows = [_audit(critic, updates, settings) for critic, updates in ATTACKED] if settings.audit_trials else []
     for row in rows:
         if row["accusation"]:
             raise DptuneError(f"critic {row['critic']}: {row['accusation']}. Fix: find the error.")
-    write_json(kept, {"key": key, "rows": rows})
+    write_json(file, {"key": key, "rows": rows})
     return rows
 
 
 def audit_key(settings: PolicySettings) -> str:
-    """Changes with whatever decides the rows: the code of updates and of their audits, and the settings."""
+    """Key of the results, which changes with the code of updates and audits and with the settings that decide them."""
     return f"{code_digest('policy.audit')} {settings.audit_trials} {settings.delta}"
 
 
@@ -51,7 +53,7 @@ def _audit(critic: Any, updates: int, settings: PolicySettings) -> dict[str, Any
     trials = (
         settings.audit_trials if updates == 1 else min(settings.audit_trials, max(1000, settings.audit_trials // 10))
     )
-    found = audit_updates(
+    result = audit_updates(
         method,
         trials=trials,
         confidence=_CONFIDENCE,
@@ -60,8 +62,8 @@ def _audit(critic: Any, updates: int, settings: PolicySettings) -> dict[str, Any
         updates=updates,
     )
     certified = certificate(method.planned(updates), settings.delta)
-    verdict = judged(found, certified, FALSE_ALARMS, checks=CHECKS * len(ATTACKED))
-    row = {**asdict(method), **found.to_dict(), **verdict.to_dict(), **method.price(settings.delta).to_dict()}
+    verdict = judged(result, certified, FALSE_ALARMS, checks=CHECKS * len(ATTACKED))
+    row = {**asdict(method), **result.to_dict(), **verdict.to_dict(), **method.price(settings.delta).to_dict()}
     return {key: str(value) if value == math.inf else value for key, value in row.items()} | {
         "accusation": verdict.accusation
     }

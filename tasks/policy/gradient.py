@@ -1,4 +1,4 @@
-"""One run of private reinforcement learning, or of a baseline, in a process of its own.
+"""Run of private reinforcement learning in an environment, or of a baseline, in a process of its own.
 
 python -m tasks.policy.gradient data/policy/runs/<run>/job.json
 """
@@ -28,15 +28,30 @@ from dptune.privacy.run_header import RunHeader
 from dptune.progress import Meter
 from tasks.identity import code_digest
 from tasks.paths import POLICY
-from tasks.settings.bounds import StrictModel
 from tasks.settings.policy import PolicySettings, StudyRun, expanded
+from tasks.settings.strict import StrictModel
 from tasks.stage import run_command
 
 _log = logging.getLogger("dptune.policy")
 
 
 class PolicyCell(StrictModel):
-    """Everything that decides one run. Public."""
+    """Everything that decides the result of a run. Public.
+
+    Attributes:
+        study: name of the study in params.yaml.
+        label: label of the run in its study.
+        group: label without the swept value; runs of a group are drawn as one line.
+        kind: "dppg", or the baseline "ucb_vi", "ppo" or "a2c".
+        environment: id of the environment.
+        options: options of the environment.
+        method: options of ``Dppg``; None for a baseline that is not private.
+        accounting: "certified" or "published".
+        training: options of ``PolicyTraining``.
+        extra: further options of a baseline.
+        delta: delta of all epsilons.
+        code: digest of the code that decides the result.
+    """
 
     study: str
     label: str
@@ -53,18 +68,18 @@ class PolicyCell(StrictModel):
 
     @property
     def name(self) -> str:
-        """Short and readable: ``cartpole.private.z1.0.seed0``."""
+        """Readable name of the run, such as ``cartpole.private.z1.0.seed0``."""
         return f"{self.study}.{self.label}.seed{self.training['seed']}"
 
     @property
     def directory(self) -> Path:
-        """The run's own folder under data/policy/runs; another one when anything that decides it changes."""
+        """Folder of the run under data/policy/runs; another one if anything that decides the result changes."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return POLICY / "runs" / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def policy_cells(settings: PolicySettings) -> list[PolicyCell]:
-    """Every run of every study, seed by seed."""
+    """Make the cells of all runs: of every study, with every seed."""
     code = code_digest("policy.gradient")
     return [
         _cell(settings, name, run, seed, code)
@@ -93,7 +108,10 @@ def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int, code: 
 
 
 def check_environments(settings: PolicySettings) -> None:
-    """Raises: ConfigError naming the study whose environment is unknown or needs an extra, before anything runs."""
+    """Check the environments of all studies before anything runs.
+
+    Raises: ConfigError naming the study whose environment is unknown or needs an extra.
+    """
     from dptune.policy.environments.baselines import check_installed
     from dptune.policy.environments.environment import Environment
 
@@ -107,20 +125,23 @@ def check_environments(settings: PolicySettings) -> None:
 
 
 def run_cell(cell: PolicyCell) -> dict[str, Any]:
-    """Train, resuming what the run's folder holds, and write result.json."""
+    """Train, or resume the run in the cell's folder, and write result.json.
+
+    Returns: what result.json says. Public.
+    """
     training = PolicyTraining(**cell.training)
     directory = private_directory(cell.directory)
     with Meter(cell.name, total=training.updates, unit="updates") as meter:
         points = _RUNNERS[cell.kind](cell, training, directory, meter)
     returns = [point["mean_return"] for point in points]
-    last = returns[-max(1, len(returns) // 4) :]
+    last_quarter = returns[-max(1, len(returns) // 4) :]
     result = {
         **cell.model_dump(mode="json"),
         "name": cell.name,
         "seed": training.seed,
         "users": training.updates * training.users,
         "points": points,
-        "final_return": sum(last) / len(last),
+        "final_return": sum(last_quarter) / len(last_quarter),
         "leaks": [],
         **_prices(cell, directory),
     }
@@ -129,7 +150,7 @@ def run_cell(cell: PolicyCell) -> dict[str, Any]:
 
 
 def _prices(cell: PolicyCell, directory: Path) -> dict[str, Any]:
-    """From the ledger alone; a baseline that is not private has none."""
+    """Epsilons and leaks by the run's ledger; infinite for a baseline, which is not private and has no ledger."""
     if cell.method is None:
         return dict(jsonable(Epsilons(math.inf, math.inf, math.inf).to_dict()))
     prices = read_ledger(RunFolder(directory).ledger).epsilons
@@ -144,12 +165,12 @@ def _dppg(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Me
     assert cell.method is not None
     environment, entropy = Environment(cell.environment, cell.options), OsEntropy()
 
-    def tell(point: Point) -> None:
+    def log_point(point: Point) -> None:
         meter.update(point.update)
         _log.info("%s: %d users, mean return %.4g", cell.name, point.users, point.mean_return)
 
     header = _header(cell, training.updates * training.users, entropy.leaks)
-    _, points = train(environment, Dppg(**cell.method), training, header, directory, entropy, tell)
+    _, points = train(environment, Dppg(**cell.method), training, header, directory, entropy, log_point)
     return [asdict(point) for point in points]
 
 
@@ -159,12 +180,12 @@ def _ucb_vi(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: 
     from dptune.privacy.entropy import OsEntropy
 
     if cell.environment != RIVERSWIM:
-        raise ConfigError("baseline", "ucb_vi is for tables: it knows Riverswim alone", fix=f"use {RIVERSWIM}")
+        raise ConfigError("baseline", "ucb_vi needs the tables of Riverswim", fix=f"use {RIVERSWIM}")
     assert cell.method is not None
     episodes = training.updates * training.users
     figures: dict[str, Any] = {**cell.options, **cell.extra, "noise_multiplier": cell.method["noise_multiplier"]}
     plan = UcbVi(episodes, seed=training.seed, **figures)
-    # A run that died is made again from its start, and charged again.
+    # A run that died starts again from its first episode, and is charged again.
     with Ledger.open(RunFolder(directory).ledger, _header(cell, episodes, ()), Counter([plan.release()])) as ledger:
         ledger.charge(plan.release())
         values = run_ucb_vi(plan, OsEntropy())
@@ -218,14 +239,14 @@ def _header(cell: PolicyCell, users: int, leaks: tuple[str, ...]) -> RunHeader:
     )
 
 
-def main(file: Annotated[Path, typer.Argument(help="job.json of a run, which the flow writes")]) -> None:
+def main(file: Annotated[Path, typer.Argument(help="job.json of the run, as the flow writes it")]) -> None:
     """Make the run that a file describes."""
     try:
-        read = PolicyCell.model_validate_json(file.read_text(encoding="utf-8"))
+        cell = PolicyCell.model_validate_json(file.read_text(encoding="utf-8"))
     except ValueError:
         raise ConfigError(str(file), "describes no run", fix="run python -m flows.policy") from None
-    result = run_cell(read)
-    _log.info("%s: return %.4g", read.name, result["final_return"])
+    result = run_cell(cell)
+    _log.info("%s: return %.4g", cell.name, result["final_return"])
 
 
 if __name__ == "__main__":

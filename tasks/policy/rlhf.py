@@ -1,8 +1,9 @@
-"""Private reinforcement learning of the public model on users' prompts: train, measure, attack. One run a cell.
+"""Private reinforcement learning of the public model on users' prompts: trains, measures and attacks each cell.
 
-    python -m tasks.policy.rlhf --set users=32 --set epsilons=3     # one or more cells; see ``Rlhf`` for the names
+    python -m tasks.policy.rlhf --set users=32 --set epsilons=3     # settings are the fields of ``Rlhf``
 
-Writes data/policy/rlhf/<run>/: ledger.jsonl, adapter/ (PEFT's), results.json, and, for the auditor alone, prompts.json.
+A cell writes ledger.jsonl, adapter/ (PEFT's), results.json and, for the auditor alone, prompts.json to its folder in
+data/policy/rlhf.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
+from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json, write_text
@@ -31,7 +32,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from tasks.identity import code_digest
-from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
+from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.stage import run_command
 
@@ -49,12 +50,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RlhfCell:
-    """One run.
+    """A run's settings. Public.
 
     Attributes:
-        users: K.
-        epsilon: the budget; None adds no noise.
-        seed: of initial adapters, of who comes when and of everybody's samples; public.
+        settings: settings of all cells.
+        users: K, number of users in each update.
+        epsilon: budget; None adds no noise.
+        seed: seed of initial adapters, of the order of users and of all samples; public.
     """
 
     settings: Rlhf
@@ -64,17 +66,18 @@ class RlhfCell:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Readable name of the cell, such as ``K32.eps3.seed0``."""
         return f"K{self.users}.{'nonprivate' if self.epsilon is None else f'eps{self.epsilon:g}'}.seed{self.seed}"
 
     @property
     def directory(self) -> Path:
-        """Its own, whatever decides the run: settings, data, base model and code.
+        """Folder of the cell; another one if settings, data, base model or code change.
 
-        Keyed by a secret salt: the name is told to MLflow and reports, and must test no guess of a record.
+        Its name ends with a digest that is keyed by a secret salt. MLflow and reports get the name, and with a plain
+        digest anybody could test a guess of the data against it.
         """
         shared = self.settings.model_dump(mode="json", exclude={"users", "epsilons", "seeds", "nonprivate"})
-        files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_VALIDATION, SPLITS / "train.parquet"]
+        files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
         content = (
             json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + code_digest("policy.rlhf")
@@ -83,7 +86,7 @@ class RlhfCell:
 
     @property
     def method(self) -> Dppg:
-        """With the least noise that certifies the budget."""
+        """Method with the least noise whose certified epsilon is within the budget."""
         options: dict[str, Any] = {"critic": "none"}
         if self.epsilon is None:
             return method_of(options | {"noise_multiplier": 0.0})
@@ -91,7 +94,7 @@ class RlhfCell:
 
 
 def _salt() -> bytes:
-    """Of the names of runs; made once, beside them."""
+    """Read the secret salt of folders' names, which is made on first use and kept beside the folders."""
     path = RLHF / "salt"
     if not path.exists():
         private_directory(RLHF)
@@ -102,7 +105,7 @@ def _salt() -> bytes:
 
 
 def cells(settings: Rlhf) -> list[RlhfCell]:
-    """The grid, small numbers of users first."""
+    """Make the grid's cells, small numbers of users first."""
     budgets: list[float | None] = [None] * settings.nonprivate + list(settings.epsilons)
     return [
         RlhfCell(settings, users, epsilon, seed)
@@ -112,7 +115,14 @@ def cells(settings: Rlhf) -> list[RlhfCell]:
 
 @dataclass(frozen=True)
 class PromptCanary:
-    """A user that the auditor brings, where its coin says so."""
+    """A user whom the auditor adds if a fair coin says so. Private.
+
+    Attributes:
+        slot: slot in the stream of users.
+        record: number of the record in the attack split that gives the prompt.
+        secret: secret in the prompt.
+        included: result of the coin.
+    """
 
     slot: int
     record: int
@@ -122,14 +132,22 @@ class PromptCanary:
 
 @dataclass(frozen=True)
 class PromptPlan:
-    """Who comes when, and every prompt's secret. Private; secrets and coins are of the operating system's entropy."""
+    """Secrets of all prompts, and the canaries. Private. Secrets and coins come from the operating system's entropy.
+
+    Attributes:
+        secrets: secret of each slot's prompt, where no canary takes the slot.
+        canaries: the auditor's users.
+    """
 
     secrets: tuple[str, ...] = field(repr=False)
     canaries: tuple[PromptCanary, ...] = field(repr=False)
 
     @classmethod
-    def drawn(cls, cell: RlhfCell, hosts: Records) -> PromptPlan:
-        """A secret for every slot; canaries in random slots, which are public. Raises: ConfigError for too many."""
+    def draw(cls, cell: RlhfCell, hosts: Records) -> PromptPlan:
+        """Draw a secret for every slot, and canaries in random slots; which slots they are is public.
+
+        Raises: ConfigError for more canaries than slots or records.
+        """
         slots, entropy = cell.users * cell.settings.updates, SystemRandom()
         count = cell.settings.canaries if cell.settings.telemetry == "research" else 0
         if count > min(slots, len(hosts.record)):
@@ -138,25 +156,27 @@ class PromptPlan:
         order = np.random.default_rng([cell.seed, 0])
         where, which = order.permutation(slots)[:count], order.permutation(hosts.record)[:count]
         secrets = ("".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH)) for _ in range(slots + count))
-        planted = [
+        canaries = [
             PromptCanary(slot, record, next(secrets), entropy.getrandbits(1))
             for slot, record in zip(where.tolist(), which.tolist(), strict=True)
         ]
-        return cls(tuple(secrets), tuple(planted))
+        return cls(tuple(secrets), tuple(canaries))
 
     @classmethod
     def of(cls, cell: RlhfCell, hosts: Records, path: Path) -> PromptPlan:
-        """The one that the run began with, or a new one, which is written to ``path``."""
+        """Read the plan that the run began with from ``path``, or draw one and write it there."""
         if not path.exists():
-            write_json(path, asdict(cls.drawn(cell, hosts)))
+            write_json(path, asdict(cls.draw(cell, hosts)))
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return cls(tuple(stored["secrets"]), tuple(PromptCanary(**one) for one in stored["canaries"]))
+        return cls(tuple(stored["secrets"]), tuple(PromptCanary(**canary) for canary in stored["canaries"]))
 
 
 def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
-    """Train, measure and attack one cell, unless it is done; resume what a dead process left. Returns its results.
+    """Train, measure and attack a cell. A finished cell is only read, and one whose process died is resumed.
 
-    Raises: ConfigError for settings that the data cannot fill; LedgerError, BudgetError.
+    Returns: what results.json says. Its "audit" and "violations" are private.
+
+    Raises: ConfigError for settings that need more records than there are; LedgerError, BudgetError.
     """
     directory = private_directory(cell.directory)
     folder = RunFolder(directory)
@@ -176,8 +196,8 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
     public, held_out = _public_prompts(cell, learner)
     users = _stream(cell, plan, records, hosts, learner)
-    header, told = _header(cell, records), partial(_tell, cell)
-    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), told)
+    header, on_point = _header(cell, records), partial(_log_point, cell)
+    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
     if plan.canaries:
@@ -186,17 +206,17 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     return results
 
 
-def _tell(cell: RlhfCell, point: Figures) -> None:
+def _log_point(cell: RlhfCell, point: Figures) -> None:
     _log.info("%s, update %d: held-out reward %.3f, KL %.3f", cell.label, point.updates, point.reward, point.kl)
 
 
 def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
-
     from dptune.policy.language.learner import LanguageLearner
     from dptune.policy.language.lexicon import CLINICAL
     from dptune.policy.language.policy import LanguagePolicy
     from dptune.policy.language.schedule import Bandit
-    from dptune.training.model import Lora, ModelSource, check_device, load_base, load_tokenizer
+    from dptune.training.lora import Lora
+    from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
     lora = Lora(settings.rank, settings.alpha, 0.0)
@@ -206,17 +226,17 @@ def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
 
 
 def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, Prompts]:
-    """Simulated users: of the baseline, and held out."""
-    from dptune.audit.prompts import planted
+    """Make prompts of simulated users, for the baseline and for the curve. Public."""
+    from dptune.audit.prompts import insert_secret
 
-    texts, settings = read_records(PUBLIC_VALIDATION).text.to_pylist(), cell.settings
-    wanted = settings.baseline_prompts + settings.held_out_prompts
-    if wanted > len(texts):
-        problem = f"baseline_prompts and held_out_prompts ask for {wanted} of {len(texts)} public narratives"
+    texts, settings = read_records(PUBLIC_NARRATIVES).text.to_pylist(), cell.settings
+    count = settings.baseline_prompts + settings.held_out_prompts
+    if count > len(texts):
+        problem = f"baseline_prompts and held_out_prompts ask for {count} of {len(texts)} public narratives"
         raise ConfigError("held_out_prompts", problem, fix="use fewer, or raise pretrain.validation_encounters")
-    codes = np.random.default_rng([cell.seed, 1]).choice(list(ALPHABET), (wanted, SECRET_LENGTH))
-    told = [planted(text, "".join(code)) for text, code in zip(texts[:wanted], codes, strict=True)]
-    prompts = _prompts(told, learner)
+    codes = np.random.default_rng([cell.seed, 1]).choice(list(ALPHABET), (count, SECRET_LENGTH))
+    with_codes = [insert_secret(text, "".join(code)) for text, code in zip(texts[:count], codes, strict=True)]
+    prompts = _prompts(with_codes, learner)
     return prompts[: settings.baseline_prompts], prompts[settings.baseline_prompts :]
 
 
@@ -227,10 +247,13 @@ def _prompts(texts: list[str], learner: LanguageLearner) -> Prompts:
 
 
 def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, learner: LanguageLearner) -> Stream:
-    """A record of the train split in every slot, each once, and canaries in theirs."""
+    """Fill the slots with records of the train split, each at most once, and with the canaries. Private.
+
+    Raises: ConfigError for more slots than records, or a prompt length that cuts off a canary's secret.
+    """
     import torch
 
-    from dptune.audit.prompts import check_whole, planted
+    from dptune.audit.prompts import check_whole, insert_secret
     from dptune.policy.language.prompts import Stream
 
     slots = cell.users * cell.settings.updates
@@ -240,15 +263,16 @@ def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, 
     rows = np.random.default_rng([cell.seed, 2]).permutation(len(records.record))[:slots]
     ids, texts = records.record[rows].tolist(), list(map(records.texts("policy.rlhf").__getitem__, rows))
     secrets, present = list(plan.secrets), torch.ones(slots, dtype=torch.bool)
-    told = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
-    for one in plan.canaries:
-        ids[one.slot], texts[one.slot], secrets[one.slot] = one.record, told[one.record], one.secret
-        present[one.slot] = bool(one.included)
-    # Of the auditor's own users only: whether a run happens must not depend on another's text.
-    mine = [(told[one.record], one.secret) for one in plan.canaries]
-    hosted, codes = [text for text, _ in mine], [secret for _, secret in mine]
-    check_whole(learner.policy.tokenizer, hosted, codes, learner.bandit.prompt_tokens)
-    prompts = _prompts([planted(text, secret) for text, secret in zip(texts, secrets, strict=True)], learner)
+    host_texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
+    for canary in plan.canaries:
+        text = host_texts[canary.record]
+        ids[canary.slot], texts[canary.slot], secrets[canary.slot] = canary.record, text, canary.secret
+        present[canary.slot] = bool(canary.included)
+    # Only canaries are checked: an error because of a user's own text would tell of that text.
+    canary_texts = [host_texts[canary.record] for canary in plan.canaries]
+    canary_secrets = [canary.secret for canary in plan.canaries]
+    check_whole(learner.policy.tokenizer, canary_texts, canary_secrets, learner.bandit.prompt_tokens)
+    prompts = _prompts([insert_secret(text, secret) for text, secret in zip(texts, secrets, strict=True)], learner)
     return Stream(tuple(ids), prompts, present)
 
 
@@ -262,7 +286,7 @@ def _header(cell: RlhfCell, records: Records) -> RunHeader:
         unit="prompt",
         units=cell.users * cell.settings.updates,
         data=str(records.about["label"]),
-        telemetry=cell.settings.telemetry,  # curves are of simulated users; what the attacks find is not
+        telemetry=cell.settings.telemetry,  # the curve is of simulated users; the attacks' figures are not
     )
 
 
@@ -299,34 +323,41 @@ def _audit(
     users: Stream,
     public: Prompts,
 ) -> dict[str, Any]:
-    """Both attacks, and the exposure of the secrets that were planted."""
+    """Make both attacks, and compute the exposure of the secrets of canaries that took part. Private."""
     from dptune.audit.exposure import chance, exposures
-    from dptune.audit.prompts import audited, opening, secret_scores, update_scores
+    from dptune.audit.likelihood import Passage
+    from dptune.audit.prompts import attack_figures, opening, secret_scores, update_scores
 
     settings, policy, canaries = cell.settings, learner.policy, plan.canaries
-    told = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
-    texts, slots = [told[one.record] for one in canaries], [one.slot for one in canaries]
-    secrets, included = [one.secret for one in canaries], np.array([bool(one.included) for one in canaries])
+    host_texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
+    texts, slots = [host_texts[canary.record] for canary in canaries], [canary.slot for canary in canaries]
+    secrets = [canary.secret for canary in canaries]
+    included = np.array([bool(canary.included) for canary in canaries])
     tuned, width = policy.peft(state.adapter), settings.prompt_tokens
     scores = {
         "secrets": secret_scores(tuned, policy.model, policy.tokenizer, texts, secrets, max_length=width, rows=_ROWS),
         "updates": update_scores(learner, state, users.prompts[slots], slots, public),
     }
     alarm = 1 - settings.false_alarms / len(scores)
-    found: dict[str, Any] = {
-        name: audited(values, included, settings.delta, settings.confidence, alarm) for name, values in scores.items()
+    figures: dict[str, Any] = {
+        name: attack_figures(values, included, settings.delta, settings.confidence, alarm)
+        for name, values in scores.items()
     }
-    planted = [(opening(text), secret) for text, secret, there in zip(texts, secrets, included, strict=True) if there]
+    planted = [
+        (Passage(opening(text), suffix(secret)), secret)
+        for text, secret, coin in zip(texts, secrets, included, strict=True)
+        if coin
+    ]
     bits = exposures(tuned, policy.tokenizer, planted, candidates=settings.candidates, max_length=width + 1, rows=_ROWS)
-    return found | {
+    return figures | {
         "exposure": {"mean": float(bits.mean()), "most": float(bits.max()), "chance": chance(settings.candidates)}
     }
 
 
 def violations(results: dict[str, Any]) -> list[str]:
-    """Every bound that exceeds what the ledger certifies: the mechanism or its accountant is wrong.
+    """Find the bounds that exceed the certified epsilon, a sentence for each. Private.
 
-    Sound runs are named here with a chance of ``false_alarms`` at most, each.
+    A sound run has any with probability ``false_alarms`` at most.
     """
     certified = float(results["epsilon_certified"])
     return [
@@ -338,13 +369,15 @@ def violations(results: dict[str, Any]) -> list[str]:
 
 
 def main(
-    change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, an entry of Rlhf; repeatable")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, a setting of policy.rlhf; repeatable")
+    ] = None,
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Run one or more cells, and print a line of results for each."""
     for cell in cells(settings_of(change or [])):
         results = run_cell(cell, device)
-        # Not what the attacks found: these lines reach the flow's log.
+        # The attacks' figures are private, and these lines reach the flow's log.
         print(json.dumps({key: value for key, value in results.items() if key not in ("curve", "audit")}))
 
 

@@ -1,4 +1,4 @@
-"""Hyper-policy across tenants: train ``rldp``'s linear agent over simulated tenants, and compare it on new ones.
+"""Hyper-policy over tenants: trains ``rldp``'s linear agent over simulated tenants, and compares it on new ones.
 
 python -m tasks.policy.tenants [--size small|large] [--set NAME=VALUE]...
 
@@ -25,7 +25,7 @@ from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import code_digest
-from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_VALIDATION
+from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.tenants import Size, Tenants, settings_from
 from tasks.stage import run_command
 
@@ -41,8 +41,9 @@ _SETTINGS, _STATIC = "settings.json", "static"
 def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
     """Train over tenants, run the ablation on new ones, and write results.json, controller/ and ledger.jsonl.
 
-    Unless settings, code or model changed, a training that was cut off goes on where its ledger ends, and what is
-    finished is not done again: it would meet the same tenants a second time.
+    As long as settings, code and model stay the same, a training that was cut off resumes where its ledger ends, and
+    one
+    that is finished is only read: trained again, it would use the same tenants a second time.
 
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
@@ -51,13 +52,13 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
-        if _finished(private_directory(directory), settings):
+        if _is_finished(private_directory(directory), settings):
             return dict(json.loads(RunFolder(directory).results.read_text(encoding="utf-8")))
-        setting, tenants = _prepared(settings, device)
-        trained, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
-        started = time.monotonic()
-        about = _trained(settings, setting, trained, directory)
-        between = time.monotonic()
+        setting, tenants = _make_setting(settings, device)
+        old, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
+        start = time.monotonic()
+        about = _train(settings, setting, old, directory)
+        middle = time.monotonic()
         entries = ablation_entries(settings.options, RunFolder(directory).controller)
         rows: list[Outcome] = []
 
@@ -73,45 +74,53 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
             **about,
             "rows": [_plain(row) for row in rows],
             "summary": summary_of(rows),
-            "seconds": {"training": round(between - started, 1), "ablation": round(time.monotonic() - between, 1)},
+            "seconds": {"training": round(middle - start, 1), "ablation": round(time.monotonic() - middle, 1)},
         }
         write_json(RunFolder(directory).results, results)
     return results
 
 
-def _finished(directory: Path, settings: Tenants) -> bool:
-    """Whether this very work is done. An unfinished one is left as it is; any other is set aside, ledger and all."""
-    told, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
-    if file.exists() and json.loads(file.read_text(encoding="utf-8")) == told:
+def _is_finished(directory: Path, settings: Tenants) -> bool:
+    """Whether the folder holds the results of these settings, code and model; if not, make it ready for the work.
+
+    An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
+    """
+    content, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
+    if file.exists() and json.loads(file.read_text(encoding="utf-8")) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
-        kept, spent = set_aside(directory)
-        _log.warning("an earlier run, of other settings or code, lies in %s now: %s", kept, spent)
+        earlier, spending = set_aside(directory)
+        _log.warning("an earlier run, of other settings or code, was moved to %s: %s", earlier, spending)
         private_directory(directory)
     folder = RunFolder(directory)
-    for left in (file, folder.results, folder.state, folder.ledger):  # of a process that died in between
-        left.unlink(missing_ok=True)
+    for path in (file, folder.results, folder.state, folder.ledger):  # left by a process that died before any charge
+        path.unlink(missing_ok=True)
     shutil.rmtree(folder.controller, ignore_errors=True)
-    write_json(file, told)
+    write_json(file, content)
     return False
 
 
 def _inputs() -> dict[str, Any]:
-    """What else decides the results."""
+    """Inputs besides the settings that decide the results: code, base model and shape of adapters, as JSON types.
+
+    Raises: DataError if the public model is missing.
+    """
     from tasks.settings.params import load_settings
 
     if not PUBLIC_MODEL.is_dir():
-        raise DataError("is missing", fix="run `dvc repro pretrain`, which makes it", file=PUBLIC_MODEL)
-    model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_VALIDATION]
+        raise DataError(
+            "is missing", fix="run `python -m tasks.corpus.pretrain --always`, which makes it", file=PUBLIC_MODEL
+        )
+    model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_NARRATIVES]
     return {
         "code": code_digest("policy.tenants"),
         "model": [sha256(path) for path in model],
-        "lora": load_settings().lora.model_dump(mode="json"),
+        "lora": jsonable(asdict(load_settings().lora)),
     }
 
 
-def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
-    """Train unless that is done; what the policy is and costs."""
+def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
+    """Train the hyper-policy, unless its ledger is complete. Returns: its weights and epsilons, as JSON types."""
     from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
     from dptune.mechanisms.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
@@ -142,8 +151,8 @@ def _trained(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], dir
     }
 
 
-def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
-    """The public model and the cohort, dealt out: tenants to train on, then new ones."""
+def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
+    """Load the public model, and deal a synthetic cohort to tenants: those to train on first, then new ones."""
     import torch
 
     from dptune.corpus.narratives import write_narratives
@@ -151,22 +160,22 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     from dptune.corpus.sources import acquire_synthetic
     from dptune.policy.tenants.runs import Setting, tenants_of
     from dptune.training.data import tokenize
-    from dptune.training.model import Lora, ModelSource, load_base, load_tokenizer
+    from dptune.training.model import ModelSource, load_base, load_tokenizer
     from dptune.training.spec import TrainingPlan
     from tasks.settings.params import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants
     with TemporaryDirectory(prefix="dptune-") as folder:
-        made = acquire_synthetic(Path(folder), count * settings.records_per_tenant, settings.cohort_seed)
+        cohort = acquire_synthetic(Path(folder), count * settings.records_per_tenant, settings.cohort_seed)
         narratives = Path(folder) / "narratives.parquet"
-        write_narratives(made.table, made.ids_mapping, made.manifest, narratives)
+        write_narratives(cohort.table, cohort.ids_mapping, cohort.manifest, narratives)
         records = read_records(narratives)
     base = ModelSource(str(PUBLIC_MODEL))
     tokenizer = load_tokenizer(base)
-    public = read_records(PUBLIC_VALIDATION).text.to_pylist()[: settings.public_records]
+    public = read_records(PUBLIC_NARRATIVES).text.to_pylist()[: settings.public_records]
     plan = TrainingPlan(
         sample_rate=settings.sample_rate,
-        expected_batch_size=0.0,  # each tenant's own
+        expected_batch_size=0.0,  # replaced by each tenant's own
         steps=settings.steps,
         learning_rate=settings.fine_tuning_rate,
         warmup_steps=settings.warmup_steps,
@@ -175,7 +184,7 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
     )
     setting = Setting(
         base=load_base(base, torch.device(device)),
-        lora=Lora(**load_settings().lora.model_dump()),
+        lora=load_settings().lora,
         public=tokenize(public, tokenizer, settings.max_length),
         plan=plan,
         options=settings.options,
@@ -188,31 +197,33 @@ def _prepared(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]]:
 
 
 def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One line a label, best first: mean held-out perplexity, and how far below static's on the same tenant and seed,
-    with the standard error over tenants.
+    """Summarise the ablation, a row for each label, best first.
+
+    ``gain_over_static`` is how far the held-out perplexity lies below that of "static" on the same tenant and seed: its
+    mean, with the standard error over tenants (None for a single tenant).
     """
     static = {(row.tenant, row.seed): row.held_out_perplexity for row in rows if row.label == _STATIC}
-    found: list[dict[str, Any]] = []
+    summary: list[dict[str, Any]] = []
     for label in dict.fromkeys(row.label for row in rows):
-        mine = [row for row in rows if row.label == label]
+        runs = [row for row in rows if row.label == label]
         tenants: dict[int, list[float]] = {}
-        for row in mine:
+        for row in runs:
             tenants.setdefault(row.tenant, []).append(static[row.tenant, row.seed] - row.held_out_perplexity)
-        gains = [fmean(some) for some in tenants.values()]
-        found.append(
+        gains = [fmean(values) for values in tenants.values()]
+        summary.append(
             {
                 "label": label,
-                "runs": len(mine),
-                "epsilon_certified": max(row.epsilon_certified for row in mine),
-                "noise_multiplier": mine[0].noise_multiplier,
-                "before": fmean(row.held_out_before for row in mine),
-                "held_out_perplexity": fmean(row.held_out_perplexity for row in mine),
-                "public_perplexity": fmean(row.public_perplexity for row in mine),
+                "runs": len(runs),
+                "epsilon_certified": max(row.epsilon_certified for row in runs),
+                "noise_multiplier": runs[0].noise_multiplier,
+                "before": fmean(row.held_out_before for row in runs),
+                "held_out_perplexity": fmean(row.held_out_perplexity for row in runs),
+                "public_perplexity": fmean(row.public_perplexity for row in runs),
                 "gain_over_static": fmean(gains),
                 "gain_standard_error": stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None,
             }
         )
-    return sorted(found, key=lambda line: float(line["held_out_perplexity"]))
+    return sorted(summary, key=lambda line: float(line["held_out_perplexity"]))
 
 
 def _plain(row: Outcome) -> dict[str, Any]:
@@ -221,21 +232,23 @@ def _plain(row: Outcome) -> dict[str, Any]:
 
 
 def main(
-    size: Annotated[Size, typer.Option()] = "small",
-    change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, of the settings")] = None,
+    size: Annotated[Size, typer.Option(help="profile of the settings")] = "small",
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, a setting of policy.tenants; repeatable")
+    ] = None,
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Train over simulated tenants, and compare on new ones."""
-    _show(run_tenants(settings_from(size, change or []), device=device), print)
+    _print_results(run_tenants(settings_from(size, change or []), device=device), print)
 
 
-def _show(results: dict[str, Any], tell: Callable[[str], None]) -> None:
-    tell(f"{results['data']}")
-    tell(f"hyper-policy: epsilon {results['epsilon_tenant']:.3f} a tenant, {results['epsilon_record']:.3f} a record")
-    tell(f"{'':>10}  epsilon  held-out  public  below static")
+def _print_results(results: dict[str, Any], say: Callable[[str], None]) -> None:
+    say(f"{results['data']}")
+    say(f"hyper-policy: epsilon {results['epsilon_tenant']:.3f} a tenant, {results['epsilon_record']:.3f} a record")
+    say(f"{'':>10}  epsilon  held-out  public  below static")
     for line in results["summary"]:
         error = line["gain_standard_error"]
-        tell(
+        say(
             f"{line['label']:>10}  {line['epsilon_certified']:7.4f}  {line['held_out_perplexity']:8.4f}  "
             f"{line['public_perplexity']:6.3f}  {line['gain_over_static']:+.4f}"
             + ("" if error is None else f" +- {error:.4f}")

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from dptune.corpus.records import read_records
+from dptune.corpus.records import Records, read_records
 from dptune.files import jsonable, private_directory, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.protocols import priced_answers
 from dptune.prediction.scoring import score_ensemble, score_model
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.data import Tokens, tokenize
+from dptune.training.data import Tokens
 from dptune.training.model import load_base, load_tokenizer
 from dptune.units import MADE_OF_OTHERS
-from tasks.drawing import EPSILONS
+from tasks.charts.groups import EPSILONS
+from tasks.experiment.listed import listed_cells, read_results
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
-from tasks.prediction.ensembles import EnsemblePlan, scored_protocols
-from tasks.report.experiment import listed_cells, read_results
+from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
 from tasks.settings.params import Settings
 from tasks.tracking import ChildRun, timed
 
@@ -37,7 +37,7 @@ def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: 
     records, told = read_records(EVAL), settings.experiment.telemetry == "research"
     rows = []
     if told:
-        tokens = _tokens(plans[0], records.texts("private prediction")[: settings.prediction.records])
+        tokens = _tokens(plans[0], records, settings.prediction.records)
         rows += _models(plans[0], tokens, device)
     for plan in plans:
         rows += _ensemble(settings, plan, tokens if told else None, device)
@@ -56,15 +56,17 @@ def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: 
     return result
 
 
-def _tokens(plan: EnsemblePlan, texts: list[str]) -> Tokens:
-    tokens = tokenize([text for text in texts if text], load_tokenizer(plan.base), plan.max_length)
-    return replace(tokens, rows=[row for row in tokens.rows if len(row) > 1])
+def _tokens(plan: EnsemblePlan, records: Records, most: int) -> Tokens:
+    """The first records of which a token counts that another one precedes."""
+    texts = [str(text) for text in records.text.to_pylist()[:most]]
+    tokens = record_tokens(plan, texts, records.about, load_tokenizer(plan.model.weights))
+    return replace(tokens, rows=[row for row in tokens.rows if (row[1:] >= 0).any()])
 
 
 def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
     """Rows for the public model, and for every finished cell of the experiment on the same base."""
     where = torch.device(device)
-    public = _scores(load_base(plan.base, where), tokens)
+    public = _scores(load_base(plan.model.weights, where), tokens)
     rows: list[Row] = [{"label": "public model", "kind": "public", "unit": "record", **_every_epsilon(0.0), **public}]
     if not EXPERIMENT.exists():
         return rows
@@ -72,7 +74,8 @@ def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
         cell = json.loads(RunFolder(RUNS / name).cell.read_text(encoding="utf-8"))
         if cell["model"] != plan.model.model_dump() or result["unit"] in MADE_OF_OTHERS:
             continue
-        model = PeftModel.from_pretrained(load_base(plan.base, where), str(RunFolder(RUNS / name).adapter)).eval()
+        adapter = RunFolder(RUNS / name).adapter
+        model = PeftModel.from_pretrained(load_base(plan.model.weights, where), str(adapter)).eval()
         kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         rows.append({"label": result["label"], "kind": kind, "unit": result["unit"], **kept, **_scores(model, tokens)})
@@ -93,7 +96,7 @@ def _ensemble(settings: Settings, plan: EnsemblePlan, tokens: Tokens | None, dev
     scores: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     if tokens is not None:
-        model = load_base(plan.base, torch.device(device))
+        model = load_base(plan.model.weights, torch.device(device))
         adapters = load_adapters(plan.directory, read_manifest(plan.directory), model, torch.device(device))
         scores, average = score_ensemble(model, adapters, tokens, protocols, seed=0)
         average |= _every_epsilon(math.inf)

@@ -6,25 +6,31 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.records import Records, form_at, read_about, read_records
 from dptune.errors import ConfigError
 from dptune.files import locked, private_directory, write_json, write_text
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.partition import partition
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.training.data import Tokens, tokenize
-from dptune.training.model import Lora, ModelSource, check_device, frozen_fingerprint, load_base, load_tokenizer
+from dptune.prediction.shard_tuning import ShardTuning
+from dptune.training.data import Tokens
+from dptune.training.encoding import stored_tokens
+from dptune.training.lora import Lora
+from dptune.training.model import check_device, frozen_fingerprint, load_base, load_tokenizer
 from tasks.experiment.cells import digests
 from tasks.identity import code_digest
 from tasks.paths import ENSEMBLES, TRAIN
-from tasks.settings.bounds import StrictModel
-from tasks.settings.params import LoraSettings, Model, Prediction, Serve, Settings, TuningSettings
+from tasks.settings.experiment import Model
+from tasks.settings.params import Settings
+from tasks.settings.prediction import Prediction, Serve
+from tasks.settings.strict import StrictModel
 
 #: Modules that only answer: a change of them does not call for tuning an ensemble again.
 ANSWERING = ("dptune.prediction.deployment", "dptune.prediction.protocols")
@@ -38,8 +44,8 @@ class EnsemblePlan(StrictModel):
     model: Model
     models: int
     partition: str
-    lora: LoraSettings
-    tuning: TuningSettings
+    lora: Lora
+    tuning: ShardTuning
     max_length: int
     inputs: dict[str, str]
 
@@ -50,14 +56,9 @@ class EnsemblePlan(StrictModel):
         by = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
         return ENSEMBLES / f"{self.models}-by-{by}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
-    @property
-    def base(self) -> ModelSource:
-        """The source of the public model's weights."""
-        return ModelSource(self.model.source, self.model.revision, self.model.dtype)
-
 
 def plans(settings: Settings) -> list[EnsemblePlan]:
-    """One ensemble for each number of models, on the experiment's first base model."""
+    """Plan an ensemble for each number of models, on the experiment's first base model."""
     model, chosen = next(iter(settings.experiment.models.values())), settings.prediction
     inputs = digests(model, {}) | {"code": code_digest("prediction.ensembles", ANSWERING)}
     return [
@@ -74,32 +75,32 @@ def plans(settings: Settings) -> list[EnsemblePlan]:
     ]
 
 
-def served_protocol(serve: Serve, chosen: Prediction, delta: float) -> FixedMixture:
+def served_protocol(serve: Serve, settings: Prediction, delta: float) -> FixedMixture:
     """The protocol that answers prompts.
 
     Raises: ConfigError naming the setting that is out of range.
     """
-    alpha = chosen.alpha_at(serve.epsilon, delta)
+    alpha = settings.alpha_at(serve.epsilon, delta)
     return FixedMixture(alpha=alpha, delta=delta, **serve.model_dump())
 
 
-def scored_protocols(chosen: Prediction, models: int, delta: float) -> dict[str, FixedMixture | Published]:
+def scored_protocols(settings: Prediction, models: int, delta: float) -> dict[str, FixedMixture | Published]:
     """Every protocol that is scored on an ensemble of ``models`` models, by a short name.
 
     Raises: ConfigError naming the setting that is out of range.
     """
     protocols: dict[str, FixedMixture | Published] = {}
-    for epsilon in chosen.epsilons:
-        for tokens in chosen.tokens:
+    for epsilon in settings.epsilons:
+        for tokens in settings.tokens:
             common: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models}
-            common["alpha"] = chosen.alpha_at(epsilon, delta)
+            common["alpha"] = settings.alpha_at(epsilon, delta)
             where = f"eps{epsilon:g}.T{tokens}.N{models}"
-            for unit in chosen.units:
-                for weight in chosen.public_weights:
+            for unit in settings.units:
+                for weight in settings.public_weights:
                     mixture = FixedMixture(public_weight=weight, unit=unit, **common)
                     protocols[f"pmixed.{unit}.{where}.w{weight:g}"] = mixture
-            for subsample in chosen.subsamples:
-                published = Published(subsample=subsample, with_replacement=chosen.with_replacement, **common)
+            for subsample in settings.subsamples:
+                published = Published(subsample=subsample, with_replacement=settings.with_replacement, **common)
                 protocols[f"pmixed_published.{where}.q{subsample:g}"] = published
     return protocols
 
@@ -118,23 +119,27 @@ def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
         if ensemble.is_tuned(plan.directory, shard):
             return
         records = read_records(TRAIN)
-        tokens = shard_tokens(plan, records, shard)
-        lora = Lora(**plan.lora.model_dump())
-        tuning = ensemble.ShardTuning(**plan.tuning.model_dump())
+        tokens, base = shard_tokens(plan, records, shard), plan.model.weights
         ensemble.tune_shard(
-            plan.base, lora, tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
+            base, plan.lora, plan.tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
         )
 
 
 def shard_tokens(plan: EnsemblePlan, records: Records, shard: int) -> Tokens:
     """The records of one shard. Private."""
-    texts = records.texts("private prediction")
+    texts = [str(text) for text in records.text.to_pylist()]
     salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
     dealt = partition(texts, records.unit, plan.partition, plan.models, salt)[shard]
-    tokenizer = load_tokenizer(plan.base)
+    tokenizer = load_tokenizer(plan.model.weights)
     if not len(dealt):
         return Tokens(rows=[], padding=tokenizer.pad_token_id, width=plan.max_length)
-    return tokenize([texts[index] for index in dealt], tokenizer, plan.max_length)
+    return record_tokens(plan, [texts[index] for index in dealt], records.about, tokenizer)
+
+
+def record_tokens(plan: EnsemblePlan, texts: Sequence[str], about: Mapping[str, Any], tokenizer: Any) -> Tokens:
+    """The tokens of records as the pipeline stores them (``Records.text``); prompts have no loss."""
+    form, label = form_at(about), str(about["label"])
+    return stored_tokens(texts, tokenizer, form=form, file=label, max_length=plan.max_length)
 
 
 def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str) -> None:
@@ -159,14 +164,17 @@ def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str
             problem = f"{plan.directory} has answered under private telemetry; research would publish its figures"
             raise ConfigError("experiment.telemetry", problem, fix="take it back to private")
         return
+    about = read_about(TRAIN)
     manifest = ensemble.Manifest(
         models=plan.models,
         key=plan.partition,
-        base=frozen_fingerprint(load_base(plan.base, torch.device("cpu"))),
+        base=frozen_fingerprint(load_base(plan.model.weights, torch.device("cpu"))),
         source=plan.model.source,
         revision=plan.model.revision,
         dtype=plan.model.dtype,
-        data=str(read_records(TRAIN).about["label"]),
+        load_in_4bit=plan.model.load_in_4bit,
+        data=str(about["label"]),
+        form=form_at(about),
         protocol=options,
         telemetry=known.telemetry if known is not None and known.telemetry == "research" else telemetry,
     )

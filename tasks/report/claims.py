@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.privacy.accountants import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
-from tasks.drawing import SeedGroup
-
-_ATTACKS = ("one_run", "crafted")
+from dptune.privacy.mixture_figures import has_limit, limit_epsilon
+from tasks.charts.audits import ATTACKS
+from tasks.charts.groups import SeedGroup
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,12 @@ def claims(
     return sorted(rows, key=_order)
 
 
+def shown_epsilon(audit: Mapping[str, Any]) -> float | None:
+    """The largest lower bound on a run's epsilon that its planted canaries prove; None without such an attack."""
+    found = [float(audit[attack]["epsilon_audited"]) for attack in ATTACKS if attack in audit]
+    return max(found, default=None)
+
+
 def limit_of(ledger: Path) -> float | None:
     """Epsilon of a ledger's releases in the limit of high dimension; None if their noise has no such limit."""
     contents = read_ledger(ledger)
@@ -59,7 +64,7 @@ def _order(claim: Claim) -> tuple[float, float]:
 def _claim(group: SeedGroup, audits: Mapping[str, dict[str, Any]], limits: Mapping[str, float | None]) -> Claim:
     first = group.results[0]
     mine = [audits[result["label"]] for result in group.results if result["label"] in audits]
-    shown = [float(audit[attack]["epsilon_audited"]) for audit in mine for attack in _ATTACKS if attack in audit]
+    shown = [found for audit in mine if (found := shown_epsilon(audit)) is not None]
     steps = [audit["step"] for audit in mine if "step" in audit]
     return Claim(
         group=group,

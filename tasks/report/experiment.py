@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
+import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
-from dptune.errors import DataError
 from dptune.files import replacing, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending
 from tasks import tracking
-from tasks.drawing import (
-    Result,
-    draw_controller,
-    draw_curves,
-    draw_epsilons,
-    draw_perplexity,
-    moves_knobs,
-    over_seeds,
-    perplexity_metric,
-)
-from tasks.experiment.results import audit_metrics
+from tasks.charts.audits import Audit, ledger_versus_audit, rocs
+from tasks.charts.canvas import Figure, save
+from tasks.charts.controllers import controller, moves_knobs
+from tasks.charts.curves import curves, spent
+from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
+from tasks.charts.looks import Look, looks
+from tasks.charts.utility import NAMES, utility
+from tasks.experiment.listed import listed_cells, read_results
+from tasks.experiment.results import GUARANTEE, audit_metrics
 from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
-from tasks.report.audit_plots import Audit, draw_ledger_versus_audit, draw_rocs
+from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
+from tasks.report.headline import headline
+from tasks.report.page import write, write_index
 from tasks.report.spending import totals, unlisted_spendings
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
+from tasks.report.table import table
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
+from tasks.tracking_page import run_ids, show
 
-_PICTURES = {
-    "perplexity.png": draw_perplexity,
-    "epsilon.png": draw_epsilons,
-    "curves.png": draw_curves,
-}
-_AUDIT_PICTURES = {"audit.png": draw_ledger_versus_audit, "roc.png": draw_rocs}
+_log = logging.getLogger(__name__)
+PAGE, ANSWER, FIGURES, CONTROLLERS = "report.html", "answer.md", "figures", "controllers"
 _MOST_CONTROLLERS = 24
-_AGAIN = "run the experiment stage again"
 
 
 def report() -> None:
@@ -57,37 +51,9 @@ def report() -> None:
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
+    write_index()
     publish_steps(steps_needed(results), runs, REPORT / STEPS_FILE)
-    _to_mlflow(name, all(tracking.timed(result["telemetry"]) for result in results))
-
-
-def read_results(experiment: Path, runs: Path) -> list[Result]:
-    """The results of the cells that an experiment file lists.
-
-    Raises: DataError if the file or a cell's result is missing.
-    """
-    results = []
-    for name in listed_cells(experiment):
-        path = RunFolder(runs / name).result
-        try:
-            results.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
-    return results
-
-
-def listed_cells(experiment: Path) -> list[str]:
-    """The folder names of the cells that an experiment file lists.
-
-    Raises: DataError if the file is missing, or lists none.
-    """
-    try:
-        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
-        raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
-    if not names:
-        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
-    return list(names)
+    _to_mlflow(name, results, [ledger.parent for ledger in ledgers])
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
@@ -104,56 +70,87 @@ def write_report(
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
 ) -> None:
-    """Write report.html, its PNGs, metrics.json and plots/*.csv; ``limits`` as ``claims`` takes them.
+    """Write report.html, its PNGs, answer.md, metrics.json and plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for file, draw in _PICTURES.items():
-        draw(results, directory / file)
-    synthetic = any(result["synthetic"] for result in results)
-    for file, draw_audits in _AUDIT_PICTURES.items():
-        (directory / file).unlink(missing_ok=True)
-        if audits:
-            draw_audits(audits, directory / file, synthetic=synthetic)
-    shown = {audit["label"]: audit_metrics(audit) for audit in audits}
-    metrics = {result["label"]: _metrics(result) | shown.get(result["label"], {}) for result in results}
+    shown = looks(str(result["mechanism"]) for result in results)
+    figures = _figures(results, audits, shown)
+    moved = _controllers(results)
+    for folder, drawn in ((FIGURES, figures), (CONTROLLERS, moved)):
+        shutil.rmtree(directory / folder, ignore_errors=True)
+        (directory / folder).mkdir(parents=True)
+        for figure in drawn:
+            save(figure, directory / folder / f"{figure.name}.png")
+    found = {audit["label"]: audit_metrics(audit) for audit in audits}
+    metrics = {result["label"]: _metrics(result) | found.get(result["label"], {}) for result in results}
     write_json(directory / "metrics.json", with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
-    write_text(directory / "report.html", _page(results, directory, name, audits, limits or {}, others))
+    lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
+    write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
+    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown)
 
 
-def _page(
+def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Look]) -> list[Figure]:
+    """Every figure that has something to show."""
+    synthetic = any(result["synthetic"] for result in results)
+    order = list(shown)
+    found = [
+        utility(results, shown, name="utility"),
+        utility(results, shown, list(EPSILONS), name="perplexity"),
+        spent(results, shown),
+        curves(results, shown),
+    ]
+    if audits:
+        labels = [one["label"] for one in sorted(results, key=lambda one: order.index(str(one["mechanism"])))]
+        found.append(ledger_versus_audit(audits, labels, synthetic=synthetic))
+        found.append(rocs(audits, {result["label"]: result for result in results}, shown, synthetic=synthetic))
+    return [figure for figure in found if figure]
+
+
+def _write_page(
     results: list[Result],
     directory: Path,
     name: str,
     audits: Sequence[Audit],
     limits: Mapping[str, float | None],
     others: Sequence[Spending],
-) -> str:
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters["epsilon"] = epsilon_text
-    drawn = [*_PICTURES, *(_AUDIT_PICTURES if audits else [])]
-    pictures = {file: image_data(directory / file) for file in drawn}
+    figures: Sequence[Figure],
+    moved: Sequence[Figure],
+    shown: dict[str, Look],
+) -> None:
     metric = perplexity_metric(results)
     groups = over_seeds(results, metric)
-    return environment.get_template("report.html.j2").render(
+    models = dict.fromkeys(str(result["model"]) for result in results)
+    write(
+        "report.html.j2",
+        directory / PAGE,
+        [*figures, *moved],
+        shown,
         name=name,
+        opening=answer_lines(results),
+        further=further_lines(results),
+        caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),
-        before={result["model"]: result["before"] for result in results},
-        metric=metric,
-        groups=groups,
+        before={result["model"]: result["before"] for result in results if metric in result["before"]},
+        untuned={one: value for one in models if (value := untuned(results, one, metric)) is not None},
+        metric=NAMES[metric],
+        metric_key=metric,
+        table=table(groups, audits, rankings(results)),
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),
         steps=steps_over_seeds(steps_needed(results)),
         private=any(result["telemetry"] == "private" for result in results),
-        pictures=pictures,
+        telemetries=sorted({str(result["telemetry"]) for result in results}),
         audits=audits,
-        controllers=_draw_controllers(results, directory / "controllers"),
-        guarantees=sorted({result["guarantee"] for result in results}),
+        mechanism_of={str(result["label"]): str(result["mechanism"]) for result in results},
+        controllers=[figure.name for figure in moved],
+        guarantees=sorted({GUARANTEE[str(result["telemetry"])] for result in results}),
         sources=sorted({result["data"] for result in results}),
+        public_sources=sorted({result["public_data"] for result in results if "public_data" in result}),
         synthetic=any(result["synthetic"] for result in results),
         first=results[0],
         privacy_units=sorted(
@@ -168,30 +165,13 @@ def _page(
     )
 
 
-def _draw_controllers(results: list[Result], directory: Path) -> dict[str, str]:
-    """Draw the knobs of the first seed of every cell whose knobs moved, at most ``_MOST_CONTROLLERS`` pictures."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+def _controllers(results: Sequence[Result]) -> list[Figure]:
+    """What the first seed of every cell whose knobs moved did to them, at most ``_MOST_CONTROLLERS`` figures."""
     first: dict[tuple[Any, ...], Result] = {}
     for result in filter(moves_knobs, results):
         first.setdefault((result["model"], result["mechanism"], result["budget_epsilon"]), result)
-    pictures = {}
-    for result in list(first.values())[:_MOST_CONTROLLERS]:
-        path = directory / f"{result['label']}.png"
-        draw_controller(result, path)
-        pictures[result["label"]] = image_data(path)
-    return pictures
-
-
-def image_data(path: Path) -> str:
-    """A PNG as base64 text, so that the page is one file."""
-    return base64.b64encode(path.read_bytes()).decode()
-
-
-def epsilon_text(value: float | str) -> str:
-    """Three digits, or the sign for infinity."""
-    number = float(value)
-    return f"{number:.3g}" if math.isfinite(number) else "∞"
+    figures = [controller(result) for result in list(first.values())[:_MOST_CONTROLLERS]]
+    return [figure for figure in figures if figure.panels]
 
 
 def _metrics(result: Result) -> dict[str, Any]:
@@ -231,12 +211,21 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _to_mlflow(name: str, timed: bool) -> None:
+def _to_mlflow(name: str, results: list[Result], directories: Sequence[Path]) -> None:
+    """Send the report and its headline to the experiment's run, and open its page with the headline."""
+    timed = all(tracking.timed(result["telemetry"]) for result in results)
     parent = tracking.parent_run(name, {}, timed=timed)
-    for file in [*_PICTURES, *(file for file in _AUDIT_PICTURES if (REPORT / file).exists()), "report.html"]:
+    for file in (PAGE, ANSWER):
         tracking.send(parent, REPORT / file, "report", timed=timed)
-    if (REPORT / "controllers").is_dir():
-        tracking.send(parent, REPORT / "controllers", "report/controllers", timed=timed)
+    for folder in (FIGURES, CONTROLLERS):
+        tracking.send(parent, REPORT / folder, f"report/{folder}", timed=timed)
+    found = headline(results)
+    tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence}, timed=timed)
+    private = all(result["telemetry"] == "private" for result in results)
+    links = show(parent, run_ids(directories), "private" if private else "research", found.sentence)
+    if links:
+        _log.info("MLflow, the cells in a table:  %s", links.table)
+        _log.info("MLflow, the cells in charts:   %s", links.charts)
 
 
 if __name__ == "__main__":

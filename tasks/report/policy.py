@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
-from dptune.files import write_text
-from tasks.report.experiment import epsilon_text, image_data
-from tasks.report.policy_plots import algorithm_of, by_label, draw_rewards, draw_study, noise_of, spread
+from tasks.charts.canvas import save
+from tasks.charts.looks import looks
+from tasks.charts.policy import algorithm_of, by_label, noise_of, reward_looks, rewards, spread, study
+from tasks.report.answer import listed, told_apart
+from tasks.report.numbers import digits4, epsilon_text
+from tasks.report.page import write
 
 PAGE = "policy.html"
 Result = dict[str, Any]
@@ -26,6 +28,7 @@ class Row:
         users: number of users of an update.
         met: number of users in all.
         mean, deviation: mean and standard deviation of the final return.
+        values: the final return of each seed.
     """
 
     label: str
@@ -42,15 +45,15 @@ class Row:
     epsilon_noise_only: str
     epsilon_certified: str
     leaks: tuple[str, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A study on the page, with its picture as text and its rows."""
+    """A study on the page: its rows, and the figure of its name."""
 
     name: str
     environment: str
-    picture: str
     rows: list[Row]
 
 
@@ -60,19 +63,57 @@ def write_page(results: list[Result], delta: float, extra: dict[str, Any], direc
     Args:
         extra: results of the other parts by name; a part that is absent has no section.
     """
-    sections = []
+    shown = looks(result["label"] for result in results)
+    budgets = reward_looks(extra.get("rlhf", []))
+    figures, sections = [], []
     for name in dict.fromkeys(result["study"] for result in results):
         mine = [result for result in results if result["study"] == name]
-        picture = directory / f"{name}.png"
-        draw_study(mine, picture)
-        sections.append(Section(name, mine[0]["environment"], image_data(picture), rows_of(mine)))
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters["epsilon"] = epsilon_text
+        figures.append(study(mine, {label: look for label, look in shown.items() if label in by_label(mine)}))
+        sections.append(Section(name, mine[0]["environment"], rows_of(mine)))
     if "rlhf" in extra:
-        draw_rewards(extra["rlhf"], directory / "rlhf.png")
-        extra = extra | {"rlhf_picture": image_data(directory / "rlhf.png")}
-    page = environment.get_template("policy.html.j2").render(sections=sections, delta=delta, **extra)
-    write_text(directory / PAGE, page)
+        figures.append(rewards(extra["rlhf"]))
+    for figure in figures:
+        save(figure, directory / f"{figure.name}.png")
+    opening = [sentence for section in sections if (sentence := answer(section))]
+    write(
+        "policy.html.j2",
+        directory / PAGE,
+        figures,
+        shown | budgets,
+        sections=sections,
+        opening=opening,
+        delta=delta,
+        **extra,
+    )
+
+
+def answer(section: Section) -> str:
+    """The best certified run of a study and what is as good at the same epsilon, beside the best that is not private.
+
+    Empty if none is certified.
+    """
+    certified = [row for row in section.rows if math.isfinite(float(row.epsilon_certified))]
+    if not certified:
+        return ""
+    best = certified[0]
+    equal = [
+        row for row in certified if math.isclose(*(float(one.epsilon_certified) for one in (row, best)), rel_tol=0.01)
+    ]
+    tied = [row for row in equal if row is best or not told_apart(best.values, row.values)]
+    where = f"{section.name}, at certified ε = {epsilon_text(best.epsilon_certified)}"
+    said = _verdict(best, tied, alone=len(equal) == 1)
+    baselines = [row for row in section.rows if row.noise is None]
+    beside = f", against {digits4(baselines[0].mean)} for `{baselines[0].label}` without privacy" if baselines else ""
+    return f"{where}: {said}{beside}."
+
+
+def _verdict(best: Row, tied: list[Row], *, alone: bool) -> str:
+    if best.seeds < 2 and not alone:
+        return f"`{best.label}` has the highest return, {digits4(best.mean)}, which one seed does not prove"
+    if len(tied) > 1:
+        between = f"{digits4(min(row.mean for row in tied))} to {digits4(best.mean)}"
+        return f"{listed([row.label for row in tied])} cannot be told apart over {best.seeds} seeds: return {between}"
+    return f"`{best.label}` {'returns' if alone else 'is best: return'} {digits4(best.mean)}"
 
 
 def rows_of(results: list[Result]) -> list[Row]:
@@ -100,4 +141,5 @@ def _row(label: str, results: list[Result]) -> Row:
         epsilon_noise_only=first["epsilon_noise_only"],
         epsilon_certified=first["epsilon_certified"],
         leaks=tuple(first["leaks"]),
+        values=tuple(result["final_return"] for result in results),
     )

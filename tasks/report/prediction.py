@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
-from dptune.files import write_text
-from tasks.report.experiment import epsilon_text, image_data
-from tasks.report.prediction_plots import METRIC, Row, draw
+from tasks.charts.canvas import save
+from tasks.charts.prediction import METRIC, Row, prediction, protocol_looks, protocol_name
+from tasks.report.numbers import digits4
+from tasks.report.page import write
 
 PAGE, PICTURE = "prediction.html", "prediction.png"
 _SAME_EPSILON = 0.01
@@ -36,19 +35,40 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
     rows = result["rows"]
     told = result["telemetry"] == "research"
     (directory / PICTURE).unlink(missing_ok=True)  # a picture that was drawn under research telemetry must not stay
-    if told:
-        draw(rows, result["serve"], directory / PICTURE, synthetic=result["synthetic"])
-    picture = image_data(directory / PICTURE) if told else None
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters["epsilon"] = epsilon_text
-    page = environment.get_template("prediction.html.j2").render(
+    figures = [prediction(rows, result["serve"], synthetic=result["synthetic"])] if told else []
+    for figure in figures:
+        save(figure, directory / PICTURE)
+    found = list(comparisons(rows))
+    write(
+        "prediction.html.j2",
+        directory / PAGE,
+        figures,
+        protocol_looks(rows),
         result=result,
         told=told,
-        picture=picture,
+        opening=[answer(found, told=told)],
         rows=sorted(rows, key=_perplexity),
-        comparisons=list(comparisons(rows)),
+        comparisons=found,
+        name_of=lambda row: protocol_name(row) if row["kind"] in ("answers", "published") else "",
     )
-    write_text(directory / PAGE, page)
+
+
+def answer(found: list[Comparison], *, told: bool) -> str:
+    """The sentence that opens the page: how often answers are better than a trained model, and by how much."""
+    if not told:
+        return "Telemetry is private, so no figure compares private answers with private training."
+    if not found:
+        return "No finished run has the certified ε, δ and unit of a protocol here, so nothing is compared."
+    won = [one for one in found if one.better == "prediction"]
+    one = min(found, key=lambda one: float(one.answers[METRIC]))
+    best = (
+        f"the best answers have perplexity {digits4(one.answers[METRIC])} (certified ε = "
+        f"{float(one.answers['epsilon_certified']):.3g}, {one.answers['tokens']} tokens, one {one.answers['unit']}), "
+        f"training at the same ε, δ and unit {digits4(one.training[METRIC])}"
+    )
+    if not won:
+        return f"Private training beats private answers in all of {len(found)} comparisons: {best}."
+    return f"Private answers beat private training in {len(won)} of {len(found)} comparisons: {best}."
 
 
 def comparisons(rows: list[Row]) -> Iterator[Comparison]:

@@ -31,9 +31,9 @@ class Total:
     delta: float
 
 
-def unlisted_spendings(runs: Path, listed: Collection[str]) -> list[Spending]:
-    """The spending of each run in ``runs`` that is not in ``listed``; unfinished runs are included."""
-    folders = sorted(path for path in runs.iterdir() if path.is_dir() and path.name not in listed)
+def unlisted_spendings(runs: Path, names: Collection[str]) -> list[Spending]:
+    """The spending of each run in ``runs`` that is not in ``names``; unfinished runs are included."""
+    folders = sorted(path for path in runs.iterdir() if path.is_dir() and path.name not in names)
     return [spent for folder in folders if (spent := spending_of(folder))]
 
 

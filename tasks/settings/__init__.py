@@ -1,1 +1,1 @@
-"""Every model of params.yaml, and how the file is read."""
+"""The sections of params.yaml, one file each; ``params`` reads the whole, and the file explains its entries."""

@@ -1,4 +1,4 @@
-"""The `policy` section of params.yaml: studies of private reinforcement learning, each a set of runs to compare."""
+"""The section `policy`: studies of private reinforcement learning, each a set of runs to compare."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from dptune.bounds import CountOrZero, Delta, Seed
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.bounds import CountOrNone, Delta, Name, Seed, StrictModel, distinct
 from tasks.settings.rlhf import Rlhf
+from tasks.settings.strict import Name, StrictModel, distinct
 from tasks.settings.sweeps import combinations
 from tasks.settings.tenants import Tenants
 
@@ -28,11 +29,11 @@ class Study(StrictModel):
     """One environment and the runs on it.
 
     Attributes:
-        environment: gymnasium's id, or one of dptune's.
-        options: of its constructor.
-        training: schedule that all runs share, see ``dptune.policy.environments.schedule.PolicyTraining``.
-        runs: label -> noise_multiplier or epsilon, critic, accounting, and whatever of the schedule differs; or
-            ``baseline``. Options under ``sweep`` take each of a list of values.
+        environment: id of an environment of gymnasium, or of dptune.
+        options: options of the environment's constructor.
+        training: schedule that all runs share; fields of ``dptune.policy.environments.schedule.PolicyTraining``.
+        runs: options of each run by its label: noise_multiplier or epsilon, critic, accounting, and the entries of the
+            schedule that differ; or ``baseline``. A list under ``sweep`` makes one run for each of its values.
     """
 
     environment: str
@@ -42,13 +43,24 @@ class Study(StrictModel):
 
 
 class PolicySettings(StrictModel):
-    """Private reinforcement learning."""
+    """Studies, their seeds and delta, and two experiments of their own: ``rlhf`` and ``tenants``.
+
+    Attributes:
+        name: name of the experiment in MLflow.
+        delta: delta of every epsilon.
+        seeds: seeds of environments and initial policies; public.
+        processes: number of runs side by side.
+        audit_trials: number of trials of the white-box attack on the mean update: 500 or more, or 0.
+        studies: environments by a name of yours, each with the runs to compare on it.
+        rlhf: a language model that is rewarded for words; None leaves it out.
+        tenants: a hyper-policy that is learned across tenants; None leaves it out.
+    """
 
     name: Name
     delta: Delta
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(distinct)]
     processes: Annotated[int, Field(ge=1, le=1024)]
-    audit_trials: CountOrNone
+    audit_trials: CountOrZero
     studies: dict[Name, Study]
     rlhf: Rlhf | None = None
     tenants: Tenants | None = None
@@ -67,16 +79,16 @@ class PolicySettings(StrictModel):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One line of a study, before seeds.
+    """A run of a study, which is done once for each seed.
 
     Attributes:
-        label: for people.
-        group: what it shares with the runs that differ in a swept option alone.
-        kind: dppg, or a baseline.
-        method: what its privacy depends on; None of a baseline that is not private.
-        accounting: certified or published.
-        training: its schedule.
-        extra: options of UCB-VI.
+        label: name of the run in logs and reports.
+        group: label of the entry that the run comes from; runs of one sweep share it.
+        kind: dppg, or the name of a baseline.
+        method: settings that the run's privacy depends on; None for a baseline without privacy.
+        accounting: the epsilon that the noise is calibrated to, "certified" or "published".
+        training: schedule of the run.
+        extra: options of UCB-VI by name; empty for other kinds.
     """
 
     label: str
@@ -89,7 +101,7 @@ class StudyRun:
 
 
 def expanded(study: Study, delta: float) -> list[StudyRun]:
-    """Every run of a study. Raises: ConfigError naming the run and the option that is wrong."""
+    """All runs of a study, with one for each value of a sweep. Raises: ConfigError naming run and option."""
     runs = []
     for group, entry in study.runs.items():
         for label, options in swept(group, entry):
@@ -101,7 +113,10 @@ def expanded(study: Study, delta: float) -> list[StudyRun]:
 
 
 def swept(name: str, entry: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """(label, options) for every combination of the lists under ``sweep``."""
+    """Labels and options of the runs that an entry stands for: one for each combination of the lists in ``sweep``.
+
+    Raises: ConfigError if ``sweep`` is no table of lists.
+    """
     try:
         found = combinations(entry.get("sweep", {}))
     except ValueError as error:
@@ -163,7 +178,7 @@ def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
 
 
 def make_training(options: Mapping[str, Any]) -> PolicyTraining:
-    """A schedule. Raises: ConfigError naming an unknown option or one out of range."""
+    """Make the schedule of a run. Raises: ConfigError naming an option that is unknown or out of range."""
     for option in options:
         if option not in _TRAINING:
             raise ConfigError(option, "is no option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")

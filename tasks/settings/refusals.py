@@ -1,8 +1,9 @@
-"""What is wrong with the entries of a file or of options: one error that names each with its line, value and fix."""
+"""Turns pydantic's errors into one error that names each wrong entry with its line, value and fix."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -18,9 +19,9 @@ def refusal(error: ValidationError, field: str, content: Any, text: str = "") ->
     """The error that a user reads.
 
     Args:
-        field: the file, or what was given.
-        content: what was validated.
-        text: of the YAML file that the entries are in, to name their lines; empty if there is none, or not it alone.
+        field: name of the file or of the option.
+        content: the content that was validated.
+        text: text of the YAML file, for the lines of its entries; empty if the entries come from elsewhere too.
     """
     problems, fixes = [], []
     for item in error.errors():
@@ -36,7 +37,7 @@ def refusal(error: ValidationError, field: str, content: Any, text: str = "") ->
 
 
 def _path(place: tuple[int | str, ...], content: Any) -> list[int | str]:
-    """The entry as the file has it: where several types are allowed, pydantic names the one that it tried."""
+    """The path of an entry in the file. Where several types are allowed, pydantic adds the type that it tried."""
     path: list[int | str] = []
     for number, part in enumerate(place, start=1):
         if isinstance(content, Mapping) and (part in content or number == len(place)):
@@ -49,9 +50,16 @@ def _path(place: tuple[int | str, ...], content: Any) -> list[int | str]:
     return path
 
 
+@lru_cache(maxsize=1)
+def _composed(text: str) -> yaml.Node | None:
+    """The nodes of the file, kept for all entries of one error."""
+    found: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return found
+
+
 def _line(text: str, path: list[int | str]) -> str:
     """The line of an entry in the file; empty where the file does not have it."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader) if text and path else None
+    node = _composed(text) if text and path else None
     for part in path:
         if isinstance(node, yaml.MappingNode):
             node = next((value for key, value in node.value if key.value == part), None)

@@ -1,4 +1,4 @@
-"""Settings of private reinforcement learning of the public model on users' prompts."""
+"""The section `policy.rlhf`: private reinforcement learning of the public model on users' prompts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Rank, Seed, StrictModel
+from dptune.bounds import Chance, Delta, Epsilon, Few, FewOrZero, LearningRate, Positive, Rank, Seed
 from tasks.settings.refusals import refusal
+from tasks.settings.strict import StrictModel
 from tasks.settings.strict_yaml import load_assignments
 
 _FEWEST_CANARIES = 12
@@ -16,9 +17,38 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Rlhf(StrictModel):
-    """Policy gradient on a language model: the grid is users x epsilons x seeds, and one run without noise for each
-    number of users if ``nonprivate``. See ``dptune.policy.language.schedule.Bandit`` for the schedule's names.
-    Under private ``telemetry`` no canary is planted and nothing attacked: the prompts of canaries are records too.
+    """Policy gradient on a language model, for every combination of ``users``, ``epsilons`` and ``seeds``.
+
+    ``nonprivate`` adds one run without noise for each number of users. The fields of the schedule are those of
+    ``dptune.policy.language.schedule.Bandit``. Under private ``telemetry`` no canary is planted and nothing is
+    attacked, because the prompts of canaries are private records too.
+
+    Attributes:
+        users: numbers K of prompts an update to compare.
+        epsilons: budgets to compare.
+        nonprivate: whether one run without noise is made for each number of users.
+        seeds: seeds of initial adapters and samples; public.
+        delta: delta of every epsilon.
+        updates: number of releases.
+        prompt_tokens: length to which every prompt is cut or padded.
+        new_tokens: largest number of tokens of a continuation.
+        rank, alpha: rank and alpha of the LoRA adapters.
+        kl_weight: weight of the mean log-ratio to the base in the reward.
+        learning_rate: learning rate of a user's own Adam steps.
+        epochs: number of a user's own steps, each on the whole continuation.
+        radius: clip radius of a user's update; None takes that of the trust region.
+        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of ``miss`` at most.
+        server_step: factor that multiplies the released mean.
+        prompt_weight: weight of the likelihood of the user's own prompt in the loss: makes the model memorise, for
+            audits.
+        evaluate_every: updates between points of the curve.
+        baseline_prompts: number of public prompts whose mean reward is the baseline.
+        held_out_prompts: number of public prompts that the reward is measured on.
+        canaries: number of secrets that fair coins plant in users' prompts: 12 or more, or 0.
+        candidates: number of secrets never planted, to rank each planted one against.
+        confidence: confidence of each lower bound.
+        false_alarms: chance that a sound run is accused.
+        telemetry: "private" plants no canary and attacks nothing.
     """
 
     users: Annotated[tuple[Few, ...], Field(min_length=1)] = (32, 128)
@@ -42,7 +72,7 @@ class Rlhf(StrictModel):
     evaluate_every: Few = 6
     baseline_prompts: Annotated[Few, Field(ge=2)] = 64
     held_out_prompts: Few = 200
-    canaries: Annotated[int, Field(ge=0, le=10**6)] = 256
+    canaries: FewOrZero = 256
     candidates: Few = 63
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     false_alarms: Chance = 1e-3
@@ -63,7 +93,10 @@ class Rlhf(StrictModel):
 
 
 def settings_of(options: Iterable[str]) -> Rlhf:
-    """Of ``name=value`` texts, values as YAML has them; one value is a list of one. Raises: ConfigError by name."""
+    """Make settings from ``NAME=VALUE`` texts, whose values are YAML; a single value stands for a list of one.
+
+    Raises: ConfigError naming what is unknown or out of range.
+    """
     values = load_assignments(options)
     for name in ("users", "epsilons", "seeds"):
         if name in values and not isinstance(values[name], list):

@@ -1,8 +1,10 @@
-"""YAML that means one thing: a key that is given twice is refused, where a plain reader lets the last one win."""
+"""Reads YAML, and refuses a key that is given twice; a plain reader would let the last one win."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -34,6 +36,15 @@ def load_yaml(text: str) -> Any:
     """The content of a YAML document.
 
     Raises: ValueError whose message says what is wrong, and on which line where that is known.
+    """
+    return copy.deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """The content, kept for those who read the same file again: a flow does so for each of its parts.
+
+    PyYAML's faster parser in C is no choice: it ends the process at deep nesting.
     """
     try:
         return yaml.load(text, _OnceLoader)

@@ -10,7 +10,7 @@ _MOST = 10_000
 
 
 def combinations(lists: Any) -> list[dict[str, Any]]:
-    """Every choice of one value from each list, by name. Raises: ValueError for what is no table of filled lists."""
+    """Every choice of one value from each list, by name. Raises: ValueError unless ``lists`` is a table of lists."""
     if not (isinstance(lists, dict) and all(isinstance(values, list) and values for values in lists.values())):
         raise ValueError("is no table of options with lists of values")
     if math.prod(map(len, lists.values())) > _MOST:

@@ -1,4 +1,4 @@
-"""Settings of a hyper-policy that is trained across simulated tenants."""
+"""The section `policy.tenants`: a hyper-policy that is trained across simulated tenants."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from dptune.bounds import Chance, CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Seed
 from dptune.errors import ConfigError
 from dptune.invalid import problem_of
-from tasks.settings.bounds import Chance, Delta, Epsilon, Few, LearningRate, Positive, Seed, StrictModel
+from tasks.settings.strict import StrictModel
 from tasks.settings.strict_yaml import load_assignments
 
 Size = Literal["small", "large"]
 
 
 class Tenants(StrictModel):
-    """Simulated tenants, the training over them, and the ablation on new ones. The defaults show that all of it works,
-    in under a minute; ``LARGE`` is for numbers.
+    """Simulated tenants, the training over them, and the ablation on new ones.
+
+    The defaults show in under a minute that everything works; ``LARGE`` is for results.
 
     Attributes:
-        cohort_seed: of the synthetic cohort; public.
-        records_per_tenant: on average; a quarter is held out.
-        tenants: K, tenants an update; each is in one.
-        updates: releases. Their number costs no privacy, but tenants.
-        runs: of each tenant, with other actions: the others' mean is a run's baseline.
+        cohort_seed: seed of the synthetic cohort; public.
+        records_per_tenant: mean number of records of a tenant; a quarter of them is held out.
+        tenants: K, number of tenants of an update; each tenant takes part in one update.
+        updates: number of releases. More of them cost no privacy, but need more tenants.
+        runs: number of runs of each tenant, which differ in exploration; a run's baseline is the mean of the others.
         noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
         trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
-        seed: of exploration; public.
+        seed: seed of exploration; public.
         epsilon: certified budget of a run for one record, all that it inherits included.
-        delta: of every epsilon.
-        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: of a fine-tuning run.
-        interval, warmup: releases between actions, and before the first.
-        radius: where every pair's clip radius starts.
-        public_records: behind the public loss.
-        new_tenants: in the ablation; none was trained on.
-        seeds: of adapters and exploration in the ablation.
+        delta: delta of every epsilon.
+        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: schedule of a fine-tuning
+            run.
+        interval, warmup: number of releases between actions, and before the first action.
+        radius: starting clip radius of every pair.
+        public_records: number of public records whose mean loss controllers follow.
+        new_tenants: number of tenants in the ablation, none of which took part in the training.
+        seeds: seeds of adapters and exploration in the ablation.
     """
 
     cohort_seed: Seed = 29
@@ -52,11 +55,11 @@ class Tenants(StrictModel):
     sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     steps: Few = 12
     fine_tuning_rate: LearningRate = 0.01
-    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 4
+    warmup_steps: CountOrZero = 4
     physical_batch_size: Few = 16
     max_length: Annotated[Few, Field(ge=3)] = 96
     interval: Few = 3
-    warmup: Annotated[int, Field(ge=0, le=10**9)] = 2
+    warmup: CountOrZero = 2
     radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
     public_records: Annotated[Few, Field(ge=2)] = 64
     new_tenants: Few = 1
@@ -64,7 +67,7 @@ class Tenants(StrictModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of ``rldp``, shared by all that act. So few actions leave SAC few transitions: its batch is 4."""
+        """Options of ``rldp`` for all agents. SAC's batch is 4, because so few actions make few transitions."""
         return {
             "pair_radius": self.radius,
             "radius_cap": max(1.0, self.radius),
@@ -78,7 +81,10 @@ LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seed
 
 
 def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
-    """A size with changes as ``NAME=VALUE``. Raises: ConfigError naming what is unknown or out of range."""
+    """The settings of a size, with changes as ``NAME=VALUE``.
+
+    Raises: ConfigError naming what is unknown or out of range.
+    """
     values = (LARGE if size == "large" else Tenants()).model_dump() | load_assignments(changes)
     try:
         return Tenants.model_validate(values)

@@ -132,7 +132,7 @@ def in_blocks(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
 def test_an_error_in_the_draw_is_found_in_nearly_every_audit(
     make: Callable[[], Draw], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fixed seeds: all of 5. At the size of the default experiment all of 20 were; see docs/audits.md."""
+    """With fixed seeds: all of 5. At the size of the default experiment all of 20 were; see docs/findings/audits.md."""
     for seed in range(5):
         monkeypatch.setattr(PrivacyUnits, "draw", make())
         accusation = audited(each_record(), seed).accusation

@@ -59,8 +59,11 @@ def test_chance_is_about_one_and_a_half_bits() -> None:
     assert chance(100_000) == pytest.approx(1 / math.log(2), abs=1e-3)
 
 
+PLANTED = (Passage(RECORD, suffix(SECRET)), SECRET)
+
+
 def exposed(model: object, secrets: list[str], *, seed: int = 0, rows: int = 64) -> NDArray[np.float64]:
-    planted = [(RECORD, secret) for secret in secrets]
+    planted = [(Passage(RECORD, suffix(secret)), secret) for secret in secrets]
     return exposures(model, tokenizer(), planted, candidates=CANDIDATES, max_length=LENGTH, rows=rows, seed=seed)
 
 
@@ -95,13 +98,13 @@ def test_exposure_depends_on_the_seed_alone() -> None:
 
 def test_nothing_to_rank_against_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"audit\.candidates"):
-        exposures(gpt2(), tokenizer(), [(RECORD, SECRET)], candidates=0, max_length=LENGTH, rows=4)
+        exposures(gpt2(), tokenizer(), [PLANTED], candidates=0, max_length=LENGTH, rows=4)
 
 
 def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"canaries\.extraction"):
         exposures(gpt2(), tokenizer(), [], candidates=3, max_length=LENGTH, rows=4)
     with pytest.raises(DataError, match=r"cut off.*training\.max_length"):
-        exposures(gpt2(), tokenizer(), [(RECORD, SECRET)], candidates=3, max_length=5, rows=4)
+        exposures(gpt2(), tokenizer(), [PLANTED], candidates=3, max_length=5, rows=4)
     with pytest.raises(DataError, match="not finite"):
         exposure_of(np.array([[math.nan, 1.0, 2.0, 3.0]]))

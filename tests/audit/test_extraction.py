@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.audit.extraction import GRAMS, PROMPT, compare, jaccard, recites, sample_endings
+from dptune.audit.likelihood import Passage
 from dptune.corpus.canaries import ALPHABET, suffix
 from dptune.errors import ConfigError
 
@@ -108,7 +109,7 @@ def test_a_comparison_is_reproducible_plain_json() -> None:
     assert len(flat) == 3 + 3 * len(GRAMS)
 
 
-def sampled(count: int = 7, *, rows: int = 3, seed: int = 1, model: Any = None, **options: str) -> list[str]:
+def sampled(count: int = 7, *, rows: int = 3, seed: int = 1, model: Any = None, **options: Passage) -> list[str]:
     return sample_endings(model or gpt2(), tokenizer(), count, rows=rows, seed=seed, **options)
 
 
@@ -122,7 +123,7 @@ def test_a_context_longer_than_the_model_reads_is_continued_from_its_end() -> No
     ids = tokenizer()(long, add_special_tokens=False)["input_ids"]
     assert len(ids) > LENGTH
     kept = tokenizer().decode(ids[-(LENGTH - 10) :])
-    assert sampled(prompt=long) == sampled(prompt=kept)
+    assert sampled(prompt=Passage(long, "")) == sampled(prompt=Passage(kept, ""))
 
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 4), (7, 3), (6, 3)])
@@ -170,15 +171,16 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
 
 
 def test_a_memorised_secret_is_given_away() -> None:
-    samples = sampled(20, rows=20, model=memorised(), prompt=RECORD + PROMPT)
+    samples = sampled(20, rows=20, model=memorised(), prompt=Passage(RECORD + PROMPT, ""))
     assert compare(samples, [SECRET, "A" * 10]).verbatim == 1
     assert compare(sampled(20, rows=20), [SECRET]).verbatim == 0
 
 
 def test_a_memorised_secret_is_recited_and_no_other() -> None:
-    assert recites(memorised(), tokenizer(), RECORD, SECRET)
-    assert not recites(memorised(), tokenizer(), RECORD, "A" * 10)
-    assert not recites(gpt2(), tokenizer(), RECORD, SECRET)
+    planted = Passage(RECORD, suffix(SECRET))
+    assert recites(memorised(), tokenizer(), planted, SECRET)
+    assert not recites(memorised(), tokenizer(), Passage(RECORD, suffix("A" * 10)), "A" * 10)
+    assert not recites(gpt2(), tokenizer(), planted, SECRET)
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -116,7 +116,7 @@ def test_a_tokenizer_without_offsets_is_refused() -> None:
 
 
 def test_nothing_private_shows_in_a_representation() -> None:
-    assert repr(PASSAGES[0]) == "Passage()"
+    assert repr(PASSAGES[0]) == "Passage(rendered=False)"
     assert repr(losses(PASSAGES[:1])) == "EndingLosses()"
 
 
@@ -125,7 +125,8 @@ def test_nothing_private_shows_in_a_representation() -> None:
 def test_one_prompts_endings_are_scored_like_any_others(endings: list[str], limit: int) -> None:
     """The prefix that they share runs once; with a short limit the texts are cut, even before they differ."""
     model, prompt = gpt2(), "the patient is not well."
-    alone = ending_losses(model, tokenizer(), [Passage(prompt, ending) for ending in endings], max_length=limit, rows=2)
-    together = endings_of_one_prompt(model, tokenizer(), prompt, endings, max_length=limit, rows=2)
+    passages = [Passage(prompt, ending) for ending in endings]
+    alone = ending_losses(model, tokenizer(), passages, max_length=limit, rows=2)
+    together = endings_of_one_prompt(model, tokenizer(), passages, max_length=limit, rows=2)
     assert together.total == pytest.approx(alone.total, abs=1e-4)
     assert together.tokens.tolist() == alone.tokens.tolist()

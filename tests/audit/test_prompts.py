@@ -13,7 +13,7 @@ from audit_models import gpt2, tokenizer
 
 from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
-from dptune.audit.prompts import audited, log_ratios, opening, planted, secret_scores, update_scores
+from dptune.audit.prompts import attack_figures, insert_secret, log_ratios, opening, secret_scores, update_scores
 from dptune.corpus.canaries import ALPHABET
 from dptune.errors import ConfigError
 from dptune.policy.language.learner import LanguageLearner
@@ -25,7 +25,7 @@ from dptune.policy.language.training import train
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
-from dptune.training.model import Lora
+from dptune.training.lora import Lora
 
 TEXT = "The patient is well. The patient takes insulin twice a day."
 USERS, UPDATES, WIDTH = 16, 3, 32
@@ -56,13 +56,13 @@ def trained(
 
 
 def simulated() -> list[str]:
-    return [planted(TEXT, secret) for secret in secrets(12, seed=99)]
+    return [insert_secret(TEXT, secret) for secret in secrets(12, seed=99)]
 
 
 def test_a_secret_lies_after_the_first_sentence() -> None:
-    assert planted(TEXT, "K7") == "The patient is well. secret_id=K7. The patient takes insulin twice a day."
-    assert planted("No more.", "K7") == "No more. secret_id=K7."
-    assert planted(TEXT, "K7").startswith(opening(TEXT) + " secret_id=")
+    assert insert_secret(TEXT, "K7") == "The patient is well. secret_id=K7. The patient takes insulin twice a day."
+    assert insert_secret("No more.", "K7") == "No more. secret_id=K7."
+    assert insert_secret(TEXT, "K7").startswith(opening(TEXT) + " secret_id=")
     assert opening("No end") == "No end."
 
 
@@ -101,10 +101,10 @@ def test_the_bound_exceeds_the_truth_as_rarely_as_it_says() -> None:
 
 def test_recomputed_updates_give_users_away_where_there_is_no_noise(tmp_path: Path) -> None:
     present = np.random.default_rng(1).random(USERS * UPDATES) < 0.5
-    told = [planted(TEXT, secret) for secret in secrets(USERS * UPDATES)]
+    told = [insert_secret(TEXT, secret) for secret in secrets(USERS * UPDATES)]
     learner, state, prompts, public = trained(tmp_path, told, present)
     scores = update_scores(learner, state, prompts, range(len(told)), public)
-    found = audited(scores, present, 1e-5, 0.95, 0.999)
+    found = attack_figures(scores, present, 1e-5, 0.95, 0.999)
     assert found["auc"] > 0.95
     assert found["epsilon_audited"] > found["epsilon_alarm"] > 0
 
@@ -115,7 +115,7 @@ def test_the_final_model_gives_repeated_secrets_away_if_prompts_are_learned(tmp_
     candidates = secrets(16)
     coins = np.arange(16) % 2 == 0
     inside = [secret for secret, there in zip(candidates, coins, strict=True) if there]
-    told = [planted(TEXT, secret) for secret in inside * (USERS * 12 // len(inside))]
+    told = [insert_secret(TEXT, secret) for secret in inside * (USERS * 12 // len(inside))]
     options = {"prompt_weight": 1.0, "radius": 50.0, "epochs": 4, "learning_rate": 0.02, "updates": 12}
     learner, state, _, _ = trained(tmp_path, told, np.ones(len(told), dtype=bool), **options)
     tuned = learner.policy.peft(state.adapter)

@@ -297,14 +297,24 @@ def test_controllers_learn_within_a_run_and_the_given_mechanism_does_not_change(
 def test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The opening step lets agents act that act at once; without a hold, another step than the ledger's was audited."""
+    """Without a hold, another step than the ledger's was audited. ``rldp`` would move its noise by the opening step;
+    the published one reads raw batches, of which the opening step's is empty, and would move it within each trial.
+    """
     monkeypatch.setattr(step, "_FEWEST_TRIALS", 0)  # what is audited does not depend on how often
     monkeypatch.setattr(step, "_SCENE_TRIALS", 10)
+    used, privatise = set(), Mechanism.privatise
+
+    def noted(mechanism: Mechanism, batches: Any, zeros: Any, knobs: Knobs, *others: Any) -> Released:
+        used.add(knobs.noise_multiplier)
+        return privatise(mechanism, batches, zeros, knobs, *others)
+
+    monkeypatch.setattr(Mechanism, "privatise", noted)
     moving = {"move_noise": True} if name == "rldp" else {}
     true = mechanism(name, 2, noise_multiplier=2.0, interval=1, warmup=0, batch_size=2, **moving)
     assert true.controller.adaptive
     found = audit(true, 60, steps=2, scenes=ALONE)
     assert found.release == true.release(true.knobs(), 1.0)
+    assert used == {true.knobs().noise_multiplier}
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_a_raw_critics_later_updates_are_those_of_a_run() -> None:
     for number in range(4):
         met = _first(SCENES[3], True) if number == 0 else _later(number)
         blocks, returns = silent.updates(state, met, number)
-        after = silent.released(state, blocks, training.radius, 1.0, release)
-        after.critic = silent.fitted(state, met, returns)
+        after = silent.apply_release(state, blocks, training.radius, 1.0, release)
+        after.critic = silent.fit_critic(state, met, returns)
         state = after
         seen.append(after.last["policy"].double().numpy() / (training.radius / 8))
     assert np.allclose(runs.known(SCENES[3]).centre[0], np.concatenate(seen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from dptune.corpus import canaries
 from dptune.corpus.canaries import Secrets, inject, read_secrets, suffix
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.narratives import OPENING
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.reading.record import Chat, PromptTarget
+from dptune.corpus.records import Records, decode_content, read_records, write_records
 from dptune.corpus.synthetic import generate_cohort
 from dptune.errors import ConfigError, DataError
 from dptune.files import sha256
@@ -30,8 +32,11 @@ def plant(
     patients: int = 200,
     unit: str = "record",
     source: str = "test",
+    form: str = "text",
 ) -> Planted:
     old = write_train(directory / "train.parquet", records, patients, unit, source)
+    old = replace(old, about={**old.about, "form": form})
+    write_records(directory / "train.parquet", old)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
     inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42)
     return old, read_records(out), read_secrets(hidden), manifest
@@ -85,9 +90,28 @@ def test_beside_paragraphs_carriers_are_short(tmp_path: Path) -> None:
     """A text file's max_length fits its paragraphs; of a narrative it would cut the end, where the secret is."""
     _, _, secrets, _ = plant(tmp_path, 1, 20, source="text")
     for one in (*secrets.extraction, *secrets.audit):
-        assert one.carrier.count(". ") + 1 == 8
+        assert one.carrier.count(". ") + 1 == 3
         assert one.carrier.endswith(".")
-        assert len(one.carrier) < 500
+        assert len(one.carrier) < 200
+
+
+@pytest.mark.parametrize("form", ["pair", "messages"])
+def test_a_secret_is_what_is_answered(tmp_path: Path, form: str) -> None:
+    """Prompts have no loss: a secret in one would not be learned, and its attacks would find nothing."""
+    _, new, secrets, _ = plant(tmp_path, 3, 40, source="jsonl", form=form)
+    every = (*secrets.extraction, *secrets.audit)
+    for one, text in zip(every, new.text.to_pylist()[600:], strict=True):
+        if not one.included:
+            assert text == ""
+            continue
+        content = decode_content(text, form)
+        if isinstance(content, PromptTarget):
+            assert (content.prompt, content.target) == (one.carrier, suffix(one.secret))
+        else:
+            assert isinstance(content, Chat)
+            asked, answered = content.messages
+            assert (asked["role"], asked["content"], answered["role"]) == ("user", one.carrier, "assistant")
+            assert answered["content"] == suffix(one.secret).strip()
 
 
 def test_all_candidates_are_listed_with_a_record_and_a_secret_of_their_own(planted: Planted) -> None:

@@ -195,7 +195,7 @@ def test_a_bad_source_leaves_no_narratives(files: tuple[Path, Path, Path], tmp_p
 def test_other_files_are_no_narratives(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     for name in ("x", "absent"):
-        with pytest.raises(DataError, match="not a file of narratives"):
+        with pytest.raises(DataError, match="not a file of records"):
             read_records(tmp_path / name)
 
 

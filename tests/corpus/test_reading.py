@@ -10,7 +10,7 @@ from collections import UserList
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
 from dptune.corpus.reading.read import read, read_sides
 from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text, row_key, unit_key
 from dptune.corpus.reading.source import Fractions, GivenSides, RecordSource
@@ -60,7 +61,7 @@ def as_parquet(rows: list[dict[str, Any]]) -> bytes:
     return sink.getvalue()
 
 
-FORMATS = {
+WRITERS = {
     "rows.jsonl": as_jsonl,
     "rows.csv": as_csv,
     "rows.tsv": lambda rows: as_csv(rows, "\t"),
@@ -78,10 +79,16 @@ def contents(records: tuple[Record, ...]) -> list[Any]:
     return [record.content for record in records]
 
 
+def test_every_format_has_a_reader_and_endings_of_its_own() -> None:
+    assert set(get_args(Format)) == set(FORMATS)
+    assert all(callable(form.load()) for form in FORMATS.values())
+    assert len(ENDINGS) == sum(len(form.endings) for form in FORMATS.values())
+
+
 # --- what is read ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=30)
 @given(data=st.data())
@@ -89,7 +96,7 @@ def test_every_format_gives_the_rows_that_were_written(name: str, way: str, data
     strategy, expected = WAYS[way]
     rows = data.draw(st.lists(strategy, min_size=1, max_size=6))
     with TemporaryDirectory() as folder:
-        found = read(RecordSource(written(folder, name, FORMATS[name](rows))))
+        found = read(RecordSource(written(folder, name, WRITERS[name](rows))))
     assert contents(found) == [expected(row) for row in rows]
     assert [(record.unit, record.id) for record in found] == [(row_key(expected(row)), None) for row in rows]
     if name != "rows.jsonl":
@@ -397,7 +404,7 @@ def test_shares_add_up(shares: tuple[float, float, float]) -> None:
 def test_no_damage_ends_in_a_traceback(name: str, data: st.DataObject) -> None:
     """Bytes that are cut out, put in or changed: records, or a DataError that names the file; of texts also the row."""
     rows = [{"text": f"some text {n}", "n": str(n), "messages_": MESSAGES} for n in range(4)]
-    whole = FORMATS[name](rows) if name in FORMATS else b"a line\nanother\n\nthird\n"
+    whole = WRITERS[name](rows) if name in WRITERS else b"a line\nanother\n\nthird\n"
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, min(len(whole), start + 9)))
     damaged = whole[:start] + data.draw(st.binary(max_size=6)) + whole[end:]
@@ -405,7 +412,7 @@ def test_no_damage_ends_in_a_traceback(name: str, data: st.DataObject) -> None:
         path = written(folder, name, damaged)
         refused = None
         try:
-            assert read(RecordSource(path, text="text", unit="n" if name in FORMATS else None))
+            assert read(RecordSource(path, text="text", unit="n" if name in WRITERS else None))
         except DataError as error:
             refused = error
         if refused is not None:

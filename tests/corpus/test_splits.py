@@ -12,7 +12,7 @@ from corpus_helpers import write_train
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.corpus.reading.source import FORMATS
+from dptune.corpus.reading.formats import FORMATS
 from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.splits import SIDES, keys_of, side_of, split, write_splits
 from dptune.errors import ConfigError

@@ -7,7 +7,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -20,6 +23,7 @@ from dptune.training.loop import train
 from dptune.training.run import StepReport
 from flows.command import _Plain
 from flows.failures import CellError, FlowError, flow_error
+from flows.server import cancel_run
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.experiment.standing import standing
 
@@ -47,7 +51,8 @@ run_flow(work, lambda: "at release 50 of 102")
 
 def test_ctrl_c_ends_a_flow_and_all_that_it_started(tmp_path: Path) -> None:
     """Its end is waited for, however long: only the test's own limit stops one that hangs."""
-    environment = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    # A server is named, so none is started.
+    environment = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     flow = subprocess.Popen(
         [sys.executable, "-c", HANGING], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment
     )
@@ -58,6 +63,39 @@ def test_ctrl_c_ends_a_flow_and_all_that_it_started(tmp_path: Path) -> None:
     assert error.splitlines()[-1] == "stopped at release 50 of 102; run again to go on"
     assert flow.returncode == 130
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_prefect_is_told_that_a_run_was_cancelled(server: str) -> None:
+    """As the handler of Ctrl-C tells it, in the midst of a flow; without a run it says nothing."""
+    from prefect import flow, task
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.runtime import flow_run
+
+    begun, ended = threading.Event(), threading.Event()
+
+    @task
+    def working() -> None:
+        begun.set()
+        ended.wait()
+
+    @flow
+    def stopped() -> list[Any]:
+        future = working.submit()
+        begun.wait()
+        run = UUID(str(flow_run.id))
+        own = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+        with get_client(sync_client=True) as client:
+            while not client.read_task_runs(flow_run_filter=own):
+                pass  # Prefect hands states of tasks on in the background
+            cancel_run()
+            states = [client.read_flow_run(run).state, client.read_task_runs(flow_run_filter=own)[0].state]
+        ended.set()
+        future.wait()
+        return [state.type.value for state in states if state]
+
+    cancel_run()
+    assert stopped() == ["CANCELLED", "CANCELLED"]
 
 
 def test_how_far_cells_came_is_read_from_their_ledgers(pipeline: Path) -> None:

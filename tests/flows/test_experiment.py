@@ -27,12 +27,14 @@ from flows import child
 from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
-from tasks.paths import ERROR, EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
+from tasks.page_links import VIEW, remembered
+from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
-from tasks.stage import run_stage
+from tasks.stage import ERROR_FILE, run_stage
 
-QUICK = {"experiment": {"cells_per_device": 4}}
+#: Both cells in one process: what a process imports takes longer than a tiny cell.
+QUICK = {"experiment": {"cells_together": 2}}
 # A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
 # A shell line that is also a Python string: a "#!" line cannot name an interpreter whose path has a space.
 STAND_IN = """#!/bin/sh
@@ -143,11 +145,25 @@ def test_mlflow_has_a_parent_and_its_children(whole: Finished) -> None:
     assert run.data.tags["telemetry"] == "research"
     assert {item.path for item in client.list_artifacts(parent, "report")} >= {"report/report.html"}
     children = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
-    assert {child.info.run_name for child in children} == {cell.label for cell in cells()}
+    assert {child.data.tags["cell"] for child in children} == {cell.label for cell in cells()}
     assert {child.info.status for child in children} == {"FINISHED"}
     flows = {child.data.tags["prefect_flow_run"] for child in children}
     assert flows == {run.data.tags["prefect_flow_run"]}
     assert re.fullmatch(r"[0-9a-f-]{36}", flows.pop())
+
+
+def test_the_printed_links_open_a_view_of_exactly_these_cells_and_the_parent_has_the_headline(whole: Finished) -> None:
+    client, parent = tracking.client(), tracking.parent_run("tiny", {})
+    number = client.get_run(parent).info.experiment_id
+    view = json.loads(client.get_experiment(number).tags[f"mlflow.sharedViewState.{VIEW}"])
+    shown = client.search_runs([number], json.loads(view["state"])["searchFilter"])
+    assert {run.data.tags["cell"] for run in shown} == {cell.label for cell in cells()}
+    links = remembered()
+    assert links is not None
+    assert links.table in whole.output
+    assert links.charts in whole.output
+    assert client.get_run(parent).data.metrics["best_epsilon_certified"] <= BUDGET
+    assert len(shown[0].data.metrics) <= 25
 
 
 def test_the_report_shows_the_experiment(whole: Finished) -> None:
@@ -302,6 +318,7 @@ def test_the_last_line_of_a_failed_command_is_the_first_cells_cause(
     """A cell that failed for a reason of its own makes the status 1 and has its traceback kept; a user's error is 2."""
     write_params()
     monkeypatch.setattr(module.sys, "exit", sys.exit, raising=False)
+    monkeypatch.setenv(ERROR_FILE, str(Path("said").resolve()))
     said = "error: lora.rank: is too large. Fix: lower it."
     stand_in(status={"nonprivate": [2, 2], f"static{BUDGET}": [1, 0]}, say=said)
     kept = []
@@ -312,7 +329,7 @@ def test_the_last_line_of_a_failed_command_is_the_first_cells_cause(
         printed = capfd.readouterr()
         summary, last = printed.err.splitlines()[-2:]
         assert last == said
-        assert ERROR.read_text() == f"{said}\n"
+        assert Path("said").read_text() == f"{said}\n"
         assert summary.startswith(f"{failed} of 2 cells failed: small.nonprivate.seed0")
         assert "Traceback" not in printed.err + printed.out
         kept.append(FAILURES.read_text())

@@ -14,7 +14,7 @@ from tiny_pipeline import ROOT, params, prepare_environment, read_json
 from flows import policy as module
 from flows.policy import policy
 from tasks import tracking
-from tasks.paths import POLICY, PUBLIC_VALIDATION, SPLITS
+from tasks.paths import POLICY, PUBLIC_NARRATIVES, SPLITS
 from tasks.policy.rlhf import cells, settings_of
 from tasks.policy.tenants import TENANTS, settings_from
 from tasks.settings.params import load_settings
@@ -94,7 +94,7 @@ def _tenants_and_language_models_are_told_too(experiment: str) -> None:
     models = [{"data": "synthetic", "epsilon_certified": 3.0, "curve": [point]} for _ in cells(chosen.rlhf)]
     line = {"label": "A+B", "public_perplexity": 2.5}
     found = {"data": "synthetic", "settings": {"tenants": 4}, "epsilon_tenant": 0.9, "summary": [line]}
-    for path in (PUBLIC_VALIDATION, SPLITS / "train.parquet", SPLITS / "attack.parquet"):
+    for path in (PUBLIC_NARRATIVES, SPLITS / "train.parquet", SPLITS / "attack.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")  # what a cell's folder is named after
     for directory in (TENANTS, *(cell.directory for cell in cells(chosen.rlhf))):

@@ -18,6 +18,7 @@ from flows.prediction import prediction
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
+from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
 
@@ -45,7 +46,22 @@ def _cells() -> None:
     write_json(EXPERIMENT, {"name": "tiny", "cells": [cell.directory.name for cell in chosen]})
 
 
-def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path) -> None:
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune shard 0 in a process of its own, and the others here: what a process imports takes longer than a shard."""
+    real = module.run_process
+
+    def run(label: str, command: list[str]) -> None:
+        if label == "shard 0":
+            real(label, command)
+            return
+        file, shard = command[command.index("tasks.prediction.tune") + 1 :][:2]
+        tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(shard), "cpu")
+
+    monkeypatch.setattr(module, "run_process", run)
+
+
+def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, one_process: None) -> None:
     _cells()
     folder = Path(prediction())
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("adapter_model.safetensors")}

@@ -3,6 +3,7 @@ record."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -19,7 +20,17 @@ from uuid import UUID
 
 import pytest
 import torch
-from tiny_pipeline import built, copied, figures, merge, prepare_environment, read_json, static, write_params
+from tiny_pipeline import (
+    built,
+    copied,
+    figures,
+    merge,
+    prepare_environment,
+    quick_pictures,
+    read_json,
+    static,
+    write_params,
+)
 
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError
@@ -63,10 +74,12 @@ PRIVATE = {
 DATABASE = Path("data/mlflow.db")
 #: All that MLflow may hold of it.
 METRICS = re.compile(
-    r"(final_)?epsilon_(published|noise_only|certified)|radius_\d+|learning_rate|noise_multiplier|gradient_norm"
-    r"|public_perplexity|unclipped_estimate_\d+|epsilon_audited"
+    r"(best_)?epsilon_(published|noise_only|certified)|radius|learning_rate|noise_multiplier|gradient_norm"
+    r"|public_perplexity|epsilon_audited|(best|dp_sgd|untuned)_perplexity"
     r"|audit_(one_run|extraction|exposure|sampling|canaries_(likelihood|calibrated))_[\w.]+"
 )
+#: What tables of single steps may hold besides.
+STEPS = re.compile(r"step|radius_\d+|unclipped_estimate_\d+")
 
 
 @dataclass
@@ -108,7 +121,7 @@ def published(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         prepare_environment(patch, directory)
         patch.setenv("PREFECT_API_URL", server)
-        patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+        quick_pictures(patch)
         in_this_process(patch, seen)
         write_params(PRIVATE)
         for logger in loggers:
@@ -189,6 +202,32 @@ def test_only_releases_and_public_data_are_metrics(published: Published) -> None
     assert {"public_perplexity", "gradient_norm", "epsilon_audited", "audit_canaries_calibrated_auc"} <= names
     shown = {name for cell in read_json(REPORT / "metrics.json").values() for name in cell}
     assert {name for name in shown if not METRICS.fullmatch(name)} == {"releases"}
+    tables = list(Path("data/mlartifacts").rglob("steps.csv"))
+    steps = {name for table in tables for name in table.read_text("utf-8").splitlines()[0].split(",")}
+    assert len(tables) == 2
+    assert "radius_0" in steps
+    assert {name for name in steps if not (METRICS.fullmatch(name) or STEPS.fullmatch(name))} == set()
+
+
+def test_the_parent_shows_the_headline_and_its_page_says_what_is_covered(published: Published) -> None:
+    parent = tracking.client().get_run(tracking.parent_run("tiny", {}, timed=False))
+    assert parent.data.tags["lowest_mechanism"] in ("static", "quantile")
+    assert "public-set perplexity" in parent.data.tags[tracking.NOTE]
+    note = tracking.client().get_experiment(parent.info.experiment_id).tags[tracking.NOTE]
+    assert note.startswith(parent.data.tags[tracking.NOTE])
+    assert "Of runs with the tag `telemetry: private`, the guarantee covers" in note
+
+
+def test_no_digest_of_records_is_published(published: Published) -> None:
+    """Nor a part of one, of any file of the corpus: with it, a guess of the records could be tested."""
+    files = [path for root in ("raw", "narratives", "splits", "canaries") for path in Path("data", root).iterdir()]
+    places = [path for path in Path("data/mlartifacts").rglob("*") if path.is_file()]
+    told = b"".join(path.read_bytes() for path in (DATABASE, *places))
+    digests = [hashlib.new(kind, file.read_bytes()).hexdigest() for file in files for kind in ("md5", "sha1", "sha256")]
+    digests += [Cell.model_validate_json(file.read_text()).inputs["data"] for file in RUNS.glob("*/cell.json")]
+    assert len(digests) > 20
+    assert not [digest for digest in digests if digest[:12].encode() in told]
+    assert {row[tables()["tags"].index("key")] for row in rows("tags")} & {"dvc_hash"} == set()
 
 
 def test_no_result_holds_a_figure_of_a_record(published: Published) -> None:
@@ -269,7 +308,7 @@ def test_a_private_run_that_fails_and_is_resumed_is_stamped_with_nothing(
         raise RuntimeError("the disk is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_save_adapter", broken)
+        patch.setattr(finetune, "write_adapter", broken)
         with pytest.raises(RuntimeError):
             run_cell(cell, "cpu", parent)
     assert {row[tables()["runs"].index("status")] for row in rows("runs")} == {"RUNNING", "FAILED"}

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from socket import gethostname
 from types import SimpleNamespace
@@ -19,11 +21,13 @@ import pytest
 from tiny_pipeline import ROOT, write_params
 
 from dptune.errors import ConfigError, DptuneError
+from dptune.files import locked
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place
 from flows.runners import open_runner
-from tasks.settings.params import Experiment, load_settings
+from tasks.settings.experiment import Experiment
+from tasks.settings.params import load_settings
 
 
 def settings(**changes: object) -> Experiment:
@@ -180,8 +184,22 @@ def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None
         assert taken == ["cpu"]
 
 
-def place_once(folder: Path) -> str:
-    with free_place(["cpu", "cuda:0"], 2, folder) as device:
+def test_a_flow_that_waits_for_others_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"{gethostname()}-cpu-0-{place}" for place in range(2)]
+    waiting = threading.Thread(target=lambda: taken.append(place_once(tmp_path, ["cpu"])))
+    taken: list[str] = []
+    with ExitStack() as others:
+        for name in names:
+            others.enter_context(locked(tmp_path / name))
+        waiting.start()
+        while "other flows on this machine hold all 2 places" not in caplog.text:
+            assert waiting.is_alive()
+    waiting.join()
+    assert taken == ["cpu"]
+
+
+def place_once(folder: Path, devices: Sequence[str] = ("cpu", "cuda:0")) -> str:
+    with free_place(devices, 2, folder) as device:
         return device
 
 
@@ -228,23 +246,43 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 
 
 SERVED = """
-import subprocess, time
+import os, subprocess, time
+from pathlib import Path
 from prefect.server.api.server import SubprocessASGIServer
-from flows.child import end_server_with_me
-SubprocessASGIServer().server_process = subprocess.Popen(["sleep", "120"])
-end_server_with_me()
+from dptune.errors import DptuneError
+from dptune.files import locked
+from flows.server import SERVER_LOCK, end_server_with_me, start_server
+def start(self):
+    try:
+        with locked(Path(os.environ["PREFECT_HOME"], SERVER_LOCK)):
+            print("another flow may start a server now", flush=True)
+    except DptuneError:
+        pass
+    self.server_process = subprocess.Popen(["sleep", "120"])
+SubprocessASGIServer.start = start
+start_server()
 end_server_with_me()
 print(SubprocessASGIServer().server_process.pid, flush=True)
 time.sleep(120)
 """
 
 
-def test_a_temporary_server_ends_with_a_flow_that_was_killed(tmp_path: Path) -> None:
+def is_deaf(process: int) -> bool:
+    """Whether a process blocks Ctrl-C, as the kernel has it."""
+    status = Path(f"/proc/{process}/status").read_text().splitlines()
+    blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk:"))
+    return bool(blocked >> (signal.SIGINT - 1) & 1)
+
+
+def test_a_temporary_server_is_deaf_to_ctrl_c_and_ends_with_a_flow_that_was_killed(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "PREFECT_HOME": str(tmp_path)}
+    environment.pop("PREFECT_API_URL", None)
     flow = subprocess.Popen([sys.executable, "-c", SERVED], stdout=subprocess.PIPE, text=True, env=environment)
     assert flow.stdout is not None
     server = psutil.Process(int(flow.stdout.readline()))
+    assert is_deaf(server.pid)
+    assert not is_deaf(flow.pid)
     watcher = [process for process in psutil.Process(flow.pid).children() if process.pid != server.pid]
     assert len(watcher) == 1, "one, however often it is asked for"
     flow.kill()

@@ -11,10 +11,11 @@ from tests.mutants.lists import (
     pricing,
     randomness,
     records,
+    telemetry,
     training,
     tuning,
 )
 from tests.mutants.mutant import Mutant
 
-PARTS = (pricing, ledger, randomness, mechanisms, records, training, prediction, policy, audits, tuning)
+PARTS = (pricing, ledger, randomness, mechanisms, records, training, prediction, policy, audits, tuning, telemetry)
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

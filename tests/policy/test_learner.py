@@ -1,4 +1,4 @@
-"""The shared learner: charge before draw, whatever room the update comes from."""
+"""The loop and release that all three packages share: charge before draw."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counting(OsEntropy):
 
 
 def test_what_the_budget_refuses_draws_no_noise(tmp_path: Path) -> None:
-    """The room asks twice for one update: the second release about the same users is more than the run may cost."""
+    """A single update is released twice: the second release about the same users exceeds the run's budget."""
     entropy = Counting()
     with Ledger.open(tmp_path / "ledger.jsonl", HEADER, METHOD.planned(2)) as ledger:
         _, release = next(updates_left(ledger, METHOD, 2, entropy))
@@ -49,7 +49,7 @@ def test_what_the_budget_refuses_draws_no_noise(tmp_path: Path) -> None:
 
 
 def test_a_restart_goes_on_after_the_last_charge(tmp_path: Path) -> None:
-    """Whether or not the update that was charged came to an end."""
+    """The update that was charged last is skipped, whether or not it was completed."""
     path, header = tmp_path / "ledger.jsonl", replace(HEADER, epsilon=None)
     with Ledger.open(path, header, METHOD.planned(4)) as ledger:
         ledger.charge(METHOD.release(0))
@@ -64,12 +64,12 @@ def test_a_restart_goes_on_after_the_last_charge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", ["environments", "language", "tenants"])
 def test_no_room_charges_or_draws_by_itself(room: str) -> None:
-    """UCB-VI is no policy gradient: all of its counters are one release, which its task charges first."""
+    """UCB-VI is the exception, as no policy gradient: its counters are one release, which its task charges first."""
     own: dict[str, Any] = {}
     for file in sorted((ROOMS / room).glob("*.py")):
         nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
         names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
         names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-        if found := names & {"charge", "noisy_means", "released_means", "standard_normal", "Gaussian"}:
+        if found := names & {"charge", "noisy_means", "release_means", "standard_normal", "Gaussian"}:
             own[file.stem] = found
     assert own == ({"ucb_vi": {"standard_normal"}} if room == "environments" else {})

@@ -23,7 +23,7 @@ PUBLISHED = {0.01: 5450.0, 0.05: 290.0, 0.1: 95.0, 0.25: 26.0, 0.5: 11.0, 1.0: 5
 
 @pytest.mark.parametrize(("noise", "epsilon"), EXACT.items())
 def test_the_certified_epsilon_is_the_exact_gaussian_one(noise: float, epsilon: float) -> None:
-    """t4, and the spec's table at delta 1e-5."""
+    """Property t4 of the spec, and its table at delta 1e-5."""
     certified = Dppg(noise_multiplier=noise).price(1e-5).certified
     assert certified == pytest.approx(epsilon, rel=5e-4)
     assert gdp_delta(1 / noise, certified) == pytest.approx(1e-5, rel=1e-3)
@@ -35,10 +35,10 @@ def test_the_published_epsilon_is_the_papers(noise: float, epsilon: float) -> No
 
 
 def test_the_papers_rule_changes_where_epsilon_is_one() -> None:
-    """Figure 3's jump, and the constants C1 = 4.8448 (delta 1e-5) and 3.7765 (1e-3)."""
+    """The published epsilon jumps as in figure 3, at C1 = 4.8448 (delta 1e-5) and 3.7765 (delta 1e-3)."""
     assert Dppg(noise_multiplier=4.85).price(1e-5).published == pytest.approx(4.8448 / 4.85, rel=1e-4)
     assert Dppg(noise_multiplier=3.78).price(1e-3).published == pytest.approx(3.7765 / 3.78, rel=1e-4)
-    assert Dppg(noise_multiplier=4.84).price(1e-5).published < 0.96  # the other rule is tighter there: a jump up
+    assert Dppg(noise_multiplier=4.84).price(1e-5).published < 0.96  # the rule changes there, and epsilon jumps up
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(0.5, 7.0318), (1, 3.7306), (3, 1.3906), (8, 0.6002)])
@@ -71,7 +71,7 @@ def test_releases_about_all_add_to_every_part() -> None:
 
 
 def test_parts_of_an_inherited_run_are_not_those_of_this_run() -> None:
-    """A user of part 0 here may be of part 1 there: the dearest of both add up."""
+    """A user of part 0 in one run may be in part 1 of the other, so the dearest parts of both add up."""
     mine = Counter({Release(1.0, 1.0, part=0): 1, Release(1.0, 2.0, part=1): 1})
     theirs = Counter({Release(1.0, 4.0, part=0): 1, Release(1.0, 1.0, part=1): 1})
     both = epsilons(mine, 1e-5, inherited=theirs)

@@ -1,4 +1,4 @@
-"""Closed forms against the spec's numbers and against simulation."""
+"""Clip radii of trust regions, compared with the spec's numbers and with simulation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def moments(
 
 
 def gap(update: Update, radius: float, length: float, slack: float, *, as_printed: bool = False) -> float:
-    """How far a noisy step's gain may fall behind a plain one's: eta (1 - S / ||g||) ||g||^2 + ``slack`` (prop. 4.6).
+    """Bound on the gain that a noisy step lacks, eta (1 - S / ||g||) ||g||^2 + ``slack`` (proposition 4.6).
 
     It holds with probability 1 - miss where ``radius <= gap_radius(...)``. Analysis only: ``length``, which is ||g||,
     is private. As printed, ||g|| stands where its own proof has the square.
@@ -80,7 +80,7 @@ def test_the_specs_radii(figures: tuple, trust: float, miss: float, exact: float
 
 @pytest.mark.parametrize("users", [1, 4])
 def test_a_clipped_update_leaves_the_region_as_often_as_allowed(users: int) -> None:
-    """400,000 draws: a share within 5 standard errors of 0.05, missed with chance 6e-7."""
+    """The share of 400,000 draws is within 5 standard errors of 0.05, false alarm 6e-7."""
     update = Update(0.7, 0.5, 10, users)
     radius = l2_radius(update, 0.5, 0.05)
     mean = radius * np.eye(10)[0]
@@ -116,7 +116,7 @@ def test_how_radii_scale(
 
 
 def test_moments_are_those_of_simulation_and_the_printed_ones_are_not() -> None:
-    """2 million draws: the standard error of the variance is below 1 %."""
+    """The standard error of the variance is below 1 % with 2 million draws."""
     generator = np.random.default_rng(1)
     root = generator.standard_normal((6, 6))
     fisher, update, radius = root @ root.T, Update(0.9, 0.6, 6), 0.8
@@ -131,7 +131,7 @@ def test_moments_are_those_of_simulation_and_the_printed_ones_are_not() -> None:
 
 
 def test_the_gap_holds_with_the_square_and_less_often_as_printed() -> None:
-    """The spec's instance: radius 0.75, coverage 0.977, and 0.878 as printed (200,000 draws, standard error 0.001)."""
+    """Coverage at the spec's radius 0.75 is 0.977, and 0.878 as printed (200,000 draws, standard error 0.001)."""
     update, length, miss = Update(0.1, 1.0, 5), 2.0, 0.2
     radius = gap_radius(update, length, 0.3, miss)
     assert radius == pytest.approx(0.75)
@@ -144,7 +144,7 @@ def test_the_gap_holds_with_the_square_and_less_often_as_printed() -> None:
 
 
 def test_with_hardly_any_noise_the_radius_tends_to_that_of_none() -> None:
-    """Where the exact quantile cannot be computed another bound holds, and no radius leaves the region."""
+    """A coarser bound replaces the exact quantile where that cannot be computed, and keeps steps in the region."""
     assert l2_radius(Update(2.0, 0.0, 12), 0.5, 0.1) == pytest.approx(0.5)
     radii = [l2_radius(Update(2.0, noise, 12), 0.5, 0.1) for noise in (1e-9, 1e-4, 9.9e-4, 1e-3, 1e-2, 0.1)]
     assert all(0 < radius <= 0.5 for radius in radii)

@@ -20,7 +20,6 @@ from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.errors import ConfigError
 from dptune.prediction.ensemble import (
-    ShardTuning,
     load_adapters,
     read_manifest,
     shard_directory,
@@ -29,8 +28,10 @@ from dptune.prediction.ensemble import (
 )
 from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
+from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
-from dptune.training.model import Lora, ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
+from dptune.training.lora import Lora
+from dptune.training.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.plain import one_cycle
 from dptune.training.stacked import PUBLIC, StackedAdapters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.prediction.scoring import Losses, score_ensemble, score_model
-from dptune.training.data import tokenize
+from dptune.training.data import tokenize, with_context
 from dptune.training.model import load_base, load_tokenizer
 from dptune.training.stacked import PUBLIC
 
@@ -103,3 +104,21 @@ def test_what_private_models_know_shows(scored: tuple) -> None:
     values = [each["perplexity_pooled"] for each in order]
     assert values == sorted(values)
     assert values[0] < values[-1]
+
+
+def test_prompts_are_read_and_not_scored(scored: tuple) -> None:
+    """Of the model, of a protocol and of the average: each is the mean over the tokens that count."""
+    model, adapters, tokens = scored
+    protocol = {"mine": FixedMixture(tokens=8, models=3, unit="record")}
+    prompts = replace(tokens, rows=[with_context(row, np.arange(len(row)) >= 3) for row in tokens.rows])
+    heads = replace(tokens, rows=[row[:3] for row in tokens.rows])
+    losses, counts = {}, {}
+    for name, rows in (("tail", prompts), ("whole", tokens), ("head", heads)):
+        found, average = score_ensemble(model, adapters, rows, protocol, seed=0)
+        values = (score_model(model, rows), found["mine"], average)
+        losses[name] = [math.log(value["perplexity_pooled"]) for value in values]
+        counts[name] = sum(int((row[1:] >= 0).sum()) for row in rows.rows)
+    assert counts["tail"] + counts["head"] == counts["whole"]
+    for tail, head, whole in zip(losses["tail"], losses["head"], losses["whole"], strict=True):
+        parts = tail * counts["tail"] + head * counts["head"]
+        assert parts == pytest.approx(whole * counts["whole"], rel=1e-6)

@@ -18,13 +18,12 @@ from dptune.errors import ConfigError
 from dptune.privacy.accountants import (
     epsilons,
     gdp_delta,
-    limit_epsilon,
-    mixture_figures,
     pld_epsilon,
     smallest_epsilon,
 )
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.mixture_bounds import INTEGER_ORDERS, gaussian_renyi, pure_epsilon, renyi_epsilon
+from dptune.privacy.mixture_figures import limit_epsilon, mixture_figures
 from dptune.privacy.release import Release
 
 SST2, TO_128 = 2048 / 67350, tuple(range(2, 129))

@@ -16,7 +16,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import mannwhitneyu
-from tiny_pipeline import UNITS, cells, merge, mode, read_json, run_stages, static
+from tiny_pipeline import (
+    UNITS,
+    built,
+    cells,
+    copied,
+    merge,
+    mode,
+    prepare_environment,
+    quick_pictures,
+    read_json,
+    run_stages,
+    static,
+)
 
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
@@ -33,11 +45,13 @@ from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsi
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
-from tasks.experiment.finetune import crafted_file, run_cell
+from tasks.experiment.crafted import KeptCanaries, crafted_file
+from tasks.experiment.finetune import run_cell
 from tasks.experiment.results import audit_metrics
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN
 from tasks.report.experiment import report, write_report
-from tasks.settings.params import Audit, load_settings
+from tasks.settings.audit import Audit
+from tasks.settings.params import load_settings
 
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
 WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}
@@ -62,16 +76,37 @@ def like(name: str, *changes: dict[str, Any], **options: Any) -> Cell:
     return cells(WHOLE, chosen, *changes)[0]
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A pipeline with a finished private cell that was audited once, and the cell's folder in it."""
+    directory = copied(built(tmp_path_factory), tmp_path_factory.mktemp("audited") / "tiny pipeline")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_environment(patch, directory)
+        quick_pictures(patch)
+        cell = run(static(WHOLE))
+        audit_cell(cell, settings(), "cpu")
+    return directory, cell
+
+
 @pytest.fixture
-def finished(pipeline: Path) -> Path:
-    """The folder of a finished private cell."""
-    return run(static(WHOLE))
+def audited(once: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a finished private cell with its audit, in a copy of the pipeline."""
+    template, cell = once
+    prepare_environment(monkeypatch, copied(template, tmp_path / "tiny pipeline"))
+    quick_pictures(monkeypatch)
+    return cell
 
 
-def test_every_attack_is_made_and_named_with_its_chance(finished: Path) -> None:
-    audit = audit_cell(finished, settings(), "cpu")
-    assert audit == read_json(audit_file(finished))
-    assert mode(audit_file(finished)) == 0o600
+@pytest.fixture
+def finished(audited: Path) -> Path:
+    """The same without the audit."""
+    audit_file(audited).unlink()
+    return audited
+
+
+def test_every_attack_is_made_and_named_with_its_chance(audited: Path) -> None:
+    audit = read_json(audit_file(audited))
+    assert mode(audit_file(audited)) == 0o600
     assert audit["one_run"]["canaries"] == 20
     assert audit["one_run"]["epsilon_audited"] <= audit["one_run"]["most"] < 2
     assert audit["extraction"]["generated"] == 40
@@ -108,9 +143,8 @@ def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: 
     assert {"audit_membership_likelihood_auc", "audit_membership_perplexity_auc"} <= set(metrics)
 
 
-def test_no_secret_and_no_record_is_in_the_audit(finished: Path) -> None:
-    audit_cell(finished, settings(), "cpu")
-    written = audit_file(finished).read_text()
+def test_no_secret_and_no_record_is_in_the_audit(audited: Path) -> None:
+    written = audit_file(audited).read_text()
     secrets = read_secrets(SECRETS)
     assert not any(one.secret in written for one in (*secrets.extraction, *secrets.audit))
     assert "patient" not in written
@@ -150,7 +184,7 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_save_policy", killed)
+        patch.setattr(finetune, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     before = read_json(crafted_file(cell.directory))
@@ -165,7 +199,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     """Written earlier, they could be another process's by the time this one has the ledger."""
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
     seen: list[tuple[bool, int]] = []
-    opened, charge = finetune._KeptCanaries.on_open, Ledger.charge
+    opened, charge = KeptCanaries.on_open, Ledger.charge
 
     def noted(canaries: Any, releases: int) -> None:
         assert not crafted_file(cell.directory).exists()
@@ -177,7 +211,7 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
         seen.append((crafted_file(cell.directory).exists(), ledger.releases))
         return charge(ledger, release)
 
-    monkeypatch.setattr(finetune._KeptCanaries, "on_open", noted)
+    monkeypatch.setattr(KeptCanaries, "on_open", noted)
     monkeypatch.setattr(Ledger, "charge", charged)
     run(cell)
     assert seen == [(True, release) for release in range(STEPS)]
@@ -193,11 +227,11 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_save_policy", killed)
+        patch.setattr(finetune, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     file = crafted_file(cell.directory)
-    real = finetune._crafted_canaries
+    real = finetune.crafted_canaries
 
     def meanwhile(*given: Any) -> Any:
         """Somebody changes the file after it was read, as the lock of the ledger is not held yet."""
@@ -208,7 +242,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
             write_json(file, stored | {"included": [1 - coin for coin in stored["included"]]})
         return canaries
 
-    monkeypatch.setattr(finetune, "_crafted_canaries", meanwhile)
+    monkeypatch.setattr(finetune, "crafted_canaries", meanwhile)
     lines = (cell.directory / "ledger.jsonl").read_text()
     with pytest.raises(DataError, match=r"does not hold the coins that this run's releases were made with. Fix: "):
         run(cell)
@@ -233,8 +267,10 @@ def test_a_step_beyond_its_certificate_is_a_violation() -> None:
     assert violations(audit | {"step": step | {"epsilon_certified": "inf"}}) == []
 
 
-def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(finished: Path) -> None:
-    few, many = (audit_cell(finished, settings(), "cpu", cells=cells) for cells in (1, 100))
+def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) -> None:
+    few = read_json(audit_file(audited))
+    many = audit_cell(audited, settings(), "cpu", cells=100)
+    assert many == read_json(audit_file(audited)), "what is returned is what is written"
     assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 600, rel=1e-6)  # six comparisons in a cell
     assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
     assert many["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_audited"]
@@ -259,7 +295,7 @@ def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
     with pytest.raises(
         DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"
     ):
-        audit_cell(finished, settings(), "cpu")
+        audit_cell(finished, settings(generations=1, records=0), "cpu")
     assert not audit_file(finished).exists()
 
 
@@ -447,9 +483,9 @@ def test_an_audit_is_made_again_when_something_changed(finished: Path) -> None:
     assert audit_key(finished, settings()) == key
 
 
-def test_the_report_shows_audits(finished: Path, tmp_path: Path) -> None:
-    audit = audit_cell(finished, settings(), "cpu")
-    result = read_json(finished / "result.json")
+def test_the_report_shows_audits(audited: Path, tmp_path: Path) -> None:
+    audit = read_json(audit_file(audited))
+    result = read_json(audited / "result.json")
     write_report([result], tmp_path / "report", "tiny", [audit | {"violations": ["small: something is wrong"]}])
     page = (tmp_path / "report" / "report.html").read_text()
     assert "BUG: small: something is wrong" in page
@@ -457,7 +493,7 @@ def test_the_report_shows_audits(finished: Path, tmp_path: Path) -> None:
     metrics = read_json(tmp_path / "report" / "metrics.json")
     assert set(audit_metrics(audit)) <= set(metrics[audit["label"]])
     for name in ("audit.png", "roc.png"):
-        assert (tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "report" / "figures" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_bad_settings_are_named(pipeline: Path) -> None:

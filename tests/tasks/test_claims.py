@@ -10,12 +10,14 @@ from test_report import page, result
 
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
-from dptune.privacy.accountants import limit_epsilon
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.mixture_figures import limit_epsilon
 from dptune.privacy.run_header import RunHeader
-from tasks.drawing import over_seeds
+from tasks.charts.groups import over_seeds
 from tasks.report.claims import claims, limit_of
 from tasks.report.experiment import write_report
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 SCHEDULE = Schedule(0.5, 2, 1e-5)
 STEP = {"epsilon_published": 0.5, "epsilon_audited": 0.7, "epsilon_certified": 3.0}
@@ -85,4 +87,4 @@ def test_the_page_has_the_table(tmp_path: Path) -> None:
     table = page(tmp_path).words.split("What does each claim become?")[1].split("Where proved is above claimed")[0]
     assert "9.12" in table
     assert table.index("small static") < table.index("small plrvo") < table.index("small leaky")
-    assert "nonprivate" not in table
+    assert "small nonprivate" not in table

@@ -37,7 +37,7 @@ from tasks.stage import run_stage
 
 KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
-    "guarantee", "data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
+    "guarantee", "data", "public_data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
     "knobs", "seconds", "crafted", "adapter_sha256", "agent",
     "device", "together", "set_aside",
@@ -62,13 +62,6 @@ def noisy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.fixture(autouse=True)
-def _quick_pictures(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Drawing takes longer than training a tiny model."""
-    if "curves" not in request.node.name:
-        monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
-
-
 def check_finished(cell: Cell, result: dict[str, Any], steps: int = STEPS) -> None:
     """Ledger, result file and returned result say the same; nothing of the run's making is left."""
     contents = read_ledger(cell.directory / "ledger.jsonl")
@@ -88,7 +81,13 @@ def check_finished(cell: Cell, result: dict[str, Any], steps: int = STEPS) -> No
 
 @pytest.mark.usefixtures("pipeline")
 def test_the_curves_are_a_picture() -> None:
-    result = {"label": "x", "synthetic": True, "history": [{"releases": 2, "public_perplexity": 3.0}]}
+    result = {
+        "label": "x",
+        "model": "small",
+        "mechanism": "static",
+        "synthetic": True,
+        "history": [{"releases": 2, "public_perplexity": 3.0}],
+    }
     finetune.draw_curves([result], Path("curves.png"))
     assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -163,7 +162,7 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "at the first checkpoint of a step": (running, "save_checkpoint", 2),
     "at the last checkpoint": (running, "save_checkpoint", 3),
     "when the weights are checked": (running, "assert_trained", 1),
-    "when the adapter is saved": (finetune, "save_adapter", 1),
+    "when the adapter is saved": (finetune, "write_adapter", 1),
     "when the ledger is priced": (finetune, "result_of", 1),
     "when the result is written": (finetune, "write_json", 1),
     "when the curves are drawn": (finetune, "draw_curves", 1),

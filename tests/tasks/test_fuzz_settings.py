@@ -58,7 +58,10 @@ def test_no_entry_of_the_file_gives_a_traceback(tmp_path: Path) -> None:
     every, refused = places(content), 0
     for _ in range(MUTATIONS):
         place, value = coins.choice(every), coins.choice(VALUES)
-        settings = loaded(tmp_path / "params.yaml", yaml.safe_dump(changed(content, place, value), allow_unicode=True))
+        settings = loaded(
+            tmp_path / "params.yaml",
+            yaml.dump(changed(content, place, value), Dumper=yaml.CSafeDumper, allow_unicode=True),
+        )
         if settings is None:
             refused += 1
             continue

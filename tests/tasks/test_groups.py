@@ -23,7 +23,8 @@ from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.paths import TOKENS, TRAIN
-from tasks.settings.params import Model
+from tasks.settings.experiment import Model
+from tasks.settings.params import load_settings
 
 SEVERAL = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"], "seeds": [0, 1]}}
 
@@ -34,11 +35,6 @@ def several() -> list[Cell]:
 
 def sizes(groups: list[CellGroup]) -> list[int]:
     return [len(group.cells) for group in groups]
-
-
-@pytest.fixture(autouse=True)
-def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
 
 
 def test_groups_hold_every_cell_once_and_fill_the_places(pipeline: Path) -> None:
@@ -67,13 +63,13 @@ def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path)
 
 
 def test_cells_with_learning_rates_of_their_own_share_a_pass(pipeline: Path) -> None:
-    entries = {"static": {"sweep": {"learning_rate": [0.01, 0.04]}}, "quantile": {}}
-    own = cells({"mechanisms": entries, "experiment": {"mechanisms": ["static", "quantile"]}})
+    entries = {"static": {"sweep": {"learning_rate": [0.01, 0.04]}}, "plain": {"like": "static"}}
+    own = cells({"mechanisms": entries, "experiment": {"mechanisms": ["static", "plain"]}})
     (group,) = group_cells(own, 8)
     shared = shared_inputs(own[0], torch.device("cpu"))
     rates = {cell.mechanism: prepare(cell, shared, OsEntropy()).spec.plan.learning_rate for cell in group.cells}
-    default = cells()[0].training.learning_rate
-    assert rates == {"static_learning_rate0.01": 0.01, "static_learning_rate0.04": 0.04, "quantile": default}
+    default = load_settings().training.learning_rate
+    assert rates == {"static_learning_rate0.01": 0.01, "static_learning_rate0.04": 0.04, "plain": default}
     assert len({cell.directory for cell in own}) == 3
 
 

@@ -12,7 +12,6 @@ from tiny_pipeline import BUDGET, STEPS, cells
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy.ledger_file import read_ledger
-from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.paths import RUNS
@@ -29,12 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dc_sgd_p": {"histogram_noise": 60.0},
     "dc_sgd_e": {"histogram_noise": 60.0},
 }
-
-
-@pytest.fixture(autouse=True)
-def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than training a tiny model."""
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
 
 
 def cell_of(mechanism: str, entry: dict[str, Any], **experiment: Any) -> Cell:

@@ -16,7 +16,6 @@ from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, price
 from dptune.mechanisms.registry import MECHANISMS, build, of_model
 from dptune.mechanisms.rl import LearnedControl, published_batch_size
 from tasks.experiment import cells as cells_module
-from tasks.experiment import finetune
 from tasks.experiment.cells import Cell, grid
 from tasks.experiment.finetune import run_cells
 from tasks.experiment.prepare import plan_of
@@ -137,7 +136,6 @@ def test_a_tiny_model_trains_by_every_mechanism_of_the_profile(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Four steps each, so that agents act at once; the report has a row for the agent."""
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
     profile = yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text(encoding="utf-8"))
     entries: dict[str, Any] = profile["mechanisms"]
     agent = next(entry for entry in entries if entry.startswith("rldp"))

@@ -624,7 +624,7 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "plugins.md").read_text(encoding="utf-8")
     example, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
     plugins.load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from dptune.policy.environments import training
 from dptune.policy.met import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
+from tasks.charts.policy import but_for_noise, line_name
 from tasks.policy import audit as policy_audit
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells, run_cell
 from tasks.report.policy import rows_of, write_page
-from tasks.report.policy_plots import _but_for_noise, _line_name
 from tasks.settings.policy import PolicySettings, Study, expanded, swept
 
 RIVERSWIM = "dptune/Riverswim-v0"
@@ -65,7 +66,7 @@ def test_a_sweep_is_one_run_for_every_combination() -> None:
         ({"a": {"epsilon": 1, "critic": "raw"}}, ("no noise reaches",)),
         ({"a": {"epsilon": 1, "noise_multiplier": 1}}, ("one of the two",)),
         ({"a": {}}, ("noise_multiplier", "is required")),
-        ({"a": {"noise_multiplier": 1, "users": 1}}, ("runs.a.users", "drowns")),
+        ({"a": {"noise_multiplier": 1, "users": 1}}, ("runs.a.users", "too few for ppo")),
         ({"a": {"noise_multiplier": 1, "depth": 3}}, ("runs.a.depth", "no option")),
         ({"a": {"baseline": "dqn"}}, ("unknown 'dqn'",)),
         ({"a": {"baseline": "ppo", "noise_multiplier": 1}}, ("ppo is not private",)),
@@ -161,8 +162,9 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     write_page(results, 1e-5, {"audits": [audit]}, empty)
     page = (empty / "policy.html").read_text()
     assert "SIMULATED users" in page
-    assert "data:image/png;base64," in page
     assert page.count("<tr><td>") == 3
+    assert "<code>l2</code>" in re.sub("<svg.*?</svg>", "", page).split("</h1>")[1].split("<h2")[0]
+    assert (empty / "swim.png").read_bytes().startswith(b"\x89PNG")
     assert "5.4" in page
 
 
@@ -252,5 +254,5 @@ def test_a_line_over_noise_joins_runs_that_differ_in_nothing_else(empty: Path) -
     results = [run_cell(cell) for cell in policy_cells(chosen)]
     lines: dict[str, list[Any]] = {}
     for result in results:
-        lines.setdefault(_but_for_noise(result), []).append(result)
-    assert [_line_name(mine) for mine in lines.values()] == ["l2, silent: DPPG-L2, K 2", "tabular: DPPG-L2, K 2"]
+        lines.setdefault(but_for_noise(result), []).append(result)
+    assert [line_name(mine) for mine in lines.values()] == ["l2, silent: DPPG-L2, K 2", "tabular: DPPG-L2, K 2"]

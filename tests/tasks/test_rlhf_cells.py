@@ -21,8 +21,9 @@ from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import ModelSource, load_base
-from dptune.training.pretrain import Pretraining, pretrain
-from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
+from dptune.training.pretrain import pretrain
+from dptune.training.public_model import Pretraining
+from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
 
@@ -51,7 +52,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = Pretraining(vocabulary=500, layers=1, width=16, heads=1, max_length=128, epochs=1, batch_size=8)
     pretrain(texts, texts[:4], shape, PUBLIC_MODEL)
     numbers = np.arange(len(texts))
-    write_records(PUBLIC_VALIDATION, Records(numbers, numbers, pa.array(texts), {"label": "public"}))
+    write_records(PUBLIC_NARRATIVES, Records(numbers, numbers, pa.array(texts), {"label": "public"}))
     return tmp_path
 
 
@@ -95,7 +96,7 @@ def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -
     """A canary that takes part against its coin would hide from the audit whatever its update does."""
     (cell,) = cells(settings_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
-    drawn = PromptPlan.drawn(cell, hosts)
+    drawn = PromptPlan.draw(cell, hosts)
     for first in (0, 1):
         coins = [(place + first) % 2 for place in range(len(drawn.canaries))]
         canaries = tuple(replace(one, included=coin) for one, coin in zip(drawn.canaries, coins, strict=True))
@@ -110,7 +111,7 @@ def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
     """2 x 4,000 coins: within 6 deviations of a half, and no plan like another; false alarm below 1e-8."""
     (cell,) = cells(small("users=2000", "canaries=4000"))
     hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts"})
-    one, other = (PromptPlan.drawn(cell, hosts) for _ in range(2))
+    one, other = (PromptPlan.draw(cell, hosts) for _ in range(2))
     for plan in (one, other):
         assert abs(sum(canary.included for canary in plan.canaries) - 2000) < 6 * 0.5 * 4000**0.5
     assert [canary.included for canary in one.canaries] != [canary.included for canary in other.canaries]

@@ -56,7 +56,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "dropout of one": ({"lora": {"dropout": 1.0}}, "lora.dropout"),
     "rank of nothing": ({"lora": {"rank_pattern": {"c_attn": 0}}}, "lora.rank_pattern.c_attn"),
     "no start": ({"lora": {"init_lora_weights": False}}, "lora.init_lora_weights"),
-    "a layer without a list": ({"lora": {"target_modules": "c_attn"}}, "lora.target_modules"),
+    "a layer without a name": ({"lora": {"target_modules": ""}}, "lora.target_modules"),
     "epsilon zero": ({"experiment": {"epsilons": [2, 0]}}, "experiment.epsilons.1"),
     "epsilon negative": ({"experiment": {"epsilons": [-1]}}, "experiment.epsilons.0"),
     "epsilon infinite": ({"experiment": {"epsilons": [float("inf")]}}, "experiment.epsilons.0"),
@@ -127,6 +127,19 @@ def test_a_missing_section_is_named(empty: Path, section: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings()
     assert f"{section}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", ["lora.dropout", "pretrain.width", "pretrain.codes", "prediction.tuning.epochs"])
+def test_a_missing_entry_is_named_though_the_library_has_a_default(empty: Path, entry: str) -> None:
+    content = params()
+    *sections, name = entry.split(".")
+    section = content
+    for part in sections:
+        section = section[part]
+    del section[name]
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=rf"{entry}: is missing"):
+        load_settings()
 
 
 @pytest.mark.parametrize(
@@ -239,6 +252,17 @@ def test_a_bad_profile_leaves_the_file_as_it_was(here: Path, profile: str | byte
     assert sorted(path.name for path in here.iterdir()) == ["bad.yaml", "params.yaml"]
 
 
+def test_a_profile_says_all_of_a_mechanism_that_it_names(here: Path) -> None:
+    """A rate that was tuned for the default corpus must not reach a study that names the mechanism without one."""
+    Path("mine.yaml").write_text("mechanisms:\n  quantile: {target: 0.6}\n")
+    before = load_settings().mechanisms
+    assert "learning_rate" in before["quantile"]
+    apply_profile(Path("mine.yaml"))
+    after = load_settings().mechanisms
+    assert after["quantile"] == {"target": 0.6}
+    assert after["static"] == before["static"]
+
+
 def test_an_empty_profile_changes_no_value(here: Path) -> None:
     before = load_settings()
     Path("empty.yaml").write_text("# nothing\n")
@@ -269,6 +293,15 @@ def test_every_ready_made_study_is_valid(profile: Path) -> None:
         ({"nosuch": 1}, r"nosuch: there is no such entry \(line \d+\)"),
         ({"experiment": {"telemetry": "loud"}}, r"telemetry: 'loud' is not 'research' or 'private' \(line \d+\)"),
         ({"experiment": {"devices": ["tpu"]}}, r"experiment\.devices\.0: 'tpu' is not of the form"),
+        ({"lora": {"ranks": 8}}, r"lora\.ranks: there is no such entry \(line \d+\)"),
+        ({"lora": {"rank": 0}}, r"lora\.rank: 0 is below 1 \(line \d+\)"),
+        (
+            {"lora": {"init_lora_weights": "pissa"}},
+            r"init_lora_weights: 'pissa' changes the frozen.*line \d+.*use true",
+        ),
+        ({"lora": {"alpha_pattern": {"(": 4}}}, r"lora\.alpha_pattern: '\(' is no name of a layer .*line \d+"),
+        ({"pretrain": {"heads": 3}}, r"pretrain\.heads: 3 do not divide the width of 16 \(line \d+\)"),
+        ({"prediction": {"tuning": {"learning_rate": 11}}}, r"prediction\.tuning\.learning_rate: 11 is above 10 \(li"),
         ({"mechanisms": {"static": {"radius": 1}}}, r"radius: .* has no such option\. Fix: use one of .*pairs\.$"),
     ],
 )

@@ -21,7 +21,8 @@ from dptune.training.checkpoints import CheckpointError
 from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
-from tasks.experiment.finetune import crafted_file, run_cell
+from tasks.experiment.crafted import crafted_canaries, crafted_file
+from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT, RUNS
 from tasks.report import experiment as report
 from tasks.report.experiment import write_report
@@ -37,6 +38,7 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    monkeypatch.setattr(report, "save", lambda _, path: path.write_bytes(b"picture"))
 
 
 def killed_after_a_checkpoint(cell: Cell, opened: list[Ledger], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +148,11 @@ def test_what_others_saw_is_no_canarys_score(
     killed_after_a_checkpoint(cell, opened, monkeypatch)
     seen = {"included": [1] * 16, "scores": [3.0] * 16, "moves": [1.0, None]}
     write_json(crafted_file(cell.directory), seen)
-    resumed = finetune._crafted_canaries(cell, cell.directory)
+    resumed = crafted_canaries(cell)
     assert resumed is not None
     assert resumed.watched == 2
     set_aside(cell.directory)
-    fresh = finetune._crafted_canaries(cell, cell.directory)
+    fresh = crafted_canaries(cell)
     assert fresh is not None
     assert fresh.watched == 0
     assert not fresh.scores.any()

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,19 +23,19 @@ from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
 from tasks.corpus.verbalize import verbalize
 from tasks.paths import (
-    ERROR,
     EVAL,
     FAILURES,
     MANIFEST,
     NARRATIVES,
     PUBLIC_MODEL,
+    PUBLIC_NARRATIVES,
     PUBLIC_VALIDATION,
     RAW,
     SECRETS,
     SPLITS,
     TRAIN,
 )
-from tasks.stage import USER_ERROR, keep_failure, run_stage
+from tasks.stage import ERROR_FILE, USER_ERROR, keep_failure, run_stage
 
 
 def test_the_stages_leave_their_files(pipeline: Path) -> None:
@@ -53,6 +52,7 @@ def test_the_stages_leave_their_files(pipeline: Path) -> None:
     assert all("SYNTHETIC" in read_records(path).about["label"] for path in (NARRATIVES, TRAIN, EVAL))
     assert not list(Path("data").rglob("*.partial"))
     assert {path.name for path in PUBLIC_MODEL.parent.iterdir()} == {"public", "public_validation.parquet"}
+    assert PUBLIC_NARRATIVES.read_bytes() == PUBLIC_VALIDATION.read_bytes(), "of both, nobody is trained on"
 
 
 def test_only_the_owner_reads_what_the_stages_write(pipeline: Path) -> None:
@@ -199,13 +199,16 @@ def test_a_missing_file_is_not_blamed_on_the_disk(empty: Path, capsys: pytest.Ca
     assert "free space" not in message
 
 
-def test_a_fault_in_the_program_keeps_its_traceback_in_a_file(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_in_the_program_keeps_its_traceback_in_a_file(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ERROR_FILE, str(empty / "said"))
     with pytest.raises(SystemExit) as ended:
         run_stage(raising(ZeroDivisionError("no\nmore")))
     assert ended.value.code == 1
     last = capsys.readouterr().err
     assert re.fullmatch(r"error: ZeroDivisionError: no\. Fix: the traceback is in data/failures\.log; run .*\.\n", last)
-    assert ERROR.read_text() == last
+    assert (empty / "said").read_text() == last
     kept = FAILURES.read_text()
     assert "Traceback (most recent call last)" in kept
     assert "in work" in kept
@@ -247,28 +250,18 @@ def test_a_python_without_dependencies_says_what_to_run() -> None:
     assert re.fullmatch(r"error: \S+ has no dptune\. Fix: run `make repro`, or first `.*activate`\.\n", ended.stderr)
 
 
-def test_make_repro_says_the_cause_after_dvcs_last_line(tmp_path: Path) -> None:
-    """Only make's own line, which no recipe can leave out, comes after it."""
-    binaries = tmp_path / ".venv" / "bin"
-    binaries.mkdir(parents=True)
-    (binaries.parent / ".installed").touch()
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("pyproject.toml", "constraints.txt"):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (0, 0))
-    dvc = binaries / "dvc"
-    dvc.write_text(
-        '#!/bin/sh\nmkdir -p data\ntest ! -e data/error.txt || exit 9\n$SAID\necho "ERROR: exited" >&2\nexit 1\n'
-    )
-    dvc.chmod(0o700)
-    for said, last in (("cp cause data/error.txt", "error: x. Fix: y."), ("", "ERROR: exited"), ("", "ERROR: exited")):
-        (tmp_path / "cause").write_text("error: x. Fix: y.\n")
-        environment = {**os.environ, "SAID": said}
-        ended = subprocess.run(
-            ["make", "repro"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 2
-        assert [line for line in ended.stderr.splitlines() if not line.startswith("make")][-1] == last
+def test_a_stage_finds_the_environments_python_where_none_is_activated(tmp_path: Path) -> None:
+    command = ["/bin/sh", str(ROOT / "tasks" / "stage.sh"), "tasks.corpus.split"]
+    ended = subprocess.run(command, cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: no python is on PATH, and \.venv has none\. Fix: run `make repro`.*\.\n", ended.stderr)
+    for folder in (tmp_path / ".venv" / "bin", tmp_path / "activated"):  # what is activated comes first
+        folder.mkdir(parents=True)
+        (folder / "python").write_text(f'#!/bin/sh\necho {folder.name} "$@"\nexit 3\n')
+        (folder / "python").chmod(0o700)
+        path = str(tmp_path / "activated")
+        ended = subprocess.run(command, cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (3, f"{folder.name} -m tasks.corpus.split\n")
 
 
 def test_a_stage_as_a_process_ends_with_status_two(empty: Path) -> None:

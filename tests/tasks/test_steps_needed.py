@@ -13,8 +13,11 @@ from test_report import page, private, result
 from tiny_pipeline import read_json
 
 from tasks import tracking
-from tasks.report.experiment import epsilon_text, write_report
+from tasks.report.experiment import write_report
+from tasks.report.page import environment
 from tasks.report.steps_needed import NAME, STEPS_FILE, publish_steps, steps_needed, steps_over_seeds
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
 
 
 def run(mechanism: str, curve: list[float], *, agent: bool = False, seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -128,12 +131,8 @@ MEMBERSHIP = {
 
 
 def test_the_page_has_the_papers_two_columns_of_membership() -> None:
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(loader=FileSystemLoader(Path(tracking.__file__).parent / "report"), autoescape=True)
-    environment.filters["epsilon"] = epsilon_text
     audits = [{"label": "one", "membership": MEMBERSHIP}, {"label": "two"}]
-    text = environment.get_template("paper.html.j2").render(steps=[], audits=audits)
+    text = environment({}).get_template("paper.html.j2").render(steps=[], audits=audits, mechanism_of={"one": "static"})
     assert "AUC by mean log probability" in text
     assert "AUC by perplexity" in text
     assert "0.531" in text

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,12 @@ _CHANGES: dict[str, Any] = {
 
 def repository_params() -> dict[str, Any]:
     """The repository's params.yaml as plain data."""
-    return dict(yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8")))
+    return copy.deepcopy(_repository_params())
+
+
+@cache
+def _repository_params() -> dict[str, Any]:
+    return dict(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
 def params(*changes: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +92,12 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def write_params(*changes: dict[str, Any], path: Path = Path("params.yaml")) -> None:
     """Write params.yaml into the current directory."""
-    path.write_text(yaml.safe_dump(params(*changes), sort_keys=False), encoding="utf-8")
+    content = params(*changes)
+    try:
+        text = yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False)
+    except UnicodeEncodeError:  # half of a character, which the writer in C does not take
+        text = yaml.safe_dump(content, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def cells(*changes: dict[str, Any]) -> list[Cell]:
@@ -111,13 +122,14 @@ def run_stages(*changes: dict[str, Any], pretrained: bool = True) -> None:
     from tasks.corpus.canaries import plant
     from tasks.corpus.pretrain import pretrain_public_model
     from tasks.corpus.split import split
+    from tasks.corpus.validation import write_validation
     from tasks.corpus.verbalize import verbalize
 
     write_params(*changes)
     stages = [acquire, verbalize, split, plant]
     before = os.umask(0o022)
     try:
-        for stage in [*stages, pretrain_public_model] if pretrained else stages:
+        for stage in [*stages, write_validation, pretrain_public_model] if pretrained else stages:
             run_stage(stage)
     finally:
         os.umask(before)
@@ -157,6 +169,13 @@ def prepare_environment(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Non
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cells write no picture of their curves: drawing takes longer than training a tiny model."""
+    from tasks.experiment import finetune
+
+    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
 
 
 def mode(path: Path) -> int:

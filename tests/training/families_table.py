@@ -1,4 +1,4 @@
-"""The table of model families in docs/models.md, measured: ``python tests/training/families_table.py --write``.
+"""The table of families in docs/findings/models.md, measured: ``python tests/training/families_table.py --write``.
 
 Each family is a tiny model of random weights. It goes the way of a run: default layers by PEFT's mapping, adapters, the
 rehearsal; then per-sample gradients of four records are compared with a loop over them.
@@ -19,11 +19,12 @@ from tiny_models import records, trainable
 
 from dptune.errors import ConfigError
 from dptune.training.causal import check_causal, check_configuration
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.rehearsal import rehearse
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "findings" / "models.md"
 START, END = "<!-- families: generated -->", "<!-- families: end -->"
 #: Layers to name in families where neither the default nor all-linear is right.
 NAMED: dict[str, tuple[str, ...]] = {

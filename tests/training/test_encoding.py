@@ -17,10 +17,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
 from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
+from dptune.corpus.records import encode_content
 from dptune.errors import ConfigError, DataError
 from dptune.training import token_file
-from dptune.training.data import Tokens, plain_ids
-from dptune.training.encoding import record_batches, summary, tokens_of
+from dptune.training.data import Tokens, plain_ids, tokenize
+from dptune.training.encoding import record_batches, stored_tokens, summary, tokens_of
 from dptune.training.losses import sequence_losses
 
 WIDTH = 40
@@ -251,3 +252,22 @@ def test_masks_survive_a_token_file(tmp_path: Path) -> None:
 
 def batch(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.batch(np.array([2, 0, 1]), CPU, height=4)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_text_has_the_same_ids_in_the_pipeline_as_from_a_users_file(begins: bool) -> None:
+    """The pipeline encodes many texts at once, and left out the beginning-of-text token that Llama's texts have."""
+    chosen = tokenizer(begins=begins)
+    texts = ["abc", "a b", "abcdefgh" * 4]
+    piped, own = tokenize(texts, chosen, 12), tokens_of(records(*map(Text, texts)), chosen, 12)
+    assert [row.tolist() for row in piped.rows] == [row.tolist() for row in own.rows]
+    assert piped.truncated == own.truncated == 1
+    assert (piped.rows[0][0] == chosen.bos_token_id) == begins
+
+
+@pytest.mark.parametrize(("form", "content"), [("pair", PromptTarget("ab", "cd")), ("messages", chat("ab", "cd"))])
+def test_stored_records_have_the_tokens_of_the_records_and_one_left_out_has_none(form: str, content: Content) -> None:
+    chosen = tokenizer(template=CHATML)
+    found = stored_tokens([encode_content(content), ""], chosen, form=form, file="a", max_length=40)
+    assert found.rows[0].tolist() == tokens_of(records(content), chosen, 40).rows[0].tolist()
+    assert found.rows[1].tolist() == [chosen.eos_token_id]

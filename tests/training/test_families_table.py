@@ -1,4 +1,4 @@
-"""docs/models.md says what is measured: every row anew, but for the digits of an error."""
+"""docs/findings/models.md says what is measured: every row anew, but for the digits of an error."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.training.loop import train
-from dptune.training.model import Lora, ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
+from dptune.training.lora import Lora
+from dptune.training.model import ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.rehearsal import rehearse
@@ -131,6 +133,38 @@ def test_a_pattern_that_no_adapted_layer_matches_is_refused(name: str) -> None:
     """PEFT ignores it."""
     with pytest.raises(ConfigError, match=rf"lora\.{name}: no adapted layer is called 'k_proj'.*q_proj, v_proj"):
         attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: {"k_proj": 2}}), 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "expression", "count"),
+    [("llama", r"model\.layers\.1\..*_proj", 7), ("gpt2", r".*\.(c_attn|c_fc)", 4), ("llama", r".*\.[kv]_proj", 4)],
+)
+def test_a_regular_expression_names_the_layers_that_peft_adapts(
+    family: str, expression: str, count: int, tmp_path: Path
+) -> None:
+    model = attach_lora(FAMILIES[family](), Lora(rank=4, dropout=0.0, target_modules=expression), 3)
+    names = [pair.name.removeprefix("base_model.model.") for pair in lora_pairs(model)]
+    assert len(names) == count
+    assert all(re.fullmatch(expression, name) for name in names)
+    rehearse(model, lora_pairs(model))
+    run(model, tmp_path / "run")
+    save_adapter(model, tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(FAMILIES[family](), str(tmp_path / "adapter")).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    torch.testing.assert_close(loaded(input_ids=ids).logits, model.eval()(input_ids=ids).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("q_proj", r"'q_proj' matches no layer\. Fix: match whole names such as model\.layers\.0\.self_attn\.q_proj"),
+        (r".*self_attn", r"matches model\.layers\.0\.self_attn, which is no linear layer"),
+        (r".*(q_proj", r"is no regular expression \("),
+    ],
+)
+def test_an_expression_that_names_no_linear_layers_is_refused(expression: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"lora\.target_modules: .*{problem}"):
+        attach_lora(llama(), Lora(rank=4, dropout=0.0, target_modules=expression), 0)
 
 
 @pytest.mark.parametrize("start", [True, "orthogonal"])

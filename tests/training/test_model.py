@@ -10,9 +10,9 @@ from peft import PeftModel
 from tiny_models import CPU, adapted, gpt2, llama, trainable
 
 from dptune.errors import ConfigError
+from dptune.training.lora import Lora
 from dptune.training.model import (
     DivergedError,
-    Lora,
     ModelSource,
     assert_trained,
     attach_lora,

@@ -14,8 +14,9 @@ from dptune.errors import ConfigError
 from dptune.training import losses
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
+from dptune.training.lora import Lora
 from dptune.training.losses import model_losses, sequence_losses
-from dptune.training.model import Lora, attach_lora
+from dptune.training.model import attach_lora
 from dptune.training.per_sample import Taps, lora_pairs, per_sample_gradients
 
 

@@ -29,7 +29,8 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.training.loop import train
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
 from dptune.training.rehearsal import check_width, rehearse
@@ -202,7 +203,7 @@ _REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no such layer": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("nosuch",)), 0), "no layer is called 'nosuch'"),
     "one of two": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("q_proj", "Q_proj")), 0), "'Q_proj'.*q_proj, up_proj"),
     "a norm": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, ("norm",)), 0), "LlamaRMSNorm"),
-    "a pattern": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, "q_proj"), 0), "is no list"),  # type: ignore[arg-type]
+    "a name as an expression": (lambda: attach_lora(llama(), Lora(2, 4, 0.0, "q_proj"), 0), "matches no layer"),
     "none": (lambda: llama(), "no adapter called default"),
 }
 
@@ -215,10 +216,10 @@ def test_what_is_no_plain_lora_on_linear_layers_is_refused_by_name(case: str, tm
     assert release_lines(tmp_path) == 0
 
 
-def test_gradient_checkpointing_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+def test_transformers_own_checkpointing_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     model = adapted("llama")
     model.gradient_checkpointing_enable()
-    with pytest.raises(ConfigError, match=r"gradient checkpointing on.*physical_batch_size"):
+    with pytest.raises(ConfigError, match=r"gradient checkpointing on.* set training\.gradient_checkpointing"):
         run(model, tmp_path)
     model = adapted("llama")
     model.enable_input_require_grads()

@@ -21,7 +21,8 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training import together
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.loop import train
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import Run, StepReport

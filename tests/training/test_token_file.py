@@ -263,9 +263,9 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> 
     path = tmp_path / "bad.parquet"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.parquet: not a file of narratives"):
+    with pytest.raises(DataError, match=r"bad\.parquet: not a file of records"):
         next(read_batches(path, ("text",)))
-    with pytest.raises(DataError, match=r"bad\.parquet: not a file of narratives"):
+    with pytest.raises(DataError, match=r"bad\.parquet: not a file of records"):
         read_about(path)
 
 
@@ -274,7 +274,7 @@ def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:
     path = stored(tmp_path / "bad.parquet", 1000)
     whole = path.read_bytes()
     path.write_bytes(whole[:4] + bytes(len(whole) // 2) + whole[4 + len(whole) // 2 :])
-    with pytest.raises(DataError, match=r"bad\.parquet: not a file of narratives"):
+    with pytest.raises(DataError, match=r"bad\.parquet: not a file of records"):
         list(read_batches(path, ("text",)))
 
 

@@ -15,7 +15,8 @@ from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens, with_context
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.spec import TrainingPlan
 
 torch.set_num_threads(1)  # so small that a second thread only waits for the first

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,68 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0, done.output
+
+
+LORA = [
+    *("--target-modules", r".*h\.0\..*(c_attn|c_fc)", "--rank-pattern", "c_fc=4", "--rank-pattern", r"h\.0\.attn.*=2"),
+    *("--alpha-pattern", "c_attn=6", "--rslora", "--init", "orthogonal", "--rank", "6"),
+]
+
+
+def test_settings_of_lora_reach_the_adapter_and_the_command_that_is_printed(tmp_path: Path) -> None:
+    private = write_csv(tmp_path / "private.csv", rows(60))
+    given = ["--model", str(checkpoint()), "--epsilon", "8", "--batch", "8", "--epochs", "2", *LORA]
+    said = CliRunner().invoke(app, ["suggest", *given, "--units", "54"])
+    assert said.exit_code == 0, said.output
+    command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
+    words = shlex.split(command.replace(str(checkpoint()), shlex.quote(str(checkpoint()))))
+    assert all(word in words for word in LORA)
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    adapter = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    expected = {"target_modules": LORA[1], "rank_pattern": {"c_fc": 4, r"h\.0\.attn.*": 2}, "r": 6, "use_rslora": True}
+    expected |= {"alpha_pattern": {"c_attn": 6}, "init_lora_weights": "orthogonal"}
+    assert {name: adapter[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("command", ["tune", "suggest"])
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--rank-pattern", "c_attn"], "--rank-pattern: 'c_attn' is no NAME=NUMBER. Fix: write the layer's name"),
+        (["--alpha-pattern", "c_attn=many"], "--alpha-pattern: 'c_attn=many' is no NAME=NUMBER"),
+        (["--rank-pattern", "c_attn=2", "--rank-pattern", "c_attn=4"], "--rank-pattern: 'c_attn' is given twice"),
+        (["--rank-pattern", "c_attn=0"], "--rank-pattern: c_attn: 0 is no positive whole number"),
+        (["--rank-pattern", "nosuch=4"], "--rank-pattern: no adapted layer is called 'nosuch'"),
+        (["--init", "pissa"], "--init"),
+        (["--target-modules", "c_(attn"], "--target-modules: 'c_(attn' is no regular expression"),
+    ],
+)
+def test_wrong_settings_of_lora_are_named(command: str, given: list[str], problem: str, tmp_path: Path) -> None:
+    data = ["--data", str(write_csv(tmp_path / "a.csv", rows()))] if command == "tune" else ["--units", "400"]
+    said = CliRunner().invoke(app, [command, "--model", str(checkpoint()), "--epsilon", "8", *data, *given])
+    assert said.exit_code == 2
+    assert problem in " ".join(said.output.split())
+
+
+def test_public_records_are_read_once_and_cut_as_a_second_reading_would(
+    public: RecordSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = asked()
+    base = open_base(checkpoint(), settings)
+    long = replace(settings, max_length=20)
+    whole, again = read_public(public, base, long), read_public(public, base, replace(settings, max_length=9))
+    cut = module._cut(whole, 9)
+    for ours, theirs in ((cut.tokens, again.tokens), (cut.evaluation, again.evaluation)):
+        assert [row.tolist() for row in ours.rows] == [row.tolist() for row in theirs.rows]
+        assert (ours.width, ours.padding, ours.truncated) == (theirs.width, theirs.padding, theirs.truncated)
+    assert again.tokens.truncated
+    read: list[int] = []
+    real = module.read_sides
+    monkeypatch.setattr(module, "read_sides", lambda source: (read.append(1), real(source))[1])
+    found = suggest(base, replace(settings, max_length=None), UNITS, public)
+    assert "max_length" in found.schedule.reasons
+    assert len(read) == 1
 
 
 def test_public_units_are_those_of_the_column(public: RecordSource) -> None:

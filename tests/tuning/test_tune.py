@@ -17,7 +17,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny_tuning import QUICK, checkpoint, rows, write_csv, write_jsonl
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from typer.testing import CliRunner, Result
 
 import dptune
@@ -163,6 +163,55 @@ def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     said = command(*arguments).stderr
     assert "other settings (records" in said
     assert not re.search("[0-9a-f]{32}", said), "a digest of records, or its salt, is for no log"
+
+
+def test_checkpointing_changes_no_setting_of_a_run(tmp_path: Path) -> None:
+    """A run that did not fit into memory goes on with it."""
+    file, out = write_csv(tmp_path / "a.csv", rows()), tmp_path / "out"
+    for more in (["--gradient-checkpointing"], ["--rows", "8"]):
+        done = command("--data", str(file), "--unit", "customer_id", *ARGUMENTS, "--out", str(out), *more)
+        assert done.exit_code == 0, done.output
+    assert check_deliverable(out / "adapter").complete
+
+
+def test_a_base_in_bfloat16_is_tuned_and_named_on_the_card(tmp_path: Path) -> None:
+    file, out = write_csv(tmp_path / "a.csv", rows()), tmp_path / "out"
+    done = command("--data", str(file), *ARGUMENTS, "--out", str(out), "--dtype", "bfloat16")
+    assert done.exit_code == 0, done.output
+    assert "| base weights | bfloat16 |" in (out / "adapter" / "README.md").read_text()
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16), str(out / "adapter")
+    )
+    dtypes = {"lora" in name: weight.dtype for name, weight in model.named_parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+
+
+def test_a_base_in_4_bits_is_tuned_verified_and_named_on_the_card(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="weights in 4 bits need pip install 'dptune[quantized]'")
+    file, out = write_csv(tmp_path / "a.csv", rows()), tmp_path / "out"
+    arguments = ["--data", str(file), "--unit", "customer_id", *ARGUMENTS, "--out", str(out), "--load-in-4bit"]
+    dry = command(*arguments, "--dry-run", "--json")
+    assert dry.exit_code == 0, dry.output
+    assert json.loads(dry.stdout)["base_weights"] == "bitsandbytes (4 bit)"
+    assert command(*arguments).exit_code == 0
+    assert check_deliverable(out / "adapter").epsilons.certified <= 8
+    assert "| base weights | bitsandbytes (4 bit) |" in (out / "adapter" / "README.md").read_text()
+    asked = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(checkpoint(), quantization_config=asked)
+    again = PeftModel.from_pretrained(base, str(out / "adapter"))
+    assert any(bool(one.any()) for key, one in again.state_dict().items() if "lora_B" in key)
+    other = command(*(one for one in arguments if one != "--load-in-4bit"))
+    assert other.exit_code == 2
+    assert "load_in_4bit: True then, False now" in other.output
+
+
+def test_a_loaded_model_in_4_bits_is_tuned() -> None:
+    pytest.importorskip("bitsandbytes", reason="weights in 4 bits need pip install 'dptune[quantized]'")
+    asked = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(), quantization_config=asked).requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint())
+    result = dptune.tune(model, rows(), epsilon=8, unit="customer_id", tokenizer=tokenizer, **QUICK)
+    assert result.epsilons.certified <= 8
 
 
 def test_private_telemetry_tells_no_statistic_of_private_records(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tiny_tuning import checkpoint, rows, write_csv, write_jsonl
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from dptune.cli import app
@@ -216,7 +216,8 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
 
 def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two records of each customer are twice the work of one; under private telemetry it is the most that is told."""
-    monkeypatch.setattr("dptune.tuning.estimate._speed", lambda base: 1e9)
+    for speed in ("_product_speed", "_vector_speed"):
+        monkeypatch.setattr(f"dptune.tuning.estimate.{speed}", lambda base: 1e6)
     data = str(write_csv(tmp_path / "r.csv", rows()))
     given = ["tune", "--model", str(checkpoint()), "--data", data, "--unit", "customer_id", "--epsilon", "8"]
     given += ["--batch", "8", "--epochs", "2", "--rows", "4", "--dry-run", "--json"]
@@ -243,6 +244,26 @@ def test_a_dry_run_reads_no_weight_and_leaves_nothing(tmp_path: Path) -> None:
     assert said["estimated_memory_gib"] > 0
     assert said["estimated_minutes"] > 0
     assert float(f"{said['estimated_minutes']:.2g}") == said["estimated_minutes"]
-    assert "rough projections" in said["estimates_are"]
+    assert "times their numbers in all steps" in said["estimates_are"]
     assert f"{said['units']} units are few" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path: Path) -> None:
+    """Of Llama 7B's shape: 6.7 billion weights, of which none exists."""
+    model, data = tmp_path / "seven", write_jsonl(tmp_path / "r.jsonl", rows(200))
+    config = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "vocab_size": 32000}
+    LlamaConfig(**config, max_position_embeddings=4096).save_pretrained(model)
+    AutoTokenizer.from_pretrained(checkpoint()).save_pretrained(model)
+    given = ["tune", "--model", str(model), "--data", str(data), "--epsilon", "8", "--dry-run", "--json", "--rows", "4"]
+    memory = {}
+    for more in ([], ["--gradient-checkpointing"], ["--dtype", "bfloat16"]):
+        done = CliRunner().invoke(app, [*given, *more])
+        assert done.exit_code == 0, done.output
+        said = json.loads(done.stdout)
+        assert said["adapter_parameters"] == 32 * 2 * 8 * (4096 + 4096)
+        assert said["noise_multiplier"] > 0
+        memory[" ".join(more)] = said["estimated_memory_gib"] * 2**30
+    weights = 6_738_415_616
+    assert memory[""] > memory["--gradient-checkpointing"] > 4 * weights
+    assert 4 * weights > memory["--dtype bfloat16"] > 2 * weights

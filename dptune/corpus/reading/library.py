@@ -53,18 +53,18 @@ def hub_rows(source: RecordSource, name: str) -> Rows:
     return rows_of_library(found, name)
 
 
-def rows_of_library(found: Any, file: str) -> Rows:
+def rows_of_library(dataset: Any, file: str) -> Rows:
     """Rows of a ``datasets.Dataset`` in plain Python, whatever format it was given for a framework.
 
     Raises: DataError if it holds none.
     """
-    if hasattr(found, "__len__") and not len(found):  # one that streams has none
+    if hasattr(dataset, "__len__") and not len(dataset):  # one that streams has none
         raise DataError("holds no records", fix="give one at least", file=file)
-    features = getattr(found, "features", None) or {}
+    features = getattr(dataset, "features", None) or {}
     labels = {column: feature.names for column, feature in features.items() if hasattr(feature, "names")}
-    plain = found.with_format(None) if hasattr(found, "with_format") else found
+    plain = dataset.with_format(None) if hasattr(dataset, "with_format") else dataset
     rows = mappings(plain, file)
-    return Rows(file, tuple(found.column_names), 1, True, _with_label_names(rows, labels) if labels else rows)
+    return Rows(file, tuple(dataset.column_names), 1, True, _with_label_names(rows, labels) if labels else rows)
 
 
 def _with_label_names(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list[str]]) -> Iterator[tuple[int, Row]]:

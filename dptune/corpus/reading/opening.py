@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.reading.jsonl_file import jsonl_rows
-from dptune.corpus.reading.library import hub_rows, rows_of_library, saved_rows
+from dptune.corpus.reading.formats import FORMATS
+from dptune.corpus.reading.library import hub_rows, rows_of_library
 from dptune.corpus.reading.rows import Rows, mappings, rows_like_first
 from dptune.corpus.reading.source import Data, RecordSource, is_hub_name
-from dptune.corpus.reading.table_file import table_rows
-from dptune.corpus.reading.text_file import text_rows
 from dptune.errors import DataError
 
 _PYTHON = "the records given from Python"
@@ -31,8 +29,8 @@ def rows_of(source: RecordSource, data: Data) -> Rows:
     if not path.exists():
         fix = "check the path; a data set of the hub needs data.revision"
         raise DataError("there is no such file", fix=fix, file=path)
-    readers = {"text": text_rows, "jsonl": jsonl_rows, "table": table_rows, "datasets": saved_rows}
-    return readers[source.format_of(path)](source, path)
+    found: Rows = FORMATS[source.format_of(path)].load()(source, path)
+    return found
 
 
 def _rows_from_python(data: Iterable[Mapping[str, Any]]) -> Rows:

@@ -8,28 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
 from dptune.errors import ConfigError
 
-#: The one list of formats: command line, params.yaml and the split take it from here. ``opening`` has their readers.
-Format = Literal["text", "table", "jsonl", "datasets"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_ENDINGS: dict[str, Format] = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".csv": "table",
-    ".tsv": "table",
-    ".parquet": "table",
-    ".pq": "table",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ class RecordSource:
         records_are: the records of a text file: "lines", or "paragraphs" between empty lines, whose white space becomes
             single spaces. None takes paragraphs if any line is empty, and refuses a file where that looks accidental.
         revision: the 40-digit commit of a hub data set.
-        part: which part of a data set of the ``datasets`` library is read, such as "train".
+        part: part of a data set of the ``datasets`` library to read, such as "train".
         public: records of nobody, read in the same way, for validation, controllers and rehearsal.
         split: how the records of ``data`` are dealt to train, eval and test.
     """
@@ -117,11 +104,11 @@ class RecordSource:
     def format_of(self, path: Path) -> Format:
         """The format of a file: ``format`` if it is given, else by the file's ending.
 
-        Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of a table or JSONL.
+        Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of another format.
         """
-        by_ending = _ENDINGS.get(path.suffix.lower())
-        if self.format == "text" and by_ending in ("table", "jsonl"):
-            problem = f"is text, and {path.name} is {'a table' if by_ending == 'table' else 'JSONL'} by its ending"
+        by_ending = ENDINGS.get(path.suffix.lower())
+        if self.format == "text" and by_ending not in (None, "text"):
+            problem = f"is text, and {path.name} is {FORMATS[by_ending].title} by its ending"
             raise ConfigError("data.format", problem, fix=f"use {by_ending}, or give the file another ending")
         if path.is_dir() and self.format in (None, "datasets"):
             return "datasets"

@@ -10,9 +10,10 @@ from dptune.corpus.reading.rows import Rows, read_text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
 
-#: With this many lines in a paragraph, on average, a file may well hold one record a line and a stray empty line.
+#: Mean number of lines in a paragraph from which on a file probably has one record on each line, and a stray empty
+#: line.
 _LINES_OF_A_PARAGRAPH = 20
-#: To recognise JSON or a table: how many lines are looked at, how many are needed, and the fewest fields of a table.
+#: Recognition of JSON and tables: number of lines to look at, number of them that must match, least number of fields.
 _LOOKED_AT, _ENOUGH, _FIELDS = 50, 5, 3
 
 
@@ -20,7 +21,7 @@ def text_rows(source: RecordSource, path: Path) -> Rows:
     """Read the rows of a text file: each paragraph or line is a row, with the number of its first line."""
     content = read_text(path)
     lines = content.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    _refuse_other_formats(path, lines, stated=source.records_are is not None)
+    _refuse_other_formats(path, lines, way_is_chosen=source.records_are is not None)
     by_paragraph = any(not line.strip() for line in _inner(lines))
     if source.records_are is None and by_paragraph:
         _refuse_joined_records(path, lines)
@@ -62,13 +63,13 @@ def _refuse_joined_records(path: Path, lines: Sequence[str]) -> None:
         raise DataError(problem, fix="say data.records_are: lines, or paragraphs", file=path, row=row)
 
 
-def _refuse_other_formats(path: Path, every: Sequence[str], *, stated: bool) -> None:
+def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bool) -> None:
     lines = [line for line in every[:_LOOKED_AT] if line.strip()]
     if len(lines) < _ENOUGH:
         return
     if all(re.fullmatch(r"\s*\{.*\}\s*", line) for line in lines):
         raise DataError("looks like JSONL and is read as text", fix="use data.format: jsonl", file=path, row=1)
-    for delimiter in "" if stated else ",\t":
+    for delimiter in "" if way_is_chosen else ",\t":
         counts = {line.count(delimiter) + 1 for line in lines}
         if len(counts) == 1 and counts.pop() >= _FIELDS:
             fix = "use data.format: table; if it is text, say data.records_are: lines or paragraphs"

@@ -1,1 +1,1 @@
-"""Policies that learn in simulated environments, where a user is one trajectory."""
+"""DP policy gradient in simulated environments, where a user is one trajectory."""

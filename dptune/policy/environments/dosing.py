@@ -1,7 +1,7 @@
-"""Insulin dosing for type-1 diabetes: a day of a simulated patient, an ordinary differential equation (SYNTHETIC).
+"""Insulin dosing for type-1 diabetes: one day of a simulated patient, by an ordinary differential equation (SYNTHETIC).
 
 The patient's model, its parameters, the reward and the limits are those of the simulator of Salas, Ferguson and Zweig
-(2019); meals are this project's own: three smooth rises over a steady intake.
+(2019). The meals are not: they are three smooth peaks over a constant intake, made up here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _MEAL_MINUTES = 40.0
 
 
 def slopes(state: NDArray[np.float64], dose: float, intake: float) -> NDArray[np.float64]:
-    """Change per minute of (glucose, remote insulin, plasma insulin, first and second compartment, gut glucose)."""
+    """Derivatives of the patient's state, per minute.
+
+    Args:
+        state: (6,) glucose in mg/dl, remote insulin, plasma insulin, first and second compartment, gut glucose.
+        dose: insulin in mU/min.
+        intake: rate of glucose intake.
+    """
     glucose, remote, plasma, first, second, gut = state
     entering = _AVAILABLE * (_ABSORPTION * gut + intake) / _VOLUME
     return np.array(
@@ -51,12 +57,12 @@ def reward(glucose: float) -> float:
 
 
 class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """One patient's day. Actions are doses in mU/min, held for ``interval`` minutes and cut to the limits.
+    """A patient's day. An action is a dose in mU/min, given for ``interval`` minutes and clipped to the limits.
 
-    Observations: the six states of ``slopes``, the intake, and glucose and intake of one interval before.
+    Observations are (9,): the six states of ``slopes``, the intake, and glucose and intake one interval earlier.
 
     Args:
-        random_meals: times and sizes of meals, the steady intake and the first dose differ from day to day.
+        random_meals: draw the times and sizes of meals, the constant intake and the first dose anew for each day.
         interval: minutes between doses.
     """
 
@@ -96,7 +102,7 @@ class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return np.array([*self._state, intake, before, self._intake[self._now - 1]], dtype=np.float32)
 
     def _day(self) -> NDArray[np.float64]:
-        """Intake at every interval."""
+        """(intervals + 1,) intake of a day, at the start of each interval and at its end."""
         draw, hours = self.np_random, np.arange(0, DAY + 1, self._interval) / 60
         steady = draw.uniform(800.0, 1200.0) if self._random_meals else _STEADY_INTAKE
         intake = np.full(len(hours), steady)

@@ -1,4 +1,4 @@
-"""Environments by name, with a policy's observations, in fixed public scales, and its actions."""
+"""Environments by name, and the translation between their spaces and a policy's features and actions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from dptune.errors import ConfigError
 
 RIVERSWIM = "dptune/Riverswim-v0"
-#: Ours, registered with gymnasium on first use.
+#: dptune's own environments, registered with gymnasium on first use: name -> (class, options).
 OWN = {
     RIVERSWIM: ("dptune.policy.environments.swimmers:Riverswim", {}),
     "dptune/Dosing-v0": ("dptune.policy.environments.dosing:Dosing", {}),
     "dptune/Dosing-v1": ("dptune.policy.environments.dosing:Dosing", {"random_meals": True}),
 }
-#: (centre, scale) of every observed number. Running means of observations would be raw private data in the policy.
+#: (centre, scale) of every observed number, fixed and public. Running means, as in most public code, would carry raw
+#: private observations into the policy.
 _SCALES: dict[str, tuple[list[float], list[float]]] = {
     "Acrobot-v1": ([0.0] * 6, [1.0] * 4 + [4 * np.pi, 9 * np.pi]),
     "dptune/Dosing-v0": ([80.0, 33.0, 33.0, 17.0, 17.0, 0.0, 0.0, 80.0, 0.0], [20.0] * 5 + [1e4, 1e3, 20.0, 1e3]),
@@ -31,11 +32,13 @@ _SCALES["dptune/Dosing-v1"] = _SCALES["dptune/Dosing-v0"]
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment, by name and options; each user is one copy of it.
+    """An environment by name and options; each user acts in a copy of it.
 
     Attributes:
         id: gymnasium's id, or one of ``OWN``.
-        options: options of its constructor, such as ``stay`` of Riverswim.
+        options: arguments of its constructor, such as ``stay`` of Riverswim.
+
+    Raises: ConfigError as ``vector``.
     """
 
     id: str
@@ -45,16 +48,17 @@ class Environment:
         self.vector(1).close()  # raises for a bad id or option
 
     def register(self) -> None:
-        """Make ``OWN`` known to gymnasium."""
+        """Register dptune's own environments with gymnasium. Raises: ConfigError if gymnasium is missing."""
         _gymnasium()
 
     def vector(self, count: int) -> Any:
-        """``count`` copies as a gymnasium vector environment whose ended episodes start again at the next step.
+        """Make a gymnasium vector environment of ``count`` copies; a copy whose episode ended resets at its next step.
 
         Raises: ConfigError naming an unknown id or option, or the extra that is not installed.
         """
         gymnasium = _gymnasium()
-        # Not CartPole's own vector version: its users share a generator, so one who falls moves the others' next start.
+        # CartPole's own vector version is not used: its copies share a generator, so that when one user's episode ends,
+        # the next start of all others changes.
         native = self.id == RIVERSWIM
         try:
             mode = "vector_entry_point" if native else "sync"
@@ -73,14 +77,15 @@ _KNOWN = "use CartPole-v1, Acrobot-v1, HalfCheetah-v5, Hopper-v5, " + ", ".join(
 
 @dataclass(frozen=True)
 class Interface:
-    """The observations and actions of a policy in an environment.
+    """Translation of an environment's observations to features, and of a policy's actions to the environment's.
 
     Attributes:
         features: number of features that the policy sees.
-        actions: number of choices, or dimensions of a continuous action.
-        tabular: whether each feature stands for one state.
-        centre, scale: constants that observations are scaled by; public.
-        low, high: bounds of continuous actions.
+        actions: number of choices, or of dimensions of a continuous action.
+        continuous: whether actions are continuous.
+        tabular: whether observations are numbers of states, each of which becomes a feature (one-hot).
+        centre, scale: (features,) public constants: a feature is (observation - centre) / scale.
+        low, high: (actions,) bounds of continuous actions; empty for discrete ones.
     """
 
     features: int
@@ -94,37 +99,40 @@ class Interface:
 
     @classmethod
     def of(cls, environment: Environment) -> Interface:
-        """Raises: ConfigError for spaces that are neither discrete nor boxes of one dimension."""
+        """Make the interface of an environment.
+
+        Raises: ConfigError for spaces that are neither discrete nor boxes of one dimension.
+        """
         spaces = _gymnasium().spaces
         vector = environment.vector(1)
-        seen, done = vector.single_observation_space, vector.single_action_space
+        states, choices = vector.single_observation_space, vector.single_action_space
         vector.close()
-        discrete = isinstance(done, spaces.Discrete)
-        tabular = isinstance(seen, spaces.Discrete)
-        for name, space in (("observations", seen), ("actions", done)):
+        discrete = isinstance(choices, spaces.Discrete)
+        tabular = isinstance(states, spaces.Discrete)
+        for name, space in (("observations", states), ("actions", choices)):
             if not (isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and len(space.shape) == 1)):
                 raise ConfigError("environment", f"{environment.id} has {name} {space}", fix="use another environment")
-        features = int(seen.n) if tabular else int(seen.shape[0])
+        features = int(states.n) if tabular else int(states.shape[0])
         centre, scale = _SCALES.get(environment.id, ([0.0] * features, [1.0] * features))
         return cls(
             features=features,
-            actions=int(done.n) if discrete else int(done.shape[0]),
+            actions=int(choices.n) if discrete else int(choices.shape[0]),
             continuous=not discrete,
             tabular=tabular,
             centre=_floats(centre),
             scale=_floats(scale),
-            low=_floats([] if discrete else done.low),
-            high=_floats([] if discrete else done.high),
+            low=_floats([] if discrete else choices.low),
+            high=_floats([] if discrete else choices.high),
         )
 
-    def seen(self, observations: NDArray[Any]) -> torch.Tensor:
-        """(users, features) scaled observations."""
+    def encode_observations(self, observations: NDArray[Any]) -> torch.Tensor:
+        """Scale observations, or encode states as one-hot rows: (users, features)."""
         if self.tabular:
             return torch.eye(self.features)[torch.from_numpy(np.asarray(observations)).long()]
         return torch.from_numpy((observations.astype(np.float32) - self.centre) / self.scale)
 
-    def done(self, actions: torch.Tensor) -> NDArray[Any]:
-        """Actions as the environments take them: a continuous 0 is the middle of the bounds, 1 the upper bound."""
+    def decode_actions(self, actions: torch.Tensor) -> NDArray[Any]:
+        """Map a policy's actions to the environments': a continuous 0 to the middle of the bounds, 1 to the upper."""
         if not self.continuous:
             return np.asarray(actions.numpy())
         middle, half = (self.high + self.low) / 2, (self.high - self.low) / 2

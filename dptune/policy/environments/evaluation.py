@@ -1,4 +1,4 @@
-"""Returns of a policy in simulated episodes that belong to no user."""
+"""Returns of a policy in simulated episodes, which belong to no user and so cost no privacy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ _LONGEST = 100_000
 def returns_under(
     environment: Environment, policy: Policy, parameters: torch.Tensor, episodes: int, seed: int
 ) -> torch.Tensor:
-    """(episodes,) undiscounted returns of whole episodes with drawn actions; for Riverswim the exact value."""
+    """Undiscounted returns of a policy: (episodes,) simulated ones, or for Riverswim the exact expectation, (1,).
+
+    Args:
+        parameters: (size,) released parameters of the policy.
+        seed: seed of environments and actions; public.
+    """
     if environment.id == RIVERSWIM:
         chances = policy.function(parameters, torch.eye(STATES)).softmax(dim=-1)
         return torch.tensor([value(chances.double().numpy(), **environment.options)])
     interface, generator = Interface.of(environment), torch.Generator().manual_seed(seed)
 
     def act(observations: NDArray[Any]) -> NDArray[Any]:
-        return interface.done(policy.sample(parameters, interface.seen(observations), generator))
+        features = interface.encode_observations(observations)
+        return interface.decode_actions(policy.sample(parameters, features, generator))
 
     return returns_of(environment, act, episodes, seed)
 
@@ -35,9 +41,12 @@ def returns_under(
 def returns_of(
     environment: Environment, act: Callable[[NDArray[Any]], NDArray[Any]], episodes: int, seed: int
 ) -> torch.Tensor:
-    """(episodes,) undiscounted returns of whole episodes under ``act``, observations of all to actions of all.
+    """(episodes,) undiscounted returns of whole episodes that run in parallel.
 
-    Raises: ConfigError for episodes that do not end.
+    Args:
+        act: function from the observations of all episodes to their actions.
+
+    Raises: ConfigError for an environment whose episodes do not end.
     """
     vector = environment.vector(episodes)
     observations, _ = vector.reset(seed=seed)
@@ -51,5 +60,5 @@ def returns_of(
     vector.close()
     if running.any():
         problem = f"{environment.id} has episodes of more than {_LONGEST} steps"
-        raise ConfigError("environment", problem, fix="give it a limit of time (max_episode_steps)")
+        raise ConfigError("environment", problem, fix="set its max_episode_steps")
     return returns

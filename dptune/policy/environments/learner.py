@@ -1,4 +1,4 @@
-"""What the users of environments compute, and how their released means move policy and critic."""
+"""Updates that users of an environment compute, and the step that policy and critic take by the released means."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dptune.policy.environments.public import fisher_extent, fit_values
 from dptune.policy.environments.rollout import Trajectories, Users, advantages
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.learner import ReleaseMeans
-from dptune.policy.local import Steps, local_updates
+from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import Dppg
 from dptune.policy.policies import Linear, Perceptron, Policy
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
@@ -22,25 +22,33 @@ from dptune.policy.trust_region import Update, kl_radius, l2_radius
 
 @dataclass
 class PolicyState:
-    """Everything that goes from one update to the next: released values alone, unless the critic is raw."""
+    """All that one update hands to the next: released values, which are public. With a raw critic it is private.
+
+    Attributes:
+        policy: (parameters,) of the policy.
+        critic: (parameters,) of the critic.
+        last: last released update of each block, "policy" and, where it is private, "critic".
+    """
 
     policy: torch.Tensor
     critic: torch.Tensor
-    last: dict[str, torch.Tensor] = field(default_factory=dict)  # the last released updates
+    last: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The content of state.safetensors."""
-        return {"policy": self.policy, "critic": self.critic} | {f"last.{key}": it for key, it in self.last.items()}
+        """The state as named tensors, the content of state.safetensors."""
+        return {"policy": self.policy, "critic": self.critic} | {
+            f"last.{key}": value for key, value in self.last.items()
+        }
 
     @classmethod
     def of(cls, tensors: dict[str, torch.Tensor]) -> PolicyState:
-        """The state that ``tensors`` wrote."""
+        """Make the state from its named tensors."""
         last = {key.removeprefix("last."): value for key, value in tensors.items() if key.startswith("last.")}
         return cls(tensors["policy"], tensors["critic"], last)
 
 
 class PolicyLearner:
-    """The parts of a run that do not change from update to update."""
+    """Networks and schedule of a run, and the computations of one update. It keeps no state between updates."""
 
     def __init__(self, interface: Interface, method: Dppg, training: PolicyTraining) -> None:
         self.method, self.training = method, training
@@ -49,49 +57,74 @@ class PolicyLearner:
         self.critic = Perceptron((interface.features, *inner, 1))
 
     def start(self) -> PolicyState:
-        """The initial state. Public."""
+        """Draw the initial state from the schedule's seed. Public."""
         generator = torch.Generator().manual_seed(self.training.seed + 1)
         return PolicyState(self.policy.initial(self.training.seed), self.critic.initial(generator, last_gain=1.0))
 
     def values(self, state: PolicyState, features: torch.Tensor) -> torch.Tensor:
-        """(K, T + 1) values by the critic; zeros without one."""
+        """(K, T + 1) values of ``features``, (K, T + 1, features), by the critic; zeros if there is no critic."""
         if self.method.critic == "none":
             return torch.zeros(features.shape[:2])
         return self.critic(state.critic, features).squeeze(-1) * self.training.value_scale
 
-    def updates(self, state: PolicyState, met: Trajectories, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """(each block's (K, parameters) updates before the last clip; the returns): private."""
+    def updates(
+        self, state: PolicyState, trajectories: Trajectories, number: int
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Compute each user's updates from their own trajectory. Private.
+
+        Args:
+            number: number of the update, which seeds the public order of minibatches.
+
+        Returns: (users, parameters) for each block, before the clip of the release; and (K, T) returns.
+        """
         training = self.training
         decay = 1.0 if self.method.critic == "none" else training.decay
-        gains, returns = advantages(met, self.values(state, met.features), training.discount, decay)
+        values = self.values(state, trajectories.features)
+        gains, returns = advantages(trajectories, values, training.discount, decay)
         if training.algorithm != "ppo":
-            blocks = [gradients(self.policy, state.policy, met, gains)]
+            blocks = [gradients(self.policy, state.policy, trajectories, gains)]
         else:
-            features = met.features[:, :-1]
+            features, actions = trajectories.features[:, :-1], trajectories.actions
             loss = policy_loss(self.policy, training.entropy_weight)
-            data = (features, met.actions, self.policy.log_probability(state.policy, features, met.actions), gains)
-            blocks = [self._local(loss, state.policy, data, met, "policy", state, number)]
+            data = (features, actions, self.policy.log_probability(state.policy, features, actions), gains)
+            blocks = [self._local_updates(loss, state.policy, data, trajectories, "policy", state, number)]
         if self.method.critic == "private":
-            fitted = (met.features[:, :-1], returns / training.value_scale)
-            blocks.append(self._local(value_loss(self.critic), state.critic, fitted, met, "critic", state, number))
+            targets = (trajectories.features[:, :-1], returns / training.value_scale)
+            loss = value_loss(self.critic)
+            blocks.append(self._local_updates(loss, state.critic, targets, trajectories, "critic", state, number))
         return blocks, returns
 
-    def released(
+    def apply_release(
         self, state: PolicyState, blocks: list[torch.Tensor], radius: float, size: float, release: ReleaseMeans
     ) -> PolicyState:
-        """The state of the next update, moved by the noisy means of ``updates``."""
+        """Release the means of ``blocks``, as ``updates`` gives them, and return the state that they lead to.
+
+        Args:
+            radius: clip radius of the policy's update.
+            size: factor that multiplies the policy's mean.
+        """
         means = release(blocks, (radius, self.training.critic_radius)[: len(blocks)])
         after = PolicyState(state.policy + size * means[0], state.critic, {"policy": means[0]})
         if self.method.critic == "private":
             after.critic, after.last["critic"] = state.critic + means[1], means[1]
         return after
 
-    def fitted(self, state: PolicyState, met: Trajectories, returns: torch.Tensor) -> torch.Tensor:
-        """The critic after training on trajectories as they are: simulated ones, or, where it is raw, the users'."""
-        return fit_values(self.critic, state.critic, met, returns, self.training)
+    def fit_critic(self, state: PolicyState, trajectories: Trajectories, returns: torch.Tensor) -> torch.Tensor:
+        """Train the critic on pooled trajectories, without clipping or noise.
 
-    def _local(
-        self, loss: Any, start: torch.Tensor, data: Any, met: Trajectories, name: str, state: PolicyState, number: int
+        That is sound for simulated users' trajectories only. A raw critic, as published, is trained on the users' own.
+        """
+        return fit_values(self.critic, state.critic, trajectories, returns, self.training)
+
+    def _local_updates(
+        self,
+        loss: Loss,
+        start: torch.Tensor,
+        data: tuple[torch.Tensor, ...],
+        trajectories: Trajectories,
+        name: str,
+        state: PolicyState,
+        number: int,
     ) -> torch.Tensor:
         training, critic = self.training, name == "critic"
         steps = Steps(
@@ -100,12 +133,16 @@ class PolicyLearner:
             minibatches=training.minibatches,
             radius=training.critic_radius if critic else training.radius,
         )
-        released = state.last.get(name) if training.warm_moments else None
+        last = state.last.get(name) if training.warm_moments else None
         generator = torch.Generator().manual_seed(number)
-        return local_updates(loss, start, data, met.taken, steps, generator, released)
+        return local_updates(loss, start, data, trajectories.step_mask, steps, generator, last)
 
     def radius(self, state: PolicyState, number: int, public: Users | None) -> tuple[float, float]:
-        """(clip radius, step size) of the policy's update: public."""
+        """(clip radius, step size) of the policy's update. Public.
+
+        Args:
+            public: simulated users, whose Fisher matrix algorithm "kl" needs.
+        """
         training, noise = self.training, self.method.multipliers[0]
         if training.algorithm == "ppo":
             return training.radius, 1.0
@@ -114,18 +151,23 @@ class PolicyLearner:
         if training.algorithm == "l2":
             return l2_radius(update, training.trust, training.miss), eta
         assert public is not None
-        met = public.meet(number, self.policy, state.policy)
-        largest, trace = fisher_extent(self.policy, state.policy, met, training.fisher_regulariser)
-        extent, printed = {"largest": largest, "trace": trace}, training.as_printed
-        return kl_radius(update, training.trust, training.miss, **extent, as_printed=printed), eta
+        simulated = public.meet(number, self.policy, state.policy)
+        largest, trace = fisher_extent(self.policy, state.policy, simulated, training.fisher_regulariser)
+        radius = kl_radius(
+            update, training.trust, training.miss, largest=largest, trace=trace, as_printed=training.as_printed
+        )
+        return radius, eta
 
 
 def policy_for(interface: Interface, training: PolicyTraining) -> Policy:
-    """The policy that a schedule asks for. Raises: ConfigError for a linear additive one with continuous actions."""
+    """Make the policy that a schedule describes.
+
+    Raises: ConfigError for a linear policy of form "additive" with continuous actions.
+    """
     if training.hidden:
         function: Any = Perceptron((interface.features, training.hidden, training.hidden, interface.actions))
     else:
         if interface.continuous and training.form == "additive":
-            raise ConfigError("form", "additive is of discrete actions", fix="use outer")
+            raise ConfigError("form", "additive is for discrete actions only", fix="use outer")
         function = Linear(interface.features, interface.actions, training.form)
     return Policy(function, interface.actions, interface.continuous)

@@ -1,4 +1,4 @@
-"""What a user's own trajectory asks of the policy and of the critic: losses, and the gradient of one step."""
+"""Losses of policy and critic on each user's own trajectory, and each user's policy gradient."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from dptune.policy.policies import Function, Policy
 
 
 def policy_loss(policy: Policy, entropy_weight: float) -> Loss:
-    """-mean(pi / pi_old * A) - weight * entropy; no clipping of the ratio, for the radius bounds the step (remark 5.2).
+    """Make the loss -mean(pi / pi_old * A) - entropy_weight * entropy (remark 5.2).
 
-    Data: features, actions, log probabilities under the old policy, advantages.
+    The ratio is not clipped, unlike PPO's: the clip radius bounds the step instead. The loss takes features, actions,
+    log-probabilities under the old policy, and advantages.
     """
 
     def loss(parameters: torch.Tensor, rows: tuple[torch.Tensor, ...], weights: torch.Tensor) -> torch.Tensor:
-        features, actions, before, gains = rows
-        ratio = (policy.log_probability(parameters, features, actions) - before).exp()
-        wanted = ratio * gains + entropy_weight * policy.entropy(parameters, features)
-        return -(wanted * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        features, actions, old_log_probabilities, gains = rows
+        ratio = (policy.log_probability(parameters, features, actions) - old_log_probabilities).exp()
+        objective = ratio * gains + entropy_weight * policy.entropy(parameters, features)
+        return -(objective * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
     return loss
 
 
 def value_loss(critic: Function) -> Loss:
-    """Mean squared error / 2. Data: features, returns."""
+    """Make the loss of a critic: half the mean squared error. The loss takes features and returns."""
 
     def loss(parameters: torch.Tensor, rows: tuple[torch.Tensor, ...], weights: torch.Tensor) -> torch.Tensor:
         features, returns = rows
@@ -38,10 +39,14 @@ def value_loss(critic: Function) -> Loss:
 def gradients(
     policy: Policy, parameters: torch.Tensor, trajectories: Trajectories, gains: torch.Tensor
 ) -> torch.Tensor:
-    """(K, parameters): each user's policy gradient, mean_t grad log pi(a_t | s_t) A_t, not clipped (algorithm 2)."""
-    taken = trajectories.taken
-    own = parameters.repeat(len(taken), 1).requires_grad_()
+    """(K, parameters) policy gradient of each user, mean over t of grad log pi(a_t | s_t) A_t (algorithm 2). Private.
+
+    Args:
+        gains: (K, T) advantages A.
+    """
+    mask = trajectories.step_mask
+    own = parameters.repeat(len(mask), 1).requires_grad_()
     logs = policy.log_probability(own, trajectories.features[:, :-1], trajectories.actions)
-    means = (logs * gains * taken).sum(dim=1) / taken.sum(dim=1).clamp(min=1)
+    means = (logs * gains * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     (found,) = torch.autograd.grad(means.sum(), own)
     return found

@@ -1,4 +1,4 @@
-"""What is computed from pooled trajectories: sound for simulated users, who are nobody, and for nobody else."""
+"""Computations on pooled trajectories, without clipping or noise. They are sound for simulated users only."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ if TYPE_CHECKING:
 
 
 def fit_values(
-    critic: Function, start: torch.Tensor, met: Trajectories, returns: torch.Tensor, training: PolicyTraining
+    critic: Function, start: torch.Tensor, trajectories: Trajectories, returns: torch.Tensor, training: PolicyTraining
 ) -> torch.Tensor:
-    """The critic after Adam steps on all trajectories together, not clipped, without noise.
+    """Train a critic with Adam on all trajectories together.
 
-    A raw critic is one fitted so to private trajectories.
+    Not private: with users' trajectories it gives a raw critic, which reveals them.
+
+    Args:
+        start: (parameters,) of the critic.
+        returns: (K, T) targets.
+
+    Returns: (parameters,) of the trained critic.
     """
     parameters = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([parameters], lr=training.critic_learning_rate)
     loss, generator = value_loss(critic), torch.Generator().manual_seed(training.seed)
-    rows = (met.features[:, :-1][met.taken], returns[met.taken] / training.value_scale)
+    mask = trajectories.step_mask
+    rows = (trajectories.features[:, :-1][mask], returns[mask] / training.value_scale)
     for _ in range(training.epochs):
         for chosen in torch.randperm(len(rows[1]), generator=generator).tensor_split(training.minibatches):
             optimizer.zero_grad()
@@ -35,15 +42,18 @@ def fit_values(
 
 
 def fisher_extent(
-    policy: Policy, parameters: torch.Tensor, met: Trajectories, regulariser: float
+    policy: Policy, parameters: torch.Tensor, trajectories: Trajectories, regulariser: float
 ) -> tuple[float, float]:
-    """(largest eigenvalue, trace) of the regularised Fisher matrix E[psi psi^T] on these trajectories."""
+    """(largest eigenvalue, trace) of the Fisher matrix E[psi psi^T] + regulariser * I, psi the gradient of log pi.
 
-    def log_probability(moved: torch.Tensor, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        return policy.log_probability(moved, features[None], action[None]).squeeze(0)
+    Not private: give it trajectories of simulated users.
+    """
 
-    taken = met.taken
+    def log_probability(vector: torch.Tensor, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return policy.log_probability(vector, features[None], action[None]).squeeze(0)
+
+    mask = trajectories.step_mask
     scores = vmap(grad(log_probability), in_dims=(None, 0, 0))
-    each = scores(parameters, met.features[:, :-1][taken], met.actions[taken]).double()
+    each = scores(parameters, trajectories.features[:, :-1][mask], trajectories.actions[mask]).double()
     fisher = each.T @ each / len(each) + regulariser * torch.eye(policy.size, dtype=torch.float64)
     return float(torch.linalg.eigvalsh(fisher)[-1]), float(fisher.trace())

@@ -12,12 +12,19 @@ from dptune.errors import ConfigError
 STATES, LEFT, RIGHT = 6, 0, 1
 SMALL, LARGE = 0.005, 1.0
 
-#: When swimming right in the last state pays: at every try, or where the swimmer stays. The paper does not say.
+#: Rule for the reward of swimming right in the last state: paid at every try, or only if the swimmer stays there. The
+#: paper does not say which it uses.
 Pays = Literal["always", "staying"]
 
 
 def transitions(stay: float = 0.6) -> NDArray[np.float64]:
-    """(actions, states, states) probabilities; ``stay`` is that of the last state when swimming right."""
+    """(actions, states, next states) transition probabilities.
+
+    Args:
+        stay: probability of staying in the last state when swimming right.
+
+    Raises: ConfigError for a ``stay`` outside (0, 1).
+    """
     if not 0 < stay < 1:
         raise ConfigError("stay", f"{stay} is not in (0, 1)", fix="use 0.6 or 0.9, as the paper")
     moves = np.zeros((2, STATES, STATES))
@@ -31,7 +38,7 @@ def transitions(stay: float = 0.6) -> NDArray[np.float64]:
 
 
 def rewards(stay: float = 0.6, pays: Pays = "always") -> NDArray[np.float64]:
-    """(actions, states) expected rewards."""
+    """(actions, states) expected rewards. Raises: ConfigError for an unknown ``pays``."""
     if pays not in ("always", "staying"):
         raise ConfigError("pays", f"unknown {pays!r}", fix="use always or staying")
     expected = np.zeros((2, STATES))
@@ -43,7 +50,12 @@ def rewards(stay: float = 0.6, pays: Pays = "always") -> NDArray[np.float64]:
 def value(
     policy: NDArray[np.float64] | None = None, horizon: int = 20, stay: float = 0.6, pays: Pays = "always"
 ) -> float:
-    """The undiscounted return from the first state, of a (states, actions) policy or, without one, of the best."""
+    """Exact expected undiscounted return from the first state.
+
+    Args:
+        policy: (states, actions) probabilities; None takes the best policy.
+        horizon: number of steps.
+    """
     moves, expected = transitions(stay), rewards(stay, pays)
     future = np.zeros(STATES)
     for _ in range(horizon):

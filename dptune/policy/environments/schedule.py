@@ -1,4 +1,4 @@
-"""The public schedule of a run. No torch, so that settings can be checked without it."""
+"""Public schedule of a run in an environment. It imports no torch, so that settings can be checked without it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dptune.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyTraining:
-    """The public schedule of a run. Defaults are the paper's for classical control (its table 3).
+    """Public schedule of a run. Defaults are the paper's for classical control (its table 3).
 
     Attributes:
-        algorithm: ppo (deep DPPG: local PPO steps), or a policy gradient with one step whose radius is that of a trust
-            region: l2 (DPPG-L2) or kl (DPPG-KL, with the Fisher matrix of public simulated users).
-        users: K, users an update.
-        steps: T, steps a user.
-        updates: releases to make.
+        algorithm: "ppo" (deep DPPG: local PPO steps), or one policy gradient step whose clip radius keeps it in a trust
+            region: "l2" (DPPG-L2) or "kl" (DPPG-KL, with the Fisher matrix of public simulated users).
+        users: K, number of users in each update.
+        steps: T, number of steps of each user.
+        updates: number of updates, each of which is one release.
         hidden: units in each of the policy's two layers; 0 is a linear policy.
         form: form of a linear policy, see ``dptune.policy.policies.Linear``.
         discount, decay: gamma, and lambda of the advantages.
-        learning_rate, epochs, minibatches: settings of the local steps; the critic shares the last two.
+        learning_rate, epochs, minibatches: settings of the local steps (ppo); the critic shares the last two.
         radius: S, clip radius of the policy's update (ppo).
         entropy_weight: weight of the policy's entropy in the local loss.
         warm_moments: start every user's Adam from the last released update (appendix C.2.3), else from zero.
@@ -29,14 +29,18 @@ class PolicyTraining:
         critic_radius: clip radius of the critic's update.
         critic_learning_rate: learning rate of the critic's local steps.
         value_scale: factor that multiplies the critic's output; about the size of returns.
-        step_size, step_every, step_divisor, least_step: eta of l2 and kl: divided by ``step_divisor`` every
-            ``step_every`` users, at least ``least_step`` (its table 2).
-        trust, miss: alpha and beta of the trust region (l2, kl).
-        as_printed: take proposition 4.7 as it is printed, a factor 1/2 short: smaller steps by sqrt(2) (kl).
+        step_size, step_every, step_divisor, least_step: eta of l2 and kl: starts at ``step_size``, is divided by
+            ``step_divisor`` after every ``step_every`` users, and is at least ``least_step`` (the paper's table 2).
+        trust, miss: alpha, bound of the trust region, and beta, probability with which a step may leave it (l2, kl).
+        as_printed: use proposition 4.7 as it is printed, without a factor 1/2: steps are smaller by sqrt(2) (kl).
         fisher_episodes, fisher_regulariser: number of episodes and regulariser of the public Fisher matrix (kl).
-        continuing: let episodes span updates, as public code does; the run then ends with an error.
-        evaluate_every, evaluate_episodes: updates between points of the curve, and simulated episodes behind each.
+        continuing: let episodes span updates, as public code does; a user is then in two updates, and the run ends with
+            an error.
+        evaluate_every, evaluate_episodes: number of updates between points of the curve, and of simulated episodes for
+            each point.
         seed: seed of initial parameters and of simulated users; public.
+
+    Raises: ConfigError naming the setting that is out of range.
     """
 
     algorithm: Literal["ppo", "l2", "kl"] = "ppo"
@@ -80,11 +84,11 @@ class PolicyTraining:
                 problem = f"{getattr(self, name)} is not in [{_LEAST:g}, {_MOST:g}]"
                 raise ConfigError(name, problem, fix="use its default")
         if self.algorithm == "ppo" and self.users == 1:
-            problem = "1: one user's clipped update drowns in noise of z radii in every direction"
-            raise ConfigError("users", problem, fix="use 8 or more, or algorithm l2 or kl, whose radius allows for it")
+            problem = "1 is too few for ppo: noise of z clip radii in every direction hides one user's update"
+            raise ConfigError("users", problem, fix="use 8 or more, or algorithm l2 or kl")
 
     def step_size_at(self, number: int) -> float:
-        """eta of update ``number`` of l2 and kl, by the count of users alone."""
+        """Step size eta of update ``number`` for l2 and kl. Public: it depends on the number of users so far alone."""
         return max(self.step_size / self.step_divisor ** (number * self.users // self.step_every), self.least_step)
 
 

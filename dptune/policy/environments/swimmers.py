@@ -1,4 +1,4 @@
-"""Riverswim as gymnasium environments; its tables and values are in ``riverswim.py``."""
+"""Riverswim as gymnasium environments, by the tables of ``dptune.policy.environments.riverswim``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STAT
 
 
 class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):
-    """``num_envs`` swimmers at once, faster than as many ``Riverswim``.
+    """A vector environment of ``num_envs`` swimmers, faster than as many copies of ``Riverswim``.
 
-    Observations are states, actions are ``LEFT`` and ``RIGHT``; episodes start in the first state, last ``horizon``
-    steps and start again at the step after.
+    Observations are states, actions are ``LEFT`` and ``RIGHT``. Episodes start in the first state, last ``horizon``
+    steps, and reset at the step after.
+
+    Raises: ConfigError for options out of range.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -32,7 +34,7 @@ class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._sums, self._horizon, self._pays = transitions(stay).cumsum(axis=-1), horizon, pays
-        rewards(stay, pays)  # refuses what cannot be
+        rewards(stay, pays)  # raises for an unknown ``pays``
         self._states, self._step = np.zeros(num_envs, dtype=np.int64), 0
 
     def reset(
@@ -62,7 +64,7 @@ class RiverswimVector(VectorEnv[NDArray[np.int64], NDArray[np.int64], Any]):
 
 
 class Riverswim(gymnasium.Env[np.int64, np.int64]):
-    """One swimmer; see ``RiverswimVector``."""
+    """Riverswim with a single swimmer; options are those of ``RiverswimVector``."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own)
 

@@ -1,9 +1,9 @@
-"""DP policy gradient from top to bottom: K new users an update, and nothing leaves an update but its noisy mean.
+"""DP policy gradient in an environment: each update has K new users, and only its noisy mean leaves it.
 
 trajectories = users.meet(number, policy)               # under the released policy; each user once
 updates      = what each user computes from their own trajectory and released values
-means        = release(updates, radii)                  # charged, clipped, noised: dptune.policy.learner
-policy      += means of the policy's updates            # and the critic's, in one Gaussian mechanism
+means        = release(updates, radii)                  # charged, clipped, with noise: dptune.policy.learner
+policy      += mean of the policy's updates             # and the critic's, in one Gaussian mechanism
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Users, advantages
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.learner import ReleaseMeans, updates_left
-from dptune.policy.met import Met
+from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
 from dptune.policy.opening import is_finished, open_ledger, read_progress, save_progress
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 
-_USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of one public seed
+_USERS, _PUBLIC, _EVALUATION = 1, 2, 3  # streams of random numbers under one public seed
 _SECONDS_BETWEEN_SAVES = 10.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the curve. Public: simulated episodes of no user, under a released policy."""
+    """A point of the learning curve, from simulated episodes that belong to no user. Public.
+
+    Attributes:
+        update: number of updates before the evaluation.
+        users: number of users in them.
+        mean_return: mean undiscounted return of the episodes.
+        deviation: standard deviation of the returns.
+    """
 
     update: int
     users: int
@@ -49,17 +56,21 @@ def train(
     entropy: Entropy,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> tuple[PolicyState, list[Point]]:
-    """Train a policy on a stream of simulated users, resuming what ``directory`` holds of the run; a finished one is
-    read.
+    """Train a policy on a stream of simulated users, or resume the run in ``directory``; a finished run is only read.
 
-    Guarantee: every policy (and private critic) along the way is a function of the releases that the ledger lists,
-    charged before they were made, and of public values. (certified, delta)-DP for one user, whose slot is zeroed; a
-    user is a fixed response to whatever policies they meet (spec, 5.5), and others see no action of theirs. Private:
-    trajectories and what each user computes. With a raw critic none of this holds, and the ledger says so.
+    Guarantee: the run is (certified epsilon, delta)-DP for one user whose slot becomes empty. Every policy (and private
+    critic) of the run is a function of public values and of the releases in its ledger, each of which was charged
+    before it was made. A user is a fixed response to the policies that they get (spec dp-policy-gradient.md, section
+    5.5), and no other user sees their actions. Private: trajectories, and the updates that users compute. Public: all
+    else. With a raw critic there is no guarantee, and the ledger says so.
 
     Args:
+        header: header of the run's ledger.
         directory: receives ledger.jsonl, state.safetensors and progress.json.
+        entropy: source of the noise.
         on_point: called with every point of the curve.
+
+    Returns: the released state, and the learning curve.
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
@@ -69,16 +80,16 @@ def train(
     learner = PolicyLearner(Interface.of(environment), method, training)
     with open_ledger(directory, header, method.planned(training.updates), schedule, entropy) as ledger:
         state, points = _load(directory) if RunFolder(directory).progress.exists() else (learner.start(), [])
-        met, streams, saved = Met(), streams_of(environment, training), time.monotonic()
-        _save(directory, state, points, ledger.releases)  # before anything is charged
+        register, streams, last_save = UserRegister(), streams_of(environment, training), time.monotonic()
+        _save(directory, state, points, ledger.releases)  # an unwritable disk must fail before anything is charged
         for number, release in updates_left(ledger, method, training.updates, entropy):
-            state = step(learner, state, number, streams, met, release)
+            state = step(learner, state, number, streams, register, release)
             if (number + 1) % training.evaluate_every == 0:
                 points.append(evaluate(environment, learner, state, number + 1))
                 on_point(points[-1])
-            if time.monotonic() - saved >= _SECONDS_BETWEEN_SAVES:
+            if time.monotonic() - last_save >= _SECONDS_BETWEEN_SAVES:
                 _save(directory, state, points, ledger.releases)
-                saved = time.monotonic()
+                last_save = time.monotonic()
         if not points or points[-1].update < training.updates:
             points.append(evaluate(environment, learner, state, training.updates))
             on_point(points[-1])
@@ -90,7 +101,7 @@ def train(
 
 
 def streams_of(environment: Environment, training: PolicyTraining) -> dict[str, Users]:
-    """The streams of users, and of simulated users, who stand for nobody."""
+    """Open the stream of users, "users", and of simulated users who stand for no person, "public"."""
     seed, count = 10 * training.seed, training.fisher_episodes if training.algorithm == "kl" else training.users
     return {
         "users": Users(environment, training.users, training.steps, seed + _USERS, training.continuing),
@@ -103,27 +114,30 @@ def step(
     state: PolicyState,
     number: int,
     streams: dict[str, Users],
-    met: Met,
+    register: UserRegister,
     release: ReleaseMeans,
 ) -> PolicyState:
-    """Make one update from the users of this number."""
+    """Run update ``number``: roll out its users, release the mean of their updates, and move the state by it.
+
+    Raises: UserReuseError if one of its users was in an earlier update.
+    """
     method, training = learner.method, learner.training
     trajectories = streams["users"].meet(number, learner.policy, state.policy)
-    met.admit(trajectories.users)
+    register.admit(trajectories.users)
     radius, size = learner.radius(state, number, streams["public"])
     blocks, returns = learner.updates(state, trajectories, number)
-    after = learner.released(state, blocks, radius, size, release)
+    after = learner.apply_release(state, blocks, radius, size, release)
     if method.critic == "raw":
-        after.critic = learner.fitted(state, trajectories, returns)
+        after.critic = learner.fit_critic(state, trajectories, returns)
     elif method.critic == "public":
         simulated = streams["public"].meet(number, learner.policy, after.policy)
         _, returns = advantages(simulated, learner.values(state, simulated.features), training.discount, training.decay)
-        after.critic = learner.fitted(state, simulated, returns)
+        after.critic = learner.fit_critic(state, simulated, returns)
     return after
 
 
 def evaluate(environment: Environment, learner: PolicyLearner, state: PolicyState, updates: int) -> Point:
-    """The mean return of simulated episodes that belong to no user."""
+    """Evaluate the policy after ``updates`` updates on simulated episodes, which belong to no user. Public."""
     training = learner.training
     seed = 10 * training.seed + _EVALUATION
     returns = returns_under(environment, learner.policy, state.policy, training.evaluate_episodes, seed)

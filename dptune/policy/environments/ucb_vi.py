@@ -1,7 +1,7 @@
-"""UCB-VI on Riverswim, plain (Azar et al. 2017) and private by noisy counters (after Chowdhury and Zhou 2021).
+"""UCB-VI on Riverswim: plain (Azar et al. 2017), and private by noisy counters (after Chowdhury and Zhou 2021).
 
-The paper compares DP policy gradient with the private one. All counters of all episodes are released by one binary-tree
-mechanism with Gaussian noise, so every policy is a function of released counters.
+The private variant is the baseline of the DP policy gradient paper. A binary-tree mechanism with Gaussian noise
+releases the counters of all episodes, and every policy is a function of released counters.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ ACTIONS = 2
 
 @dataclass(frozen=True)
 class UcbVi:
-    """The public figures of a run.
+    """Public settings of a run.
 
     Attributes:
-        episodes: users, each of whom plays one.
-        horizon: H.
-        noise_multiplier: z of the whole run: deviation of the noise over what one user moves all released nodes by,
-            together; 0 is plain UCB-VI.
-        bonus: factor on the theory's bonus; 1 is the theory's own, which explores for very long.
+        episodes: number of episodes, each of which is one user's.
+        horizon: H, number of steps of an episode.
+        stay: probability of staying in the last state when swimming right.
+        pays: rule for the reward of the last state, see ``dptune.policy.environments.riverswim``.
+        noise_multiplier: z of the whole run: standard deviation of the noise divided by the l2 norm of what one user
+            adds to all nodes of the tree together; 0 is plain UCB-VI.
+        bonus: factor that multiplies the theory's exploration bonus; the theory's own, 1, explores for very long.
         confidence: confidence level of the bonus.
+        seed: seed of the simulated users; public.
+
+    Raises: ConfigError for a number out of range.
     """
 
     episodes: int
@@ -53,15 +58,15 @@ class UcbVi:
 
     @property
     def levels(self) -> int:
-        """Number of the tree's nodes that one episode is part of."""
+        """Largest number of nodes of the tree that one episode is part of."""
         return self.episodes.bit_length()
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the noise in every counter of every node.
 
-        An episode adds 1 to H visits and H transitions and at most 1 to H rewards, in each of its nodes: an l2 norm of
-        sqrt(3 H levels) at most.
+        An episode adds 1 to H counts of visits and to H of transitions, and at most 1 to each of H sums of rewards, in
+        each of its nodes: an l2 norm of at most sqrt(3 H levels).
         """
         return self.noise_multiplier * math.sqrt(3 * self.horizon * self.levels)
 
@@ -72,34 +77,37 @@ class UcbVi:
 
 
 def run_ucb_vi(plan: UcbVi, entropy: Entropy) -> Array:
-    """(episodes,) the exact value of the policy that each episode follows.
+    """Run all episodes, each under the optimistic policy for the counters released so far.
 
-    Guarantee: the policies are functions of the releases of ``plan.release()`` alone. Charge it first.
+    Guarantee: policies are functions of public values and of the one release ``plan.release()``, which the caller must
+    charge before. Private: users' episodes. Public: all else.
+
+    Returns: (episodes,) exact value of the policy that each episode followed.
     """
     size = plan.horizon * STATES * ACTIONS
     tree = _Tree(size * (STATES + 2), plan.deviation, entropy)
     generator = np.random.default_rng(plan.seed)
-    moves, paid = transitions(plan.stay), rewards(plan.stay, plan.pays)
+    moves, expected_rewards = transitions(plan.stay), rewards(plan.stay, plan.pays)
     values = np.empty(plan.episodes)
     counters = np.zeros(size * (STATES + 2))
     for episode in range(plan.episodes):
         policy = _optimistic(counters, plan)
-        values[episode] = _value(policy, moves, paid)
+        values[episode] = _value(policy, moves, expected_rewards)
         counters = tree.add(_episode(policy, plan, generator))
     return values
 
 
 class _Tree:
-    """Prefix sums of vectors, each node of a binary tree with noise of its own (Chan et al. 2011)."""
+    """Noisy prefix sums of vectors by the binary-tree mechanism (Chan et al. 2011): each node has noise of its own."""
 
     def __init__(self, size: int, deviation: float, entropy: Entropy) -> None:
         self._size, self._deviation, self._entropy = size, deviation, entropy
-        self._exact: dict[int, Array] = {}  # level -> sum of its open node
+        self._exact: dict[int, Array] = {}  # level -> exact sum of its open node
         self._noisy: dict[int, Array] = {}
         self._count = 0
 
     def add(self, vector: Array) -> Array:
-        """The noisy sum of all vectors so far."""
+        """Add a vector, and return the noisy sum of all vectors so far."""
         self._count += 1
         level = (self._count & -self._count).bit_length() - 1
         total = vector + sum((self._exact.pop(lower) for lower in range(level)), np.zeros(self._size))
@@ -136,16 +144,16 @@ def _optimistic(counters: Array, plan: UcbVi) -> NDArray[np.int64]:
     return policy
 
 
-def _value(policy: NDArray[np.int64], moves: Array, paid: Array) -> float:
-    """Exact return of a (horizon, states) policy from the first state."""
+def _value(policy: NDArray[np.int64], moves: Array, expected_rewards: Array) -> float:
+    """Exact expected return of a (horizon, states) policy from the first state."""
     future, states = np.zeros(STATES), np.arange(STATES)
     for actions in policy[::-1]:
-        future = paid[actions, states] + (moves[actions, states] @ future)
+        future = expected_rewards[actions, states] + (moves[actions, states] @ future)
     return float(future[0])
 
 
 def _episode(policy: NDArray[np.int64], plan: UcbVi, generator: np.random.Generator) -> Array:
-    """One user's visits, rewards and transitions, flat. Private."""
+    """Play a user's episode; return its visits, rewards and transitions as one vector. Private."""
     moves = transitions(plan.stay)
     shape = (plan.horizon, STATES, ACTIONS)
     visits, earned, moved = np.zeros(shape), np.zeros(shape), np.zeros((*shape, STATES))

@@ -1,1 +1,1 @@
-"""A language model as a policy, where a user is one prompt and one continuation."""
+"""DP policy gradient with a language model as the policy, where a user is one prompt and its continuation."""

@@ -1,4 +1,4 @@
-"""LoRA adapters as one flat vector, which is what is clipped, noised and released."""
+"""LoRA adapters as one flat vector, the vector that is clipped, noised and released."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from dptune.training.stacked import StackedAdapters
 
 @dataclass(frozen=True)
 class Factors:
-    """LoRA adapters as one flat vector, which is clipped, noised and released: A and B of each layer in turn."""
+    """Layout of adapters in a flat vector: A and then B of each layer in turn.
+
+    Attributes:
+        names: name of each layer in the base model.
+        shapes: (rank, inputs, outputs) of each layer's adapter.
+        scalings: factor that multiplies each layer's B A.
+    """
 
     names: tuple[str, ...]
-    shapes: tuple[tuple[int, int, int], ...]  # rank, inputs, outputs
+    shapes: tuple[tuple[int, int, int], ...]
     scalings: tuple[float, ...]
 
     @classmethod
     def of(cls, peft: Any) -> Factors:
-        """The layout of a PEFT model's adapters."""
+        """Read the layout of a PEFT model's adapters."""
         pairs = lora_pairs(peft)
         return cls(
             tuple(pair.name.removeprefix("base_model.model.") for pair in pairs),
@@ -31,27 +37,27 @@ class Factors:
 
     @property
     def size(self) -> int:
-        """d: number of trained parameters."""
+        """Number of trained parameters, d."""
         return sum(rank * (inputs + outputs) for rank, inputs, outputs in self.shapes)
 
-    def stacked(self, vectors: torch.Tensor) -> StackedAdapters:
-        """(N, size) vectors as adapters that are applied to a row of a batch each; differentiable."""
-        down, up, used = {}, {}, 0
+    def stack(self, vectors: torch.Tensor) -> StackedAdapters:
+        """Unpack (N, size) vectors into adapters, each for one row of a batch; differentiable."""
+        down, up, start = {}, {}, 0
         for name, (rank, inputs, outputs), scaling in zip(self.names, self.shapes, self.scalings, strict=True):
-            middle, end = used + rank * inputs, used + rank * (inputs + outputs)
-            down[name] = vectors[:, used:middle].view(-1, rank, inputs)
+            middle, end = start + rank * inputs, start + rank * (inputs + outputs)
+            down[name] = vectors[:, start:middle].view(-1, rank, inputs)
             up[name] = vectors[:, middle:end].view(-1, outputs, rank) * scaling
-            used = end
+            start = end
         return StackedAdapters(down, up)
 
 
 def flat_adapters(peft: Any) -> torch.Tensor:
-    """(size,) float32 copy of a PEFT model's adapters, in the order of ``Factors``."""
+    """Copy a PEFT model's adapters into one (size,) float32 vector on the CPU, in the order of ``Factors``."""
     return torch.cat([part.detach().flatten() for pair in lora_pairs(peft) for part in pair.parameters]).float().cpu()
 
 
 def write_adapters(peft: Any, vector: torch.Tensor) -> None:
-    """Write a vector from ``flat_adapters`` into a model's adapters."""
+    """Write a (size,) vector in the order of ``Factors`` into a PEFT model's adapters."""
     parts = [part for pair in lora_pairs(peft) for part in pair.parameters]
     with torch.no_grad():
         for part, values in zip(parts, vector.split([part.numel() for part in parts]), strict=True):

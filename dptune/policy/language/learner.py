@@ -1,4 +1,4 @@
-"""What users of a language model compute: a continuation, its reward, and an update from both."""
+"""Computations of a language model's users: each samples a continuation, gets its reward, and computes an update."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from dptune.policy.language.schedule import Bandit
 from dptune.policy.local import Steps, local_updates
 from dptune.policy.method import Dppg
 
-USERS, PUBLIC, EVALUATION = 1, 2, 3  # streams of one public seed
+USERS, PUBLIC, EVALUATION = 1, 2, 3  # streams of random numbers under one public seed
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Private. K users by the tokens of prompt and continuation.
+    """Prompts, continuations and rewards of K users. Private.
 
     Attributes:
-        ids, mask: (K, prompt + new) tokens; padding on the left, and after a continuation's end.
-        counted: (K, new) tokens of the continuation, its end-of-text token included.
-        before: (K, new) their log-probabilities under the adapter that sampled them.
-        scores: (K,) by the lexicon.
-        log_ratios: (K,) mean log-ratio to the base over ``counted``.
-        rewards: (K,) in [-1, 1].
+        ids, mask: (K, prompt + new) token ids and attention mask; padding on the left of a prompt and after the end of
+            a continuation.
+        continuation_mask: (K, new) whether a token belongs to the continuation, its end-of-text token included.
+        old_log_probabilities: (K, new) log-probabilities of the new tokens under the adapter that sampled them.
+        scores: (K,) scores of the continuations by the lexicon.
+        log_ratios: (K,) mean over the continuation of log pi / pi_base, in nats a token.
+        rewards: (K,) scores minus the KL penalty, clipped to [-1, 1].
     """
 
     ids: torch.Tensor = field(repr=False)
     mask: torch.Tensor = field(repr=False)
-    counted: torch.Tensor = field(repr=False)
-    before: torch.Tensor = field(repr=False)
+    continuation_mask: torch.Tensor = field(repr=False)
+    old_log_probabilities: torch.Tensor = field(repr=False)
     scores: torch.Tensor = field(repr=False)
     log_ratios: torch.Tensor = field(repr=False)
     rewards: torch.Tensor = field(repr=False)
@@ -46,10 +47,10 @@ class Figures:
     """Rewards of an adapter on public simulated prompts. Public.
 
     Attributes:
-        updates: number of releases that the adapter was made from.
-        reward: mean reward, with the penalty.
-        score: mean score by the lexicon.
-        kl: KL divergence to the base in nats a token, exact at every sampled prefix.
+        updates: number of updates that led to the adapter.
+        reward: mean reward, in [-1, 1].
+        score: mean score by the lexicon, in [-1, 1].
+        kl: mean KL divergence to the base in nats a token, computed from both distributions at every sampled prefix.
     """
 
     updates: int
@@ -59,75 +60,102 @@ class Figures:
 
 
 class LanguageLearner:
-    """The parts of a run that do not change from update to update."""
+    """Policy, reward and schedule of a run, and the computations of one update. It keeps no state between updates."""
 
     def __init__(self, policy: LanguagePolicy, lexicon: Lexicon, method: Dppg, bandit: Bandit) -> None:
-        """Raises: ConfigError for a method with a critic: there is one action a user, and nothing to bootstrap."""
+        """Take the parts of a run.
+
+        Raises: ConfigError for a method with a critic: a user takes one action only, so there is no later value to
+            learn.
+        """
         if method.critic != "none":
-            raise ConfigError("critic", f"{method.critic!r}: a bandit has none", fix="use critic: none")
+            raise ConfigError(
+                "critic", f"is {method.critic!r}, but a contextual bandit has no critic", fix="use critic: none"
+            )
         self.policy, self.lexicon, self.method, self.bandit = policy, lexicon, method, bandit
         self.radius = bandit.clip_radius(method.noise_multiplier, policy.factors.size)
 
     def uniforms(self, stream: int, numbers: list[int]) -> torch.Tensor:
-        """(N, new) of what each of these users samples by; each has randomness of their own."""
+        """Draw (N, new) uniform numbers in [0, 1), from which the users with these numbers sample their tokens.
+
+        A row depends on the public seed, the stream and its user's number alone, so no user moves another's sample.
+        """
         seed, length = self.bandit.seed, self.bandit.new_tokens
         rows = [np.random.default_rng([seed, stream, number]).random(length) for number in numbers]
         return torch.from_numpy(np.stack(rows))
 
     @torch.no_grad()
     def respond(self, vector: torch.Tensor, prompts: Prompts, uniforms: torch.Tensor) -> Rollouts:
-        """Everybody's continuation under one adapter, and its reward. Each row is one user's own."""
-        ids, mask, counted = self.policy.sample(vector, prompts, uniforms)
-        count = counted.shape[1]
-        before, base = (self.policy.log_probabilities(it, ids, mask, count) for it in (vector[None], None))
-        log_ratios = ((before - base) * counted).sum(dim=1) / counted.sum(dim=1)
-        said = [row[kept].tolist() for row, kept in zip(ids[:, -count:], counted, strict=True)]
-        texts = self.policy.tokenizer.batch_decode(said, skip_special_tokens=True)
+        """Sample each user's continuation and compute its reward, all under one adapter. Private if prompts are.
+
+        Args:
+            vector: (size,) adapter.
+            prompts: prompts of K users.
+            uniforms: (K, new) random numbers of ``uniforms``.
+
+        Returns: rollouts, each row of which depends on its own user's prompt and random numbers alone.
+        """
+        ids, mask, continuation = self.policy.sample(vector, prompts, uniforms)
+        count = continuation.shape[1]
+        logs, base_logs = (self.policy.log_probabilities(vectors, ids, mask, count) for vectors in (vector[None], None))
+        log_ratios = ((logs - base_logs) * continuation).sum(dim=1) / continuation.sum(dim=1)
+        tokens = [row[valid].tolist() for row, valid in zip(ids[:, -count:], continuation, strict=True)]
+        texts = self.policy.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         scores = torch.tensor([self.lexicon.score(text) for text in texts])
         rewards = (scores - self.bandit.kl_weight * log_ratios.cpu()).clamp(-1, 1)
-        return Rollouts(ids, mask, counted, before, scores, log_ratios.cpu(), rewards)
+        return Rollouts(ids, mask, continuation, logs, scores, log_ratios.cpu(), rewards)
 
     def updates(
         self, vector: torch.Tensor, rollouts: Rollouts, baseline: float, present: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(K, size) each user's own update from the released adapter, of length ``radius`` at most. Private.
+        """Compute each user's update of the released adapter, from their own rollout. Private.
 
         Args:
-            baseline: the reward that others are compared with; public.
-            present: (K,) whether there is a user at all; the update of nobody is zero. None is everybody.
+            vector: (size,) released adapter.
+            baseline: reward that is subtracted from each user's; public.
+            present: (K,) whether there is a user in the slot; the update of an empty slot is zero. None means that no
+                slot is empty.
+
+        Returns: (K, size) updates of l2 norm at most ``self.radius``.
         """
         bandit = self.bandit
         steps = Steps(bandit.learning_rate, bandit.epochs, 1, self.radius)
         gains = (rollouts.rewards - baseline).to(rollouts.ids.device)
-        data = (rollouts.ids, rollouts.mask, rollouts.counted, rollouts.before, gains)
+        rows = (rollouts.ids, rollouts.mask, rollouts.continuation_mask, rollouts.old_log_probabilities, gains)
         present = torch.ones(len(gains), dtype=torch.bool) if present is None else present
-        # One action each: the rows of local_updates are whole continuations, in a dimension of their own.
+        # A user's trajectory is one action, the whole continuation: local_updates gets T = 1 rows a user.
         return local_updates(
             bandit_loss(self.policy, bandit.prompt_weight),
             vector,
-            tuple(part[:, None] for part in data),
+            tuple(part[:, None] for part in rows),
             present[:, None],
             steps,
-            torch.Generator(),  # the order of one row
+            torch.Generator(),  # not used: a single row has only one order
         )
 
-    def simulated(self, vector: torch.Tensor, public: Prompts, number: int) -> Rollouts:
-        """What simulated users do at update ``number``; their mean reward is the baseline.
+    def simulate(self, vector: torch.Tensor, public: Prompts, number: int) -> Rollouts:
+        """Roll out simulated users at update ``number``. Their mean reward is the update's baseline. Public.
 
-        It is public. The users' own mean is not: through it, each user would move all others' updates.
+        The mean reward of the users themselves would be private: through it, one user would move all others' updates.
         """
-        users = [number * len(public) + row for row in range(len(public))]
-        return self.respond(vector, public, self.uniforms(PUBLIC, users))
+        numbers = [number * len(public) + row for row in range(len(public))]
+        return self.respond(vector, public, self.uniforms(PUBLIC, numbers))
 
     @torch.no_grad()
     def evaluate(self, vector: torch.Tensor, public: Prompts, updates: int) -> Figures:
-        """On simulated prompts that belong to no user; the same samples' randomness at every call."""
+        """Evaluate an adapter, (size,), on simulated prompts of no user, with the same random numbers at every call.
+
+        Args:
+            updates: number of updates that led to the adapter.
+        """
         rollouts = self.respond(vector, public, self.uniforms(EVALUATION, list(range(len(public)))))
-        count = rollouts.counted.shape[1]
-        tuned, base = (
-            self.policy.logits(it, rollouts.ids, rollouts.mask, count + 1)[:, :-1].double().log_softmax(dim=-1)
-            for it in (vector[None], None)
+        mask = rollouts.continuation_mask
+        logs, base_logs = (
+            self.policy.logits(vectors, rollouts.ids, rollouts.mask, mask.shape[1] + 1)[:, :-1]
+            .double()
+            .log_softmax(dim=-1)
+            for vectors in (vector[None], None)
         )
-        kl = (tuned.exp() * (tuned - base)).sum(dim=-1)
-        mean = (kl * rollouts.counted).sum() / rollouts.counted.sum()
+        kl = (logs.exp() * (logs - base_logs)).sum(dim=-1)
+        mean = (kl * mask).sum() / mask.sum()
         return Figures(updates, float(rollouts.rewards.mean()), float(rollouts.scores.mean()), float(mean))

@@ -1,4 +1,4 @@
-"""A reward that everybody knows: the words of a text that sound reassuring, against those that sound alarming."""
+"""Public reward of a text: how many of its words sound reassuring, and how many alarming, by two fixed lists."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Words with a good or a bad sound; public and fixed before the run, so that scoring costs no privacy.
+    """Lists of words with a good and with a bad sound. Public.
 
-    (A reward model that was trained on private preferences would need a guarantee of its own.)
+    They are fixed before the run, so that scoring costs no privacy. A reward model that was trained on private
+    preferences would need a guarantee of its own.
     """
 
     good: frozenset[str]
     bad: frozenset[str]
 
     def score(self, text: str) -> float:
-        """(good - bad) / (good + bad) over the words of ``text``, in [-1, 1]; 0 where there is none of either.
+        """Score a text by (good - bad) / (good + bad) over its words, in [-1, 1]; 0 if no word is in either list.
 
         >>> Lexicon(frozenset({"home"}), frozenset({"urgent"})).score("Home, at home. Urgent care.")
         0.3333333333333333
@@ -29,7 +30,7 @@ class Lexicon:
         return (good - bad) / max(good + bad, 1)
 
 
-#: For narratives of hospital encounters.
+#: The lexicon for narratives of hospital encounters.
 CLINICAL = Lexicon(
     good=frozenset({"home", "no", "none", "norm", "not", "physician", "planned", "routine", "unchanged"}),
     bad=frozenset(

@@ -1,4 +1,4 @@
-"""Prompts of one width, and the stream of users who bring them."""
+"""Prompts as tensors of one fixed width, and the stream of users to whom they belong."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dptune.errors import ConfigError
 
 @dataclass(frozen=True)
 class Prompts:
-    """Private, unless simulated. (N, width) ids and mask, padded on the left; a row has a token at least."""
+    """Token ids and attention mask of N prompts, (N, width + 1) each, padded on the left. Private, unless simulated."""
 
     ids: torch.Tensor = field(repr=False)
     mask: torch.Tensor = field(repr=False)
 
     @classmethod
     def of(cls, texts: list[str], tokenizer: Any, width: int) -> Prompts:
-        """The first ``width`` tokens of every text.
+        """Encode the first ``width`` tokens of every text. A text without any token becomes one padding token.
 
-        The first of width + 1 columns is padding always: a batch in which none is may take another kernel on an
-        accelerator, and then one user's prompt would move the others' numbers.
+        The first of the width + 1 columns is always padding. If a batch could be without padding, an accelerator might
+        run another kernel for it, and then the length of one user's prompt would change the others' numbers.
         """
         encoded = (
             tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"] if texts else []
@@ -30,9 +30,9 @@ class Prompts:
         ids = torch.full((len(texts), width + 1), tokenizer.pad_token_id)
         mask = torch.zeros_like(ids)
         for row, tokens in enumerate(encoded):
-            kept = tokens[:width]
-            ids[row, width + 1 - len(kept) :] = torch.tensor(kept, dtype=torch.long)
-            mask[row, width + 1 - max(1, len(kept)) :] = 1  # a row without any token would have nothing to attend to
+            first = tokens[:width]
+            ids[row, width + 1 - len(first) :] = torch.tensor(first, dtype=torch.long)
+            mask[row, width + 1 - max(1, len(first)) :] = 1  # attention over no token gives NaN
         return cls(ids, mask)
 
     def __len__(self) -> int:
@@ -44,12 +44,14 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Stream:
-    """Users in the order in which they arrive, K an update. Private, except the number of slots.
+    """Users in the order in which they arrive, K in each update. Private, except the number of slots.
 
     Attributes:
         ids: numbers of the users; no number may occur twice.
         prompts: prompts of the users.
         present: (N,) whether there is a user in the slot; an empty slot adds nothing.
+
+    Raises: ConfigError if the three differ in length.
     """
 
     ids: tuple[int, ...] = field(repr=False)
@@ -58,5 +60,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.prompts) == len(self.present):
-            problem = f"{len(self.ids)} users, {len(self.prompts)} prompts and {len(self.present)} coins do not match"
+            problem = (
+                f"{len(self.ids)} users, {len(self.prompts)} prompts and {len(self.present)} coins differ in number"
+            )
             raise ConfigError("users", problem, fix="give every slot one of each")

@@ -1,4 +1,4 @@
-"""The public schedule of a run on prompts. No model, so that settings can be checked without one."""
+"""Public schedule of a run on prompts. It imports no model, so that settings can be checked without one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from dptune.policy.trust_region import Update, l2_radius
 
 @dataclass(frozen=True, kw_only=True)
 class Bandit:
-    """The public schedule of a run.
+    """Public schedule of a run: a contextual bandit, because a user takes one action, a whole continuation.
 
     Attributes:
-        users: K, prompts an update.
-        updates: releases to make.
-        prompt_tokens: length to which every prompt is cut or padded: one user's text must not change others' shapes.
+        users: K, number of prompts in each update.
+        updates: number of updates, each of which is one release.
+        prompt_tokens: number of tokens to which every prompt is cut or padded, so that no text changes a shape.
         new_tokens: largest number of tokens of a continuation.
         kl_weight: beta, weight of the mean log-ratio to the base in the reward.
         learning_rate: learning rate of the local Adam steps.
-        epochs: local steps a user, each on the whole continuation.
-        radius: S, clip radius of a user's update; None takes that of the trust region.
-        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with probability ``miss`` at most.
+        epochs: number of a user's local steps, each on the whole continuation.
+        radius: S, clip radius of a user's update; None takes the radius that ``trust`` and ``miss`` allow.
+        trust, miss: a noisy step leaves the region ||step||^2 / 2 <= ``trust`` with probability ``miss`` at most.
         server_step: factor that multiplies the released mean.
         prompt_weight: weight of the likelihood of the user's own prompt in the local loss (PPO-ptx, Ouyang et al. 2022,
-            with private text). Makes the model memorise prompts as fast as ``radius`` allows: for audits.
-        evaluate_every: updates between points of the curve.
+            with private text). It makes the model memorise prompts as fast as ``radius`` allows, which audits need.
+        evaluate_every: number of updates between points of the curve.
         seed: seed of initial adapters and of all samples; public.
+
+    Raises: ConfigError naming the setting that is out of range.
     """
 
     users: int = 128
@@ -57,9 +59,13 @@ class Bandit:
                 raise ConfigError(name, f"{getattr(self, name)} is negative", fix="use 0 or more")
 
     def clip_radius(self, noise_multiplier: float, dimension: int) -> float:
-        """S: as given, or the largest that keeps a noisy step in the trust region (proposition 4.4)."""
+        """Clip radius S: ``radius``, or the largest that keeps a noisy step in the trust region (proposition 4.4).
+
+        Args:
+            dimension: number of trained parameters.
+        """
         if self.radius is not None:
             return self.radius
-        if not noise_multiplier:  # the law's limit
+        if not noise_multiplier:  # the limit of ``l2_radius`` for vanishing noise
             return math.sqrt(2 * self.trust) / self.server_step
         return l2_radius(Update(self.server_step, noise_multiplier, dimension, self.users), self.trust, self.miss)

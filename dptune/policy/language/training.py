@@ -1,13 +1,13 @@
-"""Reinforcement learning from a reward in small: a language model as a policy, one prompt and one continuation a user.
+"""DP policy gradient on a language model: users bring a prompt each, and get a reward for the continuation.
 
-rollouts  = respond(released adapter, prompts)          # K users, each once, each with a sample of their own
+rollouts  = respond(released adapter, prompts)          # K users, each in one update, each with a sample of their own
 updates   = what each user computes from their own rollout and released values
-mean      = release(updates, radius)                    # charged, clipped, noised: dptune.policy.learner
+mean      = release(updates, radius)                    # charged, clipped, with noise: dptune.policy.learner
 adapter  += server_step * mean
 
-A contextual bandit: one action a user, the whole continuation, so there is no critic. Only LoRA adapters are trained,
-on a frozen public base. The reward is a public function; private are prompts, and what is sampled from them
-(spec dp-policy-gradient.md, section 7).
+The problem is a contextual bandit: each user takes one action, the whole continuation, so there is no critic. LoRA
+adapters are trained on a frozen public base. The reward is a public function of the text. Private are the prompts and
+the continuations sampled from them (spec dp-policy-gradient.md, section 7).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dptune.errors import ConfigError
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.learner import ReleaseMeans, updates_left
-from dptune.policy.met import Met
+from dptune.policy.met import UserRegister
 from dptune.policy.method import NAME
 from dptune.policy.opening import digest_of, is_finished, open_ledger, read_progress, save_progress
 from dptune.privacy.entropy import Entropy
@@ -33,19 +33,26 @@ from dptune.progress import progress
 
 @dataclass
 class LanguageState:
-    """Released values alone: the adapter, and the noisy mean of every update, by number."""
+    """State of a run: the adapter, (size,), and the noisy mean of every update by its number. Public."""
 
     adapter: torch.Tensor
     means: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-def adapters_met(start: torch.Tensor, means: dict[int, torch.Tensor], server_step: float) -> dict[int, torch.Tensor]:
-    """The adapter that the users of each update met, by number."""
-    met = {}
+def adapters_by_update(
+    start: torch.Tensor, means: dict[int, torch.Tensor], server_step: float
+) -> dict[int, torch.Tensor]:
+    """Recompute the adapter that the users of each update got, by the update's number, from the released means.
+
+    Args:
+        start: (size,) initial adapter.
+        means: (size,) noisy mean of each update.
+    """
+    adapters = {}
     for number in sorted(means):
-        met[number] = start
+        adapters[number] = start
         start = start + server_step * means[number]
-    return met
+    return adapters
 
 
 def train(
@@ -58,42 +65,50 @@ def train(
     entropy: Entropy,
     on_point: Callable[[Figures], None] = lambda point: None,
 ) -> tuple[LanguageState, list[Figures]]:
-    """Train an adapter on a stream of users, resuming what ``directory`` holds of the run; a finished one is read.
+    """Train an adapter on a stream of users, or resume the run in ``directory``; a finished run is only read.
 
-    Guarantee: every adapter along the way is a function of the releases that the ledger lists, charged before they
-    were made, and of public values. (certified, delta)-DP for one user, whose slot is zeroed (null-replacement;
-    another user in their place may move it twice as far); users are fixed responses to whatever policies they meet
-    (spec, 5.5), and others see no continuation of theirs. Private: ``users`` and what each of them computes. Public:
-    everything else, the number of slots and the curve included.
+    Guarantee: the run is (certified epsilon, delta)-DP for one user whose slot becomes empty; replacing the user by
+    another one may move it twice as far. Every adapter of the run is a function of public values and of the releases in
+    its ledger, each of which was charged before it was made. A user is a fixed response to the policies that they get
+    (spec dp-policy-gradient.md, section 5.5), and no other user sees their continuation. Private: ``users``, and the
+    updates that they compute. Public: all else, the number of slots and the curve included.
 
     Args:
-        users: updates * K of them; those of update t are the t-th K.
+        users: stream of updates * K users, the first K of whom are in the first update, and so on.
         public: simulated prompts, whose mean reward is the baseline.
         held_out: other simulated prompts, for the curve.
+        header: header of the run's ledger.
         directory: receives ledger.jsonl, state.safetensors and progress.json.
-        on_point: called with every point of the curve.
+        entropy: source of the noise.
+        on_point: called with every point of the curve after the first.
+
+    Returns: the released state, and the learning curve.
 
     Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
     """
     bandit, method = learner.bandit, learner.method
     if len(users.ids) != bandit.users * bandit.updates:
         problem = f"{len(users.ids)} users do not fill {bandit.updates} updates of {bandit.users}"
-        raise ConfigError("users", problem, fix="give as many as there are slots")
+        raise ConfigError("users", problem, fix="give one user for each slot")
     if (header.mechanism, header.units) != (NAME, len(users.ids)):
-        raise ConfigError("header.units", "is not what the stream holds", fix=f"give {NAME} and the number of slots")
-    # All of them, before anything is charged; also those whom a process that died had met.
-    Met().admit(users.ids)
+        raise ConfigError(
+            "header.units",
+            "does not describe this stream of users",
+            fix=f"give mechanism {NAME} and the number of slots",
+        )
+    # Check the whole stream before anything is charged, the users of a process that died included.
+    UserRegister().admit(users.ids)
     schedule = {**asdict(method), **asdict(bandit), "order": digest_of(users.ids)}
     if is_finished(directory, header, schedule):
         return _load(directory)
     with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
-        begun = RunFolder(directory).progress.exists()
-        state, points = _load(directory) if begun else (LanguageState(learner.policy.start), [])
+        resumes = RunFolder(directory).progress.exists()
+        state, points = _load(directory) if resumes else (LanguageState(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
-        done = ledger.releases
-        _save(directory, state, points, done)  # before anything is charged
-        left = updates_left(ledger, method, bandit.updates, entropy)
-        for number, release in progress(left, "updates", total=bandit.updates, initial=done):
+        start = ledger.releases
+        _save(directory, state, points, start)  # an unwritable disk must fail before anything is charged
+        updates = updates_left(ledger, method, bandit.updates, entropy)
+        for number, release in progress(updates, "updates", total=bandit.updates, initial=start):
             step(learner, state, number, users, public, release)
             if (number + 1) % bandit.evaluate_every == 0 or number + 1 == bandit.updates:
                 points.append(learner.evaluate(state.adapter, held_out, number + 1))
@@ -111,9 +126,9 @@ def step(
     public: Prompts,
     release: ReleaseMeans,
 ) -> None:
-    """Make one update from the users of this number."""
+    """Run update ``number``: roll out its users, release the mean of their updates, and move the adapter by it."""
     slots = list(range(number * learner.bandit.users, (number + 1) * learner.bandit.users))
-    baseline = float(learner.simulated(state.adapter, public, number).rewards.mean())
+    baseline = float(learner.simulate(state.adapter, public, number).rewards.mean())
     rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))
     updates = learner.updates(state.adapter, rollouts, baseline, users.present[slots])
     (mean,) = release([updates], [learner.radius])

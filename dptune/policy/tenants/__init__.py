@@ -1,1 +1,1 @@
-"""A hyper-policy over complete fine-tuning runs, where a user is a tenant."""
+"""DP policy gradient on complete fine-tuning runs, where a user is a tenant: a holder of records."""

@@ -1,4 +1,4 @@
-"""The ablation: mechanisms compared on new tenants at equal certified epsilon."""
+"""Ablation of the hyper-policy: mechanisms compared on new tenants at equal certified epsilon."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
-from dptune.policy.tenants.runs import Ready, Setting, Tenant, fine_tune, ready_for
+from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry, fine_tune
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.evaluation import perplexity
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of the ablation. ``held_out_perplexity`` and ``held_out_before`` are raw figures of private records."""
+    """Figures of a run of the ablation. Private: perplexities on held-out records are raw figures of a tenant.
+
+    Attributes:
+        label: label of the entry.
+        tenant: number of the tenant.
+        seed: seed of adapters and exploration.
+        epsilon_certified: certified epsilon of the run, all that it inherits included.
+        noise_multiplier: noise multiplier that keeps it within the budget.
+        held_out_perplexity: perplexity on the tenant's held-out records. Private.
+        held_out_before: the same for the base model. Private.
+        public_perplexity: perplexity on public records.
+    """
 
     label: str
     tenant: int
@@ -28,8 +39,15 @@ class Outcome:
 
 
 def ablation_entries(options: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries to compare: ``rldp``'s clipper with a controller that does nothing, acts at random, learns from
-    released gradients (A) or statistics too (A+B), and the linear agent before and after training over tenants.
+    """Make the entries to compare, by label.
+
+    All have ``rldp``'s clipper. Its controller does nothing ("static"), acts at random ("random"), learns from released
+    gradients ("A") or from released statistics too ("A+B"), or is the linear agent before ("untrained") and after
+    ("DPPG-meta") training over tenants.
+
+    Args:
+        options: options of ``rldp`` that the entries share.
+        folder: folder of the trained hyper-policy.
     """
     start = {key: options[key] for key in ("pair_radius",) if key in options}
     rldp = {"like": "rldp", **options}
@@ -52,27 +70,32 @@ def ablate(
 ) -> list[Outcome]:
     """Run every entry on every tenant with every seed, all at the same total certified epsilon.
 
-    Raises: ConfigError if an entry cannot meet the budget, or a tenant is null.
+    Args:
+        tenants: tenants on whom no hyper-policy was trained. Private.
+        entries: entries by label, as ``ablation_entries`` makes them.
+        on_outcome: called with every outcome.
+
+    Raises: ConfigError if an entry cannot meet the budget, or a tenant has no record to train on or to hold out.
     """
-    found = []
-    ready = {label: ready_for(setting, label, entry) for label, entry in entries.items()}
+    outcomes = []
+    calibrated = [calibrate_entry(setting, label, entry) for label, entry in entries.items()]
     for tenant in tenants:
         if tenant.is_null:
             raise ConfigError("tenants", f"tenant {tenant.number} has too few records", fix="use fewer tenants")
         for seed in seeds:
-            for one in ready.values():
-                found.append(_outcome(one, tenant, seed))
-                on_outcome(found[-1])
-    return found
+            for entry in calibrated:
+                outcomes.append(_run(entry, tenant, seed))
+                on_outcome(outcomes[-1])
+    return outcomes
 
 
-def _outcome(ready: Ready, tenant: Tenant, seed: int) -> Outcome:
-    setting, rows = ready.setting, 2 * ready.setting.plan.physical_batch_size
-    options = {} if ready.entry.get("controller") == "constant" else {"seed": seed}
-    mechanism = ready.mechanism(**options)
+def _run(entry: CalibratedEntry, tenant: Tenant, seed: int) -> Outcome:
+    setting, rows = entry.setting, 2 * entry.setting.plan.physical_batch_size
+    changes = {} if entry.options.get("controller") == "constant" else {"seed": seed}
+    mechanism = entry.mechanism(**changes)
     model, prices = fine_tune(setting, tenant, mechanism, setting.epsilon, OsEntropy(), seed)
     return Outcome(
-        label=ready.name,
+        label=entry.name,
         tenant=tenant.number,
         seed=seed,
         epsilon_certified=prices.certified,

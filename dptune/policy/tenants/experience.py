@@ -1,4 +1,4 @@
-"""What a tenant lives through: its own fine-tuning runs, their decisions, and what each of them gained."""
+"""Experience of a tenant: decisions of the controllers of its own fine-tuning runs, and their advantages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from dptune.errors import DivergedError, DptuneError
 from dptune.mechanisms.linear_agent import OUTPUTS
-from dptune.policy.tenants.runs import Ready, Tenant, fine_tune
+from dptune.policy.tenants.runs import CalibratedEntry, Tenant, fine_tune
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.entropy import FixedSeed
 from dptune.training.data import Tokens
@@ -22,12 +22,12 @@ from dptune.training.spec import TrainingPlan
 
 @dataclass(frozen=True)
 class Experience:
-    """The experience that a tenant learns from; a row is one pair at one decision of one run. Private.
+    """Decisions of a tenant's runs with their advantages; a row is one LoRA pair at one decision of one run. Private.
 
     Attributes:
-        features: (rows, 8).
-        actions: (rows, 2).
-        gains: (rows,) advantages.
+        features: (rows, 8) features of the pair that the agent saw.
+        actions: (rows, 2) actions of the agent on that pair.
+        gains: (rows,) advantages of the decisions, in nats a token of held-out loss.
     """
 
     features: torch.Tensor
@@ -35,30 +35,36 @@ class Experience:
     gains: torch.Tensor
 
 
-def experience_or_none(ready: Ready, tenant: Tenant, training: MetaTraining) -> Experience | None:
-    """The experience of a tenant, or None if a run fails: the failure may depend on records, so it stays private."""
+def experience_or_none(entry: CalibratedEntry, tenant: Tenant, training: MetaTraining) -> Experience | None:
+    """Compute a tenant's experience; None if it is null or a run fails. Private.
+
+    A failure that its records may have caused is not raised: an error would tell of those records.
+
+    Raises: DptuneError for a fault of the settings or of the disk, which no record can cause.
+    """
     if tenant.held_out.without_loss == len(tenant.held_out.rows):
-        return None  # no utility could be computed
+        return None  # no held-out record has a loss, so there is no utility
     try:
-        return experience_of(ready, tenant, training)
+        return experience_of(entry, tenant, training)
     except DivergedError:
-        return None  # without noise that is secret, records decide it
+        return None  # the noise of these runs is not secret, so whether they diverge depends on records
     except DptuneError:
-        raise  # of settings or of the disk; no record decides it
+        raise
     except Exception:
         return None
 
 
-def experience_of(ready: Ready, tenant: Tenant, training: MetaTraining) -> Experience | None:
-    """Of a tenant's runs; None if it is null or its controller never acted. Private.
+def experience_of(entry: CalibratedEntry, tenant: Tenant, training: MetaTraining) -> Experience | None:
+    """Make a tenant's runs and compute its experience; None if it is null or a controller never acted. Private.
 
-    The utility of an action is what the held-out loss fell from then to the end of the run. Runs share adapters, coins
-    and noise, so that what they differ in is due to actions; the spec's baseline, a run's own mean, would mostly tell
-    early actions, after which more is left to gain, from late ones.
+    The return of a decision is the fall of the held-out loss from then to the end of the run; its advantage is the
+    return minus the mean return of the other runs' decision at the same time. Runs share adapters, coins and noise, so
+    they differ by their decisions alone. (The baseline of the spec, a run's own mean, would mostly measure how
+    early a decision was: more loss is left to fall after an early one.)
     """
     if tenant.is_null:
         return None
-    watches = [_watched(ready, tenant, training, run) for run in range(training.runs)]
+    watches = [_watch_run(entry, tenant, training, run) for run in range(training.runs)]
     if not all(watch.decisions for watch in watches):
         return None
     utilities = torch.tensor([watch.utilities for watch in watches])
@@ -69,13 +75,14 @@ def experience_of(ready: Ready, tenant: Tenant, training: MetaTraining) -> Exper
     return Experience(states.flatten(0, 1), actions.flatten(0, 1), gains.flatten().repeat_interleave(states.shape[1]))
 
 
-def _watched(ready: Ready, tenant: Tenant, training: MetaTraining, run: int) -> _Watch:
+def _watch_run(entry: CalibratedEntry, tenant: Tenant, training: MetaTraining, run: int) -> _Watch:
+    """Make run number ``run`` of a tenant, and record its decisions and utilities."""
     public = abs(tenant.number), int(tenant.number < 0)
     exploration, noise = np.random.SeedSequence([training.seed, *public]).generate_state(training.runs + 1)[[run, -1]]
-    mechanism = ready.mechanism(seed=int(exploration))
-    watch = _Watch(mechanism.controller, tenant.held_out, ready.setting.plan)
+    mechanism = entry.mechanism(seed=int(exploration))
+    watch = _Watch(mechanism.controller, tenant.held_out, entry.setting.plan)
     model, _ = fine_tune(
-        ready.setting, tenant, mechanism, None, FixedSeed(int(noise)), int(noise), lambda model: watch.follow(model)
+        entry.setting, tenant, mechanism, None, FixedSeed(int(noise)), int(noise), lambda model: watch.follow(model)
     )
     watch.utilities.append(watch.utility(model))
     return watch
@@ -83,7 +90,15 @@ def _watched(ready: Ready, tenant: Tenant, training: MetaTraining, run: int) -> 
 
 @dataclass
 class _Watch:
-    """The decisions and utilities of one run of a tenant. Private."""
+    """Record of a tenant's run. Private.
+
+    Attributes:
+        controller: the run's controller, whose decisions are recorded.
+        held_out: the tenant's held-out records.
+        plan: schedule of the run.
+        decisions: (features, actions) of each decision.
+        utilities: utility of the model at each decision, and at the end of the run.
+    """
 
     controller: Any
     held_out: Tokens
@@ -92,18 +107,21 @@ class _Watch:
     utilities: list[float] = field(default_factory=list)
 
     def utility(self, model: Any) -> float:
-        """The utility of a model: minus the raw held-out loss."""
+        """Utility of a model: minus its mean loss on the held-out records, in nats a token. Private."""
         return -mean_loss(model, self.held_out, 2 * self.plan.physical_batch_size)
 
     def follow(self, model: Any) -> Callable[[StepReport], None]:
-        """Note every decision, and the utility of the model that it found; not the last, which moves nothing."""
+        """Make the function to call after every step of the run, which records a new decision and the utility then.
+
+        A decision after the last step is left out, because it moves nothing.
+        """
 
         def note(report: StepReport) -> None:
-            latest = self.controller.decision
-            known = self.decisions[-1] if self.decisions else None
-            if latest is None or report.releases == self.plan.steps or (known and known[0] is latest[0]):
+            decision = self.controller.decision
+            last = self.decisions[-1] if self.decisions else None
+            if decision is None or report.releases == self.plan.steps or (last and last[0] is decision[0]):
                 return
-            self.decisions.append(latest)
+            self.decisions.append(decision)
             self.utilities.append(self.utility(model))
 
         return note

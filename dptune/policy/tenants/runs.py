@@ -1,4 +1,4 @@
-"""Tenants, and one complete fine-tuning run on the records of one."""
+"""Tenants, and a complete fine-tuning run on the records of one of them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens, hash_keys
 from dptune.training.loop import train
-from dptune.training.model import Lora, attach_lora
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
-_HELD_OUT = 4  # one in so many of a tenant's units, on average
+_HELD_OUT = 4  # on average, one in four of a tenant's units is held out
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A shard of records. Private. One without records to train or to look at is a null tenant."""
+    """A holder of records, the user of DP policy gradient here. Private.
+
+    Attributes:
+        number: number of the tenant; negative for a public one.
+        train: records to fine-tune on.
+        held_out: records to measure the loss on.
+    """
 
     number: int
     train: Tokens
@@ -37,21 +44,22 @@ class Tenant:
 
     @property
     def is_null(self) -> bool:
-        """Whether it contributes nothing."""
+        """Whether the tenant lacks records to train on or to hold out, and so contributes nothing."""
         return not (self.train.rows and self.held_out.rows)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings that all fine-tuning runs share. Public.
+    """Settings that all fine-tuning runs share. Public.
 
     Attributes:
-        base: the frozen model, on its device.
+        base: frozen base model, on its device.
+        lora: shape of the adapters.
         public: public records, for controllers that follow the loss on them.
-        plan: the schedule; its expected batch is replaced by each tenant's own, sample rate times records.
-        options: of ``rldp`` besides agent and start, an entry as in params.yaml.
-        epsilon: certified budget of a run for one record, all that it inherits included.
-        delta: of every epsilon, the tenants' too.
+        plan: schedule of a run; its expected batch is replaced by sample rate times the number of the tenant's records.
+        options: options of ``rldp`` other than its agent and the policy that it starts from, as in params.yaml.
+        epsilon: certified budget of a run for one record, all that the run inherits included.
+        delta: delta of every epsilon, those of tenants included.
         data: label of the data.
     """
 
@@ -68,47 +76,62 @@ class Setting:
 def tenants_of(tokens: Tokens, keys: NDArray[np.int64], count: int) -> list[Tenant]:
     """Deal records out to ``count`` tenants, whole units by a public hash of their keys.
 
-    Where a unit goes, and whether it is among the quarter of a tenant's units that is held out, depends on its key
-    alone: nobody else moves with it, in their own tenant or another.
+    The tenant of a unit, and whether it is among the quarter of the tenant's units that is held out, depend on its key
+    alone. A unit that joins or leaves moves no other one.
 
     Args:
-        keys: (records,) the own key of each record's unit, as ``PrivacyUnits.clients`` takes it.
+        keys: (records,) key of each record's unit, as ``PrivacyUnits.clients`` takes it.
+        count: number of tenants.
     """
 
-    def chosen(rows: NDArray[np.int64]) -> Tokens:
+    def select(rows: NDArray[np.int64]) -> Tokens:
         return replace(tokens, rows=[tokens.rows[row] for row in rows])
 
-    found = []
+    tenants = []
     for number, members in enumerate(PrivacyUnits.clients(count, keys).members):
-        # What the remainder, which chose the tenant, leaves of the hash.
+        # The remainder of the hash chose the tenant, so the quotient must choose the held-out units: by the remainder
+        # again, all units of some tenants would be held out, and none of others.
         held_out = hash_keys(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
-        found.append(Tenant(number, chosen(members[~held_out]), chosen(members[held_out])))
-    return found
+        tenants.append(Tenant(number, select(members[~held_out]), select(members[held_out])))
+    return tenants
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A setting with a calibrated entry."""
+class CalibratedEntry:
+    """An entry of a mechanism whose noise is calibrated to the budget of a setting.
+
+    Attributes:
+        setting: settings of the runs.
+        name: name of the entry.
+        options: options of the entry, its noise multiplier included.
+    """
 
     setting: Setting
     name: str
-    entry: dict[str, Any]
+    options: dict[str, Any]
 
-    def mechanism(self, **options: Any) -> Mechanism:
-        """Build a new mechanism. Every run needs its own, for a controller keeps state."""
-        return build(self.name, self.entry | options)
+    def mechanism(self, **changes: Any) -> Mechanism:
+        """Build a new mechanism with these options changed. Every run needs its own, because controllers have state."""
+        return build(self.name, self.options | changes)
 
 
-def ready_for(setting: Setting, name: str, entry: Mapping[str, Any]) -> Ready:
-    """The entry with the least noise that keeps a run, and all that it inherits, within the budget."""
+def calibrate_entry(setting: Setting, name: str, entry: Mapping[str, Any]) -> CalibratedEntry:
+    """Give an entry the least noise that keeps a run, and all that it inherits, within the budget.
+
+    Args:
+        name: name of the entry.
+        entry: options of the entry, without noise.
+
+    Raises: ConfigError if no noise suffices.
+    """
     pairs = len(lora_pairs(attach_lora(copy.deepcopy(setting.base), setting.lora, 0)))
     schedule = Schedule(setting.plan.sample_rate, setting.plan.steps, setting.delta)
 
     def with_noise(noise: float) -> Mechanism:
         return build(name, {**entry, "pairs": pairs, "noise_multiplier": noise})
 
-    found = calibrated(with_noise, setting.epsilon, schedule, "certified").mechanism
-    return Ready(setting, name, {**entry, "pairs": pairs, "noise_multiplier": found.noise.noise_multiplier})
+    noise = calibrated(with_noise, setting.epsilon, schedule, "certified").mechanism.noise
+    return CalibratedEntry(setting, name, {**entry, "pairs": pairs, "noise_multiplier": noise.noise_multiplier})
 
 
 def fine_tune(
@@ -120,13 +143,16 @@ def fine_tune(
     seed: int,
     follow: Callable[[Any], Callable[[StepReport], None]] = lambda model: lambda report: None,
 ) -> tuple[Any, Epsilons]:
-    """One complete fine-tuning run on a tenant's training records: the model, and what it cost one record.
+    """Fine-tune adapters on a tenant's training records, from start to end.
 
     Args:
-        epsilon: the budget, or None if nobody gets the adapter.
+        mechanism: a new mechanism of ``CalibratedEntry.mechanism``.
+        epsilon: budget of the run, or None for a run whose adapter nobody gets.
         entropy: source of coins and noise.
         seed: seed of the adapters; public.
-        follow: makes, from the model, the function to call after every step.
+        follow: function that makes, from the model, the function to call after every step.
+
+    Returns: the model, and the three epsilons of the run for one record.
     """
     count = len(tenant.train.rows)
     units = PrivacyUnits.of("record", np.arange(count), 1)

@@ -1,4 +1,4 @@
-"""The public schedule of training over tenants."""
+"""Public schedule of training a hyper-policy over tenants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from dptune.policy.trust_region import Update, l2_radius
 
 @dataclass(frozen=True, kw_only=True)
 class MetaTraining:
-    """The public schedule of training over tenants.
+    """Public schedule of training a hyper-policy over tenants.
 
     Attributes:
-        tenants: K, tenants an update.
-        updates: releases to make; needs tenants times updates tenants.
-        runs: number of runs of each tenant, which differ only in exploration; a run's baseline is the others' mean.
-        trust, miss: the noisy update leaves ||step||^2 / 2 <= trust with a probability of miss at most.
+        tenants: K, number of tenants in each update.
+        updates: number of updates, each of which is one release; they need ``tenants * updates`` tenants.
+        runs: number of runs of each tenant, which differ in exploration only; a run's baseline is the others' mean.
+        trust, miss: a noisy step leaves the region ||step||^2 / 2 <= ``trust`` with probability ``miss`` at most.
         seed: seed of exploration, adapters and the runs' own noise; public.
+
+    Raises: ConfigError naming the setting that is out of range.
     """
 
     tenants: int = 32
@@ -37,6 +39,6 @@ class MetaTraining:
             raise ConfigError("runs", f"{self.runs} leaves a run without a baseline", fix="use 2 or more")
 
     def radius(self, method: Dppg) -> float:
-        """S, the clip radius of a tenant's update (proposition 4.4). Raises: ConfigError without noise."""
+        """Clip radius S of a tenant's update (proposition 4.4)."""
         update = Update(1.0, method.noise_multiplier, PARAMETERS, self.tenants)
         return l2_radius(update, self.trust, self.miss)

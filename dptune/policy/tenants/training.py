@@ -1,15 +1,18 @@
-"""A hyper-policy across tenants: DP policy gradient over complete fine-tuning runs (spec, section 6.5).
+"""Training of a hyper-policy over tenants (spec dp-policy-gradient.md, section 6.5).
 
-policy       = released parameters, as a hyper-policy on disk      # what a new tenant would start from
+A hyper-policy is an agent of ``rldp``, which sets clip radii and weights of LoRA pairs during a run. It learns here
+from many tenants' runs, so that a new tenant's run can start from it.
+
+policy       = released parameters, as a hyper-policy on disk      # a new tenant would start from it
 runs         = each tenant's own runs from it                      # K new tenants an update, each in one update
 updates      = what each tenant computes from its own runs and its own held-out loss
-mean         = release(updates, radius)                            # charged, clipped, noised: dptune.policy.learner
+mean         = release(updates, radius)                            # charged, clipped, with noise: dptune.policy.learner
 parameters  += mean
 
-The user of DP policy gradient is a tenant here: a set of whole units, none of which is in two. Nothing need be
-hidden from a tenant in its own trajectory, so that rewards are raw. What its controller *sees* are releases and public
-data all the same, since that is all that it will see elsewhere (the asymmetry of section 6.5). The noise of those runs
-protects their adapters, which nobody gets; it is in no price here, and so may come from a public stream.
+The user of DP policy gradient is a tenant here: a set of whole units, each of which belongs to one tenant. A tenant's
+rewards are raw, because they stay with the tenant. Its controller still sees only releases and public data, since a new
+tenant's controller will see no more (spec, section 6.5). The noise of these runs would protect their adapters, but
+nobody gets those; it counts in no epsilon, and may come from a public stream.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from safetensors.torch import load_file
 from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
 from dptune.mechanisms.policy_file import TENANT, SavedPolicy
-from dptune.policy.aggregate import projected
+from dptune.policy.aggregate import project_to_ball
 from dptune.policy.learner import updates_left
-from dptune.policy.local import normalised
-from dptune.policy.met import Met
+from dptune.policy.local import normalise_advantages
+from dptune.policy.met import UserRegister
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
 from dptune.policy.opening import digest_of, open_ledger, save_state
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.tenants.experience import Experience, experience_of, experience_or_none
-from dptune.policy.tenants.runs import Ready, Setting, Tenant, ready_for
+from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
@@ -45,7 +48,7 @@ from dptune.privacy.run_header import RunHeader
 
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
-_REHEARSAL = -1  # number of a tenant that is public
+_REHEARSAL = -1  # number of the public tenant that ``_rehearse`` makes
 
 
 def meta_train(
@@ -55,24 +58,28 @@ def meta_train(
     training: MetaTraining,
     directory: Path,
     entropy: Entropy,
-    on_tenant: Callable[[int], None] = lambda done: None,
+    on_tenant: Callable[[int], None] = lambda count: None,
 ) -> SavedPolicy:
-    """Train the linear agent of ``rldp`` over tenants, resuming what ``directory`` holds of it.
+    """Train the linear agent of ``rldp`` over tenants, or resume the training in ``directory``.
 
-    Guarantee: the parameters after every update are a function of the releases that the ledger lists, charged before
-    they were made: (certified, delta)-DP for one tenant, whose slot is zeroed, whatever the number of updates, since
-    each tenant is in one. For one record of a tenant see ``SavedPolicy.price``. A tenant is a fixed set of records, and
-    is used in no other training. Private: ``tenants`` and what each computes. Public: everything else.
+    Guarantee: the training is (certified epsilon, delta)-DP for one tenant whose slot becomes empty, whatever the
+    number of updates, since each tenant is in one. The parameters after every update are a function of public values
+    and of the releases in the ledger, each of which was charged before it was made. A tenant is a fixed set of records
+    that is used in no other training. For the guarantee of one record of a tenant see ``SavedPolicy.price``. Private:
+    ``tenants``, and the updates that they compute. Public: all else.
 
     Args:
-        tenants: the first K are met by the first update, and so on; whoever is left over is not met.
-        method: noise, with critic none.
-        directory: receives ledger.jsonl, state.safetensors and at last controller/, for ``init_from``.
+        tenants: tenants, the first K of whom are in the first update, and so on; tenants beyond the last update are not
+            used.
+        method: noise of the updates; its critic must be "none".
+        directory: receives ledger.jsonl, state.safetensors and at the end controller/, for ``init_from``.
         entropy: source of the noise on the updates.
-        on_tenant: called with the number of tenants met so far.
+        on_tenant: called with the number of tenants used so far.
 
-    Raises: ConfigError, also for what would fail in every tenant's run: public records rehearse one first.
-        UserReuseError if a tenant comes twice; LedgerError if the training is finished, was started with another
+    Returns: the trained hyper-policy.
+
+    Raises: ConfigError, also for a fault that every tenant's run would have (a run on public records is tried first);
+        UserReuseError if a tenant occurs twice; LedgerError if the training is finished, was started with another
         schedule, or its files are damaged.
     """
     radius, count = _checked_radius(tenants, method, training), training.tenants
@@ -80,14 +87,15 @@ def meta_train(
         parameters, updates, state = _load(directory), training.updates, RunFolder(directory).state
         if ledger.releases < updates:
             _rehearse(setting, parameters, method, training)
-        save_state(state, {"parameters": parameters}, ledger.releases)  # before anything is charged
+        # An unwritable disk must fail before anything is charged.
+        save_state(state, {"parameters": parameters}, ledger.releases)
         for number, release in updates_left(ledger, method, updates, entropy):
-            found: list[Experience | None] = []
-            with _start_from(setting, parameters, method, training) as ready:
+            experiences: list[Experience | None] = []
+            with _start_from(setting, parameters, method, training) as entry:
                 for tenant in tenants[number * count : (number + 1) * count]:
-                    found.append(experience_or_none(ready, tenant, training))
-                    on_tenant(number * count + len(found))
-            (mean,) = release([meta_updates(parameters, found, radius)], [radius])
+                    experiences.append(experience_or_none(entry, tenant, training))
+                    on_tenant(number * count + len(experiences))
+            (mean,) = release([meta_updates(parameters, experiences, radius)], [radius])
             parameters = parameters + mean
             save_state(state, {"parameters": parameters}, ledger.releases)
         leaks = ledger.header.price(ledger.composition).leaks
@@ -99,24 +107,29 @@ def meta_train(
 
 
 def _checked_radius(tenants: Sequence[Tenant], method: Dppg, training: MetaTraining) -> float:
+    """Clip radius of the tenants' updates, after a check of method and tenants. Raises: ConfigError, UserReuseError."""
     if method.critic != "none":
         raise ConfigError(
-            "critic", f"is {method.critic}, and a tenant's runs are each other's baseline", fix="use none"
+            "critic", f"is {method.critic}, but the baseline of a tenant's run is its other runs", fix="use none"
         )
     if not method.noise_multiplier:
-        raise ConfigError("noise_multiplier", "0 hides no tenant, and nobody could start from it", fix="use 4, say")
+        raise ConfigError(
+            "noise_multiplier", "0 protects no tenant, so no run may start from the result", fix="use 4, say"
+        )
     needed = training.tenants * training.updates
     if len(tenants) < needed:
-        raise ConfigError("updates", f"need {needed} tenants, and there are {len(tenants)}", fix="lower them")
-    # All of them, before anything is charged; also those whom a process that died had met.
-    Met().admit(tuple(tenant.number for tenant in tenants[:needed]))
+        raise ConfigError(
+            "updates", f"need {needed} tenants, and there are {len(tenants)}", fix="lower tenants or updates"
+        )
+    # Check all tenants before anything is charged, those of a process that died included.
+    UserRegister().admit(tuple(tenant.number for tenant in tenants[:needed]))
     return training.radius(method)
 
 
 def _open(
     setting: Setting, tenants: Sequence[Tenant], method: Dppg, training: MetaTraining, directory: Path, entropy: Entropy
 ) -> Ledger:
-    """Start the ledger, or resume it with the very same schedule: with another K, tenants would be met again."""
+    """Start the ledger, or resume it under the same schedule; with another K, some tenants would be in two updates."""
     header = RunHeader(
         mechanism=NAME,
         published_accountant=PUBLISHED_ACCOUNTANT,
@@ -134,6 +147,7 @@ def _open(
 
 
 def _load(directory: Path) -> torch.Tensor:
+    """Parameters that the training in ``directory`` saved last, or the initial ones."""
     file = RunFolder(directory).state
     return load_file(file)["parameters"] if file.exists() else initial_parameters()
 
@@ -141,6 +155,7 @@ def _load(directory: Path) -> torch.Tensor:
 def _as_policy(
     parameters: torch.Tensor, label: str, run_id: str, releases: Composition, leaks: tuple[str, ...] = ()
 ) -> SavedPolicy:
+    """Make a hyper-policy of the parameters, which says what its training released."""
     return SavedPolicy(
         label=label,
         run_id=run_id,
@@ -154,39 +169,55 @@ def _as_policy(
     )
 
 
-def meta_updates(parameters: torch.Tensor, found: Sequence[Experience | None], radius: float) -> torch.Tensor:
-    """(tenants, 18) float64: each tenant's policy gradient of its own experience, clipped to ``radius``. Private.
+def meta_updates(parameters: torch.Tensor, experiences: Sequence[Experience | None], radius: float) -> torch.Tensor:
+    """Compute each tenant's policy gradient from its own experience, clipped to ``radius``. Private.
 
-    Algorithm 2's mean_t grad log pi(a_t | x_t) A_t, the advantages at the tenant's own deviation 1. A row is exactly
-    zero where there is no experience, or a gradient that is not finite. (Local Adam steps move all parameters alike,
-    and so spend the radius on those that matter little.)
+    It is the mean over t of grad log pi(a_t | x_t) A_t (algorithm 2), with advantages normalised within the tenant.
+    (Local Adam steps move all parameters by about the same amount, and so spend the radius on parameters that matter
+    little.)
+
+    Args:
+        parameters: (18,) released parameters of the agent.
+        experiences: experience of each tenant, or None for a tenant without one.
+
+    Returns: (tenants, 18) float64; a row is exactly zero for a tenant without experience or with a gradient that is not
+        finite.
     """
-    some = next((one for one in found if one is not None), None)
-    if some is None:
-        return torch.zeros(len(found), PARAMETERS, dtype=torch.float64)
-    nothing = Experience(*(torch.zeros_like(part) for part in vars(some).values()))
-    filled = [one or nothing for one in found]
-    features, actions, gains = (torch.stack([getattr(one, name) for one in filled]) for name in vars(some))
-    taken = torch.tensor([one is not None for one in found])[:, None].expand(gains.shape)
-    own = parameters.repeat(len(found), 1).requires_grad_()
+    example = next((experience for experience in experiences if experience is not None), None)
+    if example is None:
+        return torch.zeros(len(experiences), PARAMETERS, dtype=torch.float64)
+    empty = Experience(*(torch.zeros_like(part) for part in vars(example).values()))
+    rows = [experience or empty for experience in experiences]
+    features, actions, gains = (torch.stack([getattr(row, name) for row in rows]) for name in vars(example))
+    row_mask = torch.tensor([experience is not None for experience in experiences])[:, None].expand(gains.shape)
+    own = parameters.repeat(len(experiences), 1).requires_grad_()
     logs = POLICY.log_probability(own, features, actions)
-    (gradients,) = torch.autograd.grad((logs * normalised(gains, taken) * taken).mean(dim=1).sum(), own)
-    return projected(gradients, radius)
+    objective = (logs * normalise_advantages(gains, row_mask) * row_mask).mean(dim=1).sum()
+    (gradients,) = torch.autograd.grad(objective, own)
+    return project_to_ball(gradients, radius)
 
 
 @contextmanager
-def _start_from(setting: Setting, parameters: torch.Tensor, method: Dppg, training: MetaTraining) -> Iterator[Ready]:
-    """The setting of a new tenant's run: its noise is calibrated to the budget that the hyper-policy leaves."""
+def _start_from(
+    setting: Setting, parameters: torch.Tensor, method: Dppg, training: MetaTraining
+) -> Iterator[CalibratedEntry]:
+    """Context with the entry of a tenant's run that starts from these parameters.
+
+    Its noise is calibrated to the budget that the hyper-policy leaves, as in a new tenant's run.
+    """
     policy = _as_policy(parameters, "unfinished", "unfinished", method.planned(training.updates))
     with TemporaryDirectory(prefix="dptune-") as folder:
         policy.write(Path(folder))
-        yield ready_for(setting, "rldp", {**setting.options, "agent": "linear", "init_from": folder})
+        yield calibrate_entry(setting, "rldp", {**setting.options, "agent": "linear", "init_from": folder})
 
 
 def _rehearse(setting: Setting, parameters: torch.Tensor, method: Dppg, training: MetaTraining) -> None:
-    """Make a public tenant's runs, so that a fault that all runs share raises, instead of giving zero updates."""
+    """Make the runs of a tenant with public records, so that a fault that all runs share raises an error.
+
+    In the tenants' own runs the fault would be caught, and give updates of zero.
+    """
     rows = setting.public.rows
     tenant = Tenant(_REHEARSAL, setting.public, replace(setting.public, rows=rows[:1]))
-    with _start_from(setting, parameters, method, training) as ready:
-        if experience_of(ready, tenant, training) is None:
+    with _start_from(setting, parameters, method, training) as entry:
+        if experience_of(entry, tenant, training) is None:
             raise ConfigError("interval", "a run ends before its controller acts", fix="lower interval or warmup")

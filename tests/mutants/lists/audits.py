@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 DRAW = "dptune/audit/draw.py"
 STEP = "dptune/audit/step.py"
 TASK = "tasks/audit/attacks.py"
-FINETUNE = "tasks/experiment/finetune.py"
+CRAFTED = "tasks/experiment/crafted.py"
 ERRORS = "tests/audit/test_drawn_batches.py::test_an_error_in_the_draw_is_found_in_nearly_every_audit"
 AUDITED = "tests/tasks/test_audit.py"
 
@@ -53,17 +53,25 @@ MUTANTS = (
         ("tests/audit/test_step.py::test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next",),
     ),
     Mutant(
+        "bench_whose_later_steps_move_the_noise",
+        "the published agent, which acts on the batch of a trial, would be audited at another noise than the ledger's",
+        STEP,
+        "        knobs = stage.knobs(mechanism)\n        released = stage.release(mechanism, knobs, attack.scene",
+        "        knobs = mechanism.knobs()\n        released = stage.release(mechanism, knobs, attack.scene",
+        ("tests/audit/test_step.py::test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next",),
+    ),
+    Mutant(
         "coins_before_the_lock",
         "two processes would plant by the coins of one and be audited by those of the other",
-        FINETUNE,
-        "    return _KeptCanaries(one.included, one.scores, one.moves, directory)",
-        "    _write_crafted(one, directory)\n    return _KeptCanaries(one.included, one.scores, one.moves, directory)",
+        CRAFTED,
+        "    return KeptCanaries(one.included, one.scores, one.moves, directory)",
+        "    write_crafted(one, directory)\n    return KeptCanaries(one.included, one.scores, one.moves, directory)",
         (f"{AUDITED}::test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge",),
     ),
     Mutant(
         "coins_of_another_process",
         "the audit would compare a run with coins that it was not made with",
-        FINETUNE,
+        CRAFTED,
         "kept = read_crafted(self.run) if releases else self",
         "kept = self",
         (f"{AUDITED}::test_a_run_goes_on_with_its_own_coins_or_not_at_all",),

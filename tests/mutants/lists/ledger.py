@@ -209,7 +209,7 @@ MUTANTS = (
         "resume_with_other_settings",
         "a ledger's header would describe a run that was not made",
         LEDGER,
-        "if changed := header.differences(found):",
+        "if changed := header.differences(existing):",
         "if changed := []:",
         ("tests/training/test_resume.py::test_a_resume_with_other_settings_is_refused",),
     ),

@@ -1,4 +1,4 @@
-"""Policy gradient: what of a user reaches anybody but in the noisy mean."""
+"""Bugs in policy gradient that would let a user's data reach others by another way than the noisy mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = "tests/policy/language/test_rlhf.py"
 META = "tests/policy/tenants/test_tenants.py"
 META_NOISE = "tests/policy/tenants/test_tenants_noise.py"
 
-#: Charge and draw, in the one place where every room does both, and the other way round.
+#: Lines that charge and then draw, which every policy run shares, and the same lines in the wrong order.
 CHARGED_FIRST = (
     "    ledger.charge(method.release(number))\n    return noisy_means(updates, radii, method.multipliers, entropy)\n"
 )
@@ -84,7 +84,7 @@ MUTANTS = (
         "users_come_twice",
         "a user in two updates pays twice",
         TRAINING,
-        "met.admit(trajectories.users)",
+        "register.admit(trajectories.users)",
         "pass",
         (f"{RUNS}::test_episodes_that_span_updates_are_refused_by_the_assertion",),
     ),
@@ -148,8 +148,8 @@ MUTANTS = (
         "nobody_moves_with_momentum",
         "an empty slot that moves is no empty slot",
         LOCAL,
-        "return projected(moved - start, steps.radius) * taken.any(dim=1, keepdim=True)",
-        "return projected(moved - start, steps.radius)",
+        "return project_to_ball(own - start, steps.radius) * row_mask.any(dim=1, keepdim=True)",
+        "return project_to_ball(own - start, steps.radius)",
         ("tests/policy/test_local.py::test_a_null_user_does_not_move_even_with_momentum",),
     ),
     Mutant(
@@ -196,7 +196,7 @@ MUTANTS = (
         "baseline_of_users_rewards",
         "each user would move all others' updates through the mean reward",
         PROMPT_TRAINING,
-        "    baseline = float(learner.simulated(state.adapter, public, number).rewards.mean())\n"
+        "    baseline = float(learner.simulate(state.adapter, public, number).rewards.mean())\n"
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
         "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
         "    baseline = float(rollouts.rewards.mean())\n",
@@ -214,8 +214,8 @@ MUTANTS = (
         "coins_of_prompts_ignored_in_a_cell",
         "a canary that its coin left out would take part, and the audit see nothing",
         "tasks/policy/rlhf.py",
-        "present[one.slot] = bool(one.included)",
-        "present[one.slot] = True",
+        "present[canary.slot] = bool(canary.included)",
+        "present[canary.slot] = True",
         ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_every_other_slot_is_taken",),
     ),
     Mutant(
@@ -246,8 +246,8 @@ MUTANTS = (
         "tenants_mean_without_a_release",
         "what tenants computed would move the hyper-policy as it is, and nothing would be charged",
         TENANTS,
-        "(mean,) = release([meta_updates(parameters, found, radius)], [radius])",
-        "mean = meta_updates(parameters, found, radius).mean(dim=0).float()",
+        "(mean,) = release([meta_updates(parameters, experiences, radius)], [radius])",
+        "mean = meta_updates(parameters, experiences, radius).mean(dim=0).float()",
         (META_NOISE,),
     ),
     Mutant(
@@ -262,7 +262,7 @@ MUTANTS = (
         "prompts_come_twice",
         "a prompt in two updates pays twice",
         PROMPT_TRAINING,
-        "Met().admit(users.ids)",
+        "UserRegister().admit(users.ids)",
         "pass",
         (f"{PROMPTS}::test_nobody_comes_twice",),
     ),
@@ -303,7 +303,7 @@ MUTANTS = (
         "tenants_come_twice",
         "a tenant in two updates pays twice",
         TENANTS,
-        "Met().admit(tuple(tenant.number for tenant in tenants[:needed]))",
+        "UserRegister().admit(tuple(tenant.number for tenant in tenants[:needed]))",
         "pass",
         (f"{META}::test_a_tenant_who_comes_twice_is_refused_before_anything_is_charged",),
     ),
@@ -327,8 +327,9 @@ MUTANTS = (
         "tenants_normalised_together",
         "each tenant would move all others' gradients",
         TENANTS,
-        "normalised(gains, taken) * taken).mean(dim=1).sum()",
-        "normalised(gains.flatten()[None], taken.flatten()[None]).view_as(gains) * taken).mean(dim=1).sum()",
+        "normalise_advantages(gains, row_mask) * row_mask).mean(dim=1).sum()",
+        "normalise_advantages(gains.flatten()[None], row_mask.flatten()[None]).view_as(gains) * row_mask)"
+        ".mean(dim=1).sum()",
         (f"{META}::test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_one_by_nothing",),
     ),
     Mutant(

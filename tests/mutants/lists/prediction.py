@@ -24,8 +24,8 @@ MUTANTS = (
         "token_in_any_case",
         "a token that was told with other capitals would be let in, and far fewer guesses find it",
         "dptune/prediction/service.py",
-        "compare_digest(given.credentials.encode(), str(token).encode())",
-        "compare_digest(given.credentials.casefold().encode(), str(token).casefold().encode())",
+        "compare_digest(credentials.credentials.encode(), str(token).encode())",
+        "compare_digest(credentials.credentials.casefold().encode(), str(token).casefold().encode())",
         (f"{ANSWERS}::test_without_the_token_nothing_is_told_or_spent",),
     ),
     Mutant(

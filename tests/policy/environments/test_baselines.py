@@ -1,4 +1,4 @@
-"""Plain PPO and A2C by a maintained library, on the project's own environments too."""
+"""PPO and A2C of stable-baselines3, on gymnasium's environments and on dptune's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes from one update to the next: released values and public ones, whoever the users were."""
+"""State between updates: it holds released and public values only, whoever the users were."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step, streams_of
-from dptune.policy.met import Met
+from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
 
 
 class Scripted:
-    """A stream that gives the same trajectories at every update, and notes under which policies."""
+    """A stream that gives the same trajectories at every update, and records the policies it was asked for."""
 
     def __init__(self, seed: int) -> None:
         self.met, self.policies = trajectories(4, 6, seed), list[torch.Tensor]()
@@ -29,7 +29,7 @@ class Scripted:
 
 
 def after_a_step(it: PolicyLearner, users: int, public: int = 77) -> tuple[PolicyState, list[Any], Scripted]:
-    """The state after an update whose release is pinned, its clip radii, and the public stream."""
+    """The state after an update whose release is replaced by a constant, its clip radii, and the public stream."""
     radii: list[Any] = []
 
     def pinned(blocks: Any, given: Any) -> list[torch.Tensor]:
@@ -37,7 +37,7 @@ def after_a_step(it: PolicyLearner, users: int, public: int = 77) -> tuple[Polic
         return [torch.full_like(block[0], 0.01, dtype=torch.float32) for block in blocks]
 
     streams = {"users": Scripted(users), "public": Scripted(public)}
-    after = step(it, it.start(), 0, streams, Met(), pinned)  # type: ignore[arg-type]
+    after = step(it, it.start(), 0, streams, UserRegister(), pinned)  # type: ignore[arg-type]
     return after, radii, streams["public"]
 
 
@@ -48,7 +48,7 @@ def tensors(state: PolicyState) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("critic", ["private", "none", "public"])
 @pytest.mark.parametrize("algorithm", ["ppo", "l2", "kl"])
 def test_other_users_with_the_same_release_leave_the_same_state_and_radius(critic: str, algorithm: str) -> None:
-    """All that the next users meet, bit for bit: a critic, moments or a radius that saw trajectories would differ."""
+    """The state is equal bit for bit. A critic, moments or a radius that depended on trajectories would differ."""
     it = learner(critic, algorithm=algorithm, noise_multiplier=1.0, warm_moments=True)
     one, radii, public = after_a_step(it, users=1)
     other, others_radii, _ = after_a_step(it, users=2)
@@ -56,7 +56,7 @@ def test_other_users_with_the_same_release_leave_the_same_state_and_radius(criti
     for name, tensor in tensors(one).items():
         assert torch.equal(tensor, tensors(other)[name]), name
     assert radii == others_radii
-    # What is public may count: the test above would fail if it looked at nothing.
+    # Other public users do change the critic or the radius, which shows that the comparison above can fail.
     changed, other_radii, _ = after_a_step(it, users=1, public=78)
     assert torch.equal(one.critic, changed.critic) == (critic != "public")
     assert (radii == other_radii) == (algorithm != "kl")
@@ -71,7 +71,7 @@ def test_a_raw_critic_is_what_this_would_find() -> None:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "kl"])
 def test_simulated_users_are_nobody(algorithm: str) -> None:
-    """Their episodes, the evaluation's too, have a randomness of their own: none replays a user's."""
+    """Episodes of simulated users have random numbers of their own, so that none repeats a user's episode."""
     environment = Environment("CartPole-v1")
     schedule = PolicyTraining(users=3, steps=4, algorithm=algorithm, fisher_episodes=3, hidden=4, critic_hidden=4)
     it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="public"), schedule)

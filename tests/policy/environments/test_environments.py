@@ -1,4 +1,4 @@
-"""The project's own environments: gymnasium's checker, closed forms, and what they refuse."""
+"""dptune's own environments: gymnasium's checker accepts them, closed forms hold, bad options are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_random_swimmer_earns_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("pays", ["always", "staying"])
 def test_riverswim_follows_its_tables(pays: Pays) -> None:
-    """40,000 steps: frequencies and mean rewards within 5 standard errors, 30 comparisons: missed with chance 2e-5."""
+    """Frequencies and mean rewards of 40,000 steps are within 5 standard errors; 30 comparisons, false alarm 2e-5."""
     swim, generator = Riverswim(20, 0.6, pays), np.random.default_rng(0)
     state, _ = swim.reset(seed=1)
     seen, paid = np.zeros((2, STATES, STATES)), np.zeros((2, STATES))
@@ -66,7 +66,7 @@ def test_riverswim_follows_its_tables(pays: Pays) -> None:
 
 
 def test_the_usual_dose_keeps_a_fasting_patient_in_range_and_others_do_not() -> None:
-    """Steady at 3 mU/min and the steady intake: glucose 76; without insulin it rises far above."""
+    """Glucose settles at 76 mg/dl under 3 mU/min and the constant intake, and rises far above without insulin."""
     steady = np.array([76.2, 100 / 3, 100 / 3, 3 / 0.18, 3 / 0.18, 250.0])
     assert np.abs(slopes(steady, 3.0, 1000.0)[1:]).max() < 1e-9
     assert abs(slopes(steady, 3.0, 1000.0)[0]) < 0.1

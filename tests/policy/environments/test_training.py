@@ -1,4 +1,4 @@
-"""Whole runs: the ledger, the noise, users who come twice, death and resumption, and what a raw critic carries over."""
+"""Whole runs: ledger, noise, users who come twice, death and resumption, and the leak of a raw critic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Users
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import train
-from dptune.policy.met import Met, UserReuseError
+from dptune.policy.met import UserRegister, UserReuseError
 from dptune.policy.method import NAME, Dppg
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
@@ -89,7 +89,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn(tmp_path: Path, monkeyp
     original = shared.noisy_means
     monkeypatch.setattr(shared, "noisy_means", spy)
     run(tmp_path)
-    assert lines == [2, 3, 4, 5]  # the run's line, and one more before every release
+    assert lines == [2, 3, 4, 5]  # the header's line, and one more before every release
 
 
 def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
@@ -102,7 +102,7 @@ def test_a_run_that_died_goes_on_with_new_users_and_loses_no_charge(
         numbers.append(number)
         after = original(learner, state, number, *rest)
         if len(numbers) == 3:
-            raise KeyboardInterrupt  # charged and released, and never written down
+            raise KeyboardInterrupt  # charged and released, but its state is never saved
         return after
 
     monkeypatch.setattr(module, "step", dies)
@@ -124,7 +124,7 @@ def test_the_header_must_declare_the_entropy(tmp_path: Path) -> None:
 
 
 class _Broken:
-    """A vector environment in which user 1's observations are no numbers."""
+    """A vector environment in which the observations of user 1 are NaN."""
 
     def __init__(self, inner: Any, value: float) -> None:
         self._inner, self._value = inner, value
@@ -151,7 +151,7 @@ class _Broken:
 def test_a_broken_sensor_costs_its_user_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: float
 ) -> None:
-    """Whether a run dies would tell of a user, at no charge."""
+    """A run that dies because of one user's observations would tell of that user, without a charge."""
     original = Environment.vector
     monkeypatch.setattr(
         Environment,
@@ -165,7 +165,7 @@ def test_a_broken_sensor_costs_its_user_alone(
 
 
 def test_a_state_without_its_ledger_is_no_start(tmp_path: Path) -> None:
-    """What was released would be forgotten, and its users be met again."""
+    """A new ledger would not count the releases that led to the state, and its users would take part again."""
     run(tmp_path)
     (tmp_path / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="no ledger beside it"):
@@ -196,14 +196,14 @@ def test_a_run_that_died_after_its_last_charge_has_a_last_point(
         patched.setattr(module, "_save", save_once)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
-    state = run(tmp_path)  # all was charged, and nothing written down since: the start, and no other noise
+    state = run(tmp_path)  # all updates are charged and no state was saved: the run ends with the initial state
     assert torch.equal(state.policy, learner_of(CARTPOLE).start().policy)
     assert read_ledger(tmp_path / "ledger.jsonl").releases == 4
     assert [point.update for point in module._load(tmp_path)[1]] == [4]
 
 
 def test_a_disk_that_takes_no_state_costs_no_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is written before the first charge, and before the first of every new try."""
+    """The state is written before the first charge of a run, and of each attempt to resume it."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -235,7 +235,7 @@ def learner_of(name: str) -> PolicyLearner:
 def test_a_run_is_not_resumed_with_another_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:
-    """Other numbers of users would meet some of them twice."""
+    """A resumed run with another number of users in each update would use some of them twice."""
     with monkeypatch.context() as patched:
         patched.setattr(module, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -246,7 +246,7 @@ def test_a_run_is_not_resumed_with_another_schedule(
 
 
 def test_episodes_that_span_updates_are_refused_by_the_assertion(tmp_path: Path) -> None:
-    """Spec 5.3: an episode in two updates is a user in two updates. Two steps end no episode of CartPole."""
+    """An episode in two updates is a user in two updates (spec, 5.3). No episode of CartPole ends within two steps."""
     with pytest.raises(UserReuseError, match="user 0 is in a second update"):
         run(tmp_path, continuing=True, steps=2)
     assert read_ledger(tmp_path / "ledger.jsonl").releases == 1
@@ -262,13 +262,13 @@ def test_what_a_run_saves_is_the_released_state(tmp_path: Path) -> None:
 
 
 def test_a_user_who_comes_twice_is_refused() -> None:
-    """t3."""
-    met = Met()
+    """Property t3 of the spec (section 5)."""
+    met = UserRegister()
     met.admit((1, 2))
     with pytest.raises(UserReuseError):
         met.admit((3, 2))
     with pytest.raises(UserReuseError):
-        Met().admit((4, 4))
+        UserRegister().admit((4, 4))
 
 
 def test_every_user_starts_in_a_fresh_environment() -> None:
@@ -284,40 +284,40 @@ def test_every_user_starts_in_a_fresh_environment() -> None:
 
 
 def test_an_episode_that_ended_with_the_update_makes_room_for_a_new_user() -> None:
-    """Riverswim's last 20 steps each: with updates of 20, even continuing episodes are of other users."""
+    """Episodes of Riverswim last 20 steps, so updates of 20 steps have new users each time, even if ``continuing``."""
     environment = Environment(RIVERSWIM)
     it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0), PolicyTraining(**QUICK))
     users = Users(environment, 2, 20, seed=0, continuing=True)
     met = [users.meet(number, it.policy, it.start().policy) for number in range(2)]
     assert [one.users for one in met] == [(0, 1), (2, 3)]
-    assert not met[1].taken[:, 0].any()
+    assert not met[1].step_mask[:, 0].any()
 
 
 @pytest.mark.parametrize("critic", ["private", "none"])
 def test_one_user_moves_the_release_by_at_most_one_over_z_and_the_next_not_at_all(critic: str) -> None:
-    """t1: same noise (none), one user's trajectory replaced by nothing."""
+    """Property t1 of the spec: without noise, and with one user's slot empty or not."""
     it = learner(critic)
     start, met = it.start(), trajectories(4, 6)
     met.rewards[0] *= 1e3
     without = trajectories(4, 6)
-    without.taken[0] = False
+    without.step_mask[0] = False
     after = [_moved(it, start, one) for one in (met, without)]
     radius = it.training.radius
     assert float((after[0].policy - after[1].policy).norm()) <= radius / 4 * (1 + 1e-5)
     assert float((after[0].critic - after[1].critic).norm()) <= it.training.critic_radius / 4 * (1 + 1e-5)
-    # What the next update sees of the user is in the released state alone: pinned, nothing is left.
+    # The next update depends on the user by the released state alone: with the same state it is the same.
     pinned = [_moved(it, after[0], trajectories(4, 6, seed=9)) for _ in after]
     assert torch.equal(pinned[0].policy, pinned[1].policy)
 
 
 def test_a_raw_critic_carries_a_user_into_the_next_update_beyond_the_release() -> None:
-    """Spec 5.1: the policies are the same, the hidden critics are not, and the next release tells."""
+    """Two runs with equal policies and raw critics that differ by a user have different next releases (spec, 5.1)."""
     it = learner("raw", critic_learning_rate=1.0, epochs=8)
     start, met = it.start(), trajectories(4, 6)
     met.rewards[0] *= 1e3
     without = trajectories(4, 6)
-    without.taken[0] = False
-    hidden = [it.fitted(start, one, it.updates(start, one, 0)[1]) for one in (met, without)]
+    without.step_mask[0] = False
+    hidden = [it.fit_critic(start, one, it.updates(start, one, 0)[1]) for one in (met, without)]
     later = trajectories(4, 6, seed=9)
     later.rewards[:] = 0.0
     nexts = [_moved(it, PolicyState(start.policy, critic), later) for critic in hidden]
@@ -330,14 +330,14 @@ def _moved(it: PolicyLearner, state: PolicyState, met: Any) -> PolicyState:
     def release(updates: Any, radii: Any) -> list[torch.Tensor]:
         return noisy_means(updates, radii, it.method.multipliers, OsEntropy())
 
-    return it.released(state, blocks, it.training.radius, 1.0, release)
+    return it.apply_release(state, blocks, it.training.radius, 1.0, release)
 
 
 def test_increments_have_the_noise_that_is_announced(tmp_path: Path) -> None:
-    """t2 in a whole run: users without a step, so all that moves is noise. 4,610 parameters: 6 deviations are 6 %."""
+    """Property t2 of the spec: users have no steps, so updates are noise alone; 4,610 numbers, 6 sigma are 6 %."""
     it = learner("none", noise_multiplier=2.0, hidden=64)
     met = trajectories(4, 6)
-    met.taken[:] = False
+    met.step_mask[:] = False
     moved = _moved(it, it.start(), met).policy - it.start().policy
     assert float(moved.std()) == pytest.approx(2.0 * 0.05 / 4, rel=0.07)
 
@@ -415,7 +415,7 @@ def test_a_budget_that_the_noise_passes_is_refused_before_anything_runs(tmp_path
 
 @pytest.mark.parametrize("name", [CARTPOLE, RIVERSWIM])
 def test_what_one_user_does_moves_no_other_users_world(name: str) -> None:
-    """The same actions for all but user 0, who does the opposite: the others see and earn the same."""
+    """User 0 takes the opposite actions and all others the same: the others' observations and rewards stay the same."""
     seen = []
     for first in (0, 1):
         vector = Environment(name).vector(3)

@@ -1,4 +1,4 @@
-"""UCB-VI: its tree's noise, its price, and that it learns."""
+"""UCB-VI: the noise of its tree, its price, and its learning."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ def test_the_tree_adds_up_and_an_episode_is_in_few_nodes(count: int) -> None:
 
 
 def test_every_node_has_noise_of_its_own_and_keeps_it() -> None:
-    """10,000 coordinates: a deviation within 5 % is missed with a chance below 1e-11."""
+    """Standard deviations over 10,000 coordinates are within 5 %, with a false-alarm rate below 1e-11."""
     tree, zero = _Tree(10_000, 2.0, FixedSeed(0)), np.zeros(10_000)
     sums = [tree.add(zero) for _ in range(3)]
     assert sums[0].std() == pytest.approx(2.0, rel=0.05)
     assert sums[2].std() == pytest.approx(2.0 * math.sqrt(2), rel=0.05)
-    assert (sums[2] - sums[1]).std() == pytest.approx(2.0, rel=0.05)  # node of 1 and 2 is the same in both
+    assert (sums[2] - sums[1]).std() == pytest.approx(
+        2.0, rel=0.05
+    )  # the node of vectors 1 and 2 is in both sums, with the same noise
 
 
 def test_noisy_counters_lie_on_the_public_grid() -> None:
-    """Whole counts would show in the low bits of doubles (Mironov 2012)."""
+    """Counters off the grid would show the exact counts in the low bits of doubles (Mironov 2012)."""
     step = 2.0 * 2.0**-20
     counters = _Tree(100, 2.0, OsEntropy()).add(np.ones(100)) / step
     assert np.abs(counters - np.round(counters)).max() < 1e-3
@@ -59,7 +61,7 @@ def test_its_price_is_one_gaussian_release() -> None:
 
 
 def test_it_learns_to_swim_and_its_regret_grows_ever_slower() -> None:
-    """With a fiftieth of the theory's bonus, which itself explores for thousands of episodes; seeds are fixed."""
+    """The bonus is a fiftieth of the theory's, which explores for thousands of episodes; seeds are fixed."""
     plan = UcbVi(600, bonus=0.02)
     values = run_ucb_vi(plan, OsEntropy())
     lost = np.cumsum(value(horizon=plan.horizon, stay=plan.stay, pays=plan.pays) - values)

@@ -1,4 +1,4 @@
-"""Policy gradient on a language model: who can move what, and by how much."""
+"""Policy gradient on a language model: what one user can move, and by how much."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from dptune.policy.language.loss import bandit_loss
 from dptune.policy.language.policy import LanguagePolicy
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.language.schedule import Bandit
-from dptune.policy.language.training import LanguageState, adapters_met, train
+from dptune.policy.language.training import LanguageState, adapters_by_update, train
 from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
-from dptune.training.model import Lora, attach_lora, save_adapter
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora, save_adapter
 
 LETTERS = Lexicon(frozenset("abcdefghijklm"), frozenset("nopqrstuvwxyz"))
 TEXTS = ["Ann has K7", "Bo", "Cleo: Z9, and more", "Dora is at home"]
@@ -42,7 +43,7 @@ SLOTS = [0, 1, 2, 3]
 
 
 class Characters:
-    """A tokenizer: one token for each printable character, 0 ends and pads."""
+    """A tokenizer with one token for each printable character; token 0 is end of text and padding."""
 
     pad_token_id = eos_token_id = 0
 
@@ -58,7 +59,7 @@ def policy() -> LanguagePolicy:
     base = gpt2()
     with torch.no_grad():
         for parameter in base.parameters():
-            parameter.mul_(3)  # a fresh model finds all tokens alike
+            parameter.mul_(3)  # a fresh model gives all tokens nearly the same probability
     return LanguagePolicy(base, Characters(), LORA, seed=7)
 
 
@@ -72,7 +73,7 @@ def prompts(texts: list[str], width: int = 10) -> Prompts:
 
 
 def adapter(seed: int = 0) -> torch.Tensor:
-    """Somewhere away from the start, where A has a gradient too."""
+    """An adapter away from the start, where A has a gradient too."""
     return policy().start + 0.1 * torch.randn(policy().factors.size, generator=torch.Generator().manual_seed(seed))
 
 
@@ -115,12 +116,12 @@ def test_padding_changes_no_number() -> None:
         wide, second = computed(learner(prompt_weight=weight), texts, width=16)
         assert torch.equal(narrow.ids[:, -6:], wide.ids[:, -6:])
         torch.testing.assert_close(narrow.rewards, wide.rewards)
-        # Adam's first step follows signs, which rounding may turn where a gradient is nearly 0.
+        # Adam's first step depends on signs, which rounding may flip for a gradient near 0.
         assert float((first - second).norm(dim=1).max()) < 0.05 * float(first.norm(dim=1).min())
 
 
 def test_no_batch_is_without_padding() -> None:
-    """Else one user's short prompt could choose another kernel for all on an accelerator."""
+    """Without padding in every batch, one short prompt could make an accelerator use another kernel for all users."""
     assert not prompts([text.ljust(30) for text in TEXTS]).mask.all(dim=1).any()
 
 
@@ -134,13 +135,15 @@ def test_a_continuation_is_what_the_whole_model_would_say_token_by_token() -> No
             law = peft(input_ids=ids, use_cache=False).logits[0, -1].double().softmax(dim=-1).detach()
             token = int((law.cumsum(dim=-1) <= uniforms[row, step]).sum())
             assert int(rollouts.ids[row, 11 + step]) == token
-            assert float(rollouts.before[row, step]) == pytest.approx(float(law[token].log()), abs=1e-4)
+            assert float(rollouts.old_log_probabilities[row, step]) == pytest.approx(float(law[token].log()), abs=1e-4)
             ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
 
 
 def test_nothing_counts_after_the_end_of_text() -> None:
-    rollouts = learner().respond(adapter(), prompts(TEXTS), torch.zeros(4, 6))  # the first token of all: the end
-    assert rollouts.counted.tolist() == [[True] + [False] * 5] * 4
+    rollouts = learner().respond(
+        adapter(), prompts(TEXTS), torch.zeros(4, 6)
+    )  # uniforms of 0 draw the first token, which is the end of text
+    assert rollouts.continuation_mask.tolist() == [[True] + [False] * 5] * 4
     assert not rollouts.scores.any()
     assert rollouts.mask[:, 11:].tolist() == [[1] + [0] * 5] * 4
 
@@ -151,16 +154,16 @@ def test_the_loss_of_all_users_is_each_ones_own_by_plain_autograd(weight: float)
     rollouts = it.respond(adapter(), prompts(TEXTS), it.uniforms(USERS, SLOTS))
     gains = torch.tensor([0.5, -1.0, 0.25, 1.0])
     own = torch.stack([adapter(seed) for seed in SLOTS]).requires_grad_()
-    data = (rollouts.ids, rollouts.mask, rollouts.counted, rollouts.before, gains)
+    data = (rollouts.ids, rollouts.mask, rollouts.continuation_mask, rollouts.old_log_probabilities, gains)
     losses = bandit_loss(policy(), weight)(own, tuple(part[:, None] for part in data), torch.ones(4, 1))
     (found,) = torch.autograd.grad(losses.sum(), own)
     for row in SLOTS:
         kept = rollouts.mask[row].bool()
-        ids, count = rollouts.ids[row][kept][None], int(rollouts.counted[row].sum())
+        ids, count = rollouts.ids[row][kept][None], int(rollouts.continuation_mask[row].sum())
         peft = policy().peft(own[row].detach())
         logs = peft(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(dim=-1)
         logs = logs.gather(-1, ids[0, 1:, None])[:, 0]
-        ratio = (logs[-count:] - rollouts.before[row, :count]).exp().mean()
+        ratio = (logs[-count:] - rollouts.old_log_probabilities[row, :count]).exp().mean()
         expected = -ratio * gains[row] - weight * logs[:-count].mean()
         parameters = [parameter for parameter in peft.parameters() if parameter.requires_grad]
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(expected, parameters)])
@@ -209,7 +212,7 @@ def test_a_user_whose_numbers_are_not_finite_adds_nothing() -> None:
 
 @pytest.mark.parametrize("other", ["removed", "replaced"])
 def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: Path, other: str) -> None:
-    """S / K for an emptied slot, which is what the ledger prices; twice that for another user in it."""
+    """The bound is S / K for an emptied slot, which the ledger prices, and twice that for another user in it."""
     texts = [*TEXTS[:2], "Quite another", TEXTS[3], *TEXTS]
     users = stream(absent=(2,)) if other == "removed" else stream(texts)
     one, two = (
@@ -220,13 +223,13 @@ def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: 
 
 
 class Watched(LanguageLearner):
-    """User 2 earns what it is told; notes what an update is computed from, and what came out."""
+    """A learner that sets the reward of user 2, and records the inputs and results of updates."""
 
     reward = 0.0
 
     def respond(self, vector: Any, prompts: Any, uniforms: Any) -> Any:
         found = super().respond(vector, prompts, uniforms)
-        if len(prompts) == len(TEXTS):  # simulated users are fewer
+        if len(prompts) == len(TEXTS):  # these are users; there are fewer simulated users
             found.rewards[2] = self.reward
         return found
 
@@ -237,7 +240,7 @@ class Watched(LanguageLearner):
 
 
 def test_what_a_user_earns_moves_nothing_that_others_compute_with(tmp_path: Path) -> None:
-    """Through a baseline of the users' own rewards, say, each would move the updates of all, unclipped."""
+    """A baseline of the users' own rewards, for example, would let each user move all updates, unclipped."""
     seen = []
     for reward in (-1.0, 1.0):
         plain = learner()
@@ -263,7 +266,7 @@ def test_the_ledgers_epsilon_is_the_exact_gaussian_of_one_update(tmp_path: Path)
     epsilon = contents.epsilons.certified  # Balle and Wang 2018, theorem 8, with mu = 1
     assert norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon) == pytest.approx(1e-5, rel=0.01)
     assert [point.updates for point in points] == [0, 1, 2]
-    assert trained(tmp_path, learner(noise=1.0), stream())[1] == points  # a finished run is read, not made again
+    assert trained(tmp_path, learner(noise=1.0), stream())[1] == points  # a finished run is only read
 
 
 def test_without_noise_nothing_is_certified(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_without_noise_nothing_is_certified(tmp_path: Path) -> None:
 
 
 def test_the_noise_is_z_radii_over_the_users(tmp_path: Path) -> None:
-    """Everybody is absent, so that a mean is noise alone: 2 x 1,280 normals, their deviation within 7 % (5 sigma)."""
+    """All slots are empty, so a mean is noise alone: the deviation of 2 x 1,280 normals is within 7 % (5 sigma)."""
     state, _ = trained(tmp_path, learner(noise=2.0), stream(absent=tuple(range(8))))
     assert float(torch.stack(list(state.means.values())).std()) == pytest.approx(2.0 * 0.1 / 4, rel=0.07)
 
@@ -289,7 +292,7 @@ def test_a_charged_update_that_died_is_not_made_again(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, learner(noise=1.0), stream(), Dying())
-    assert read_ledger(tmp_path / "ledger.jsonl").releases == 1  # charged before any noise was drawn
+    assert read_ledger(tmp_path / "ledger.jsonl").releases == 1  # the charge is on disk, and no noise was drawn
     state, _ = trained(tmp_path, learner(noise=1.0), stream())
     assert list(state.means) == [1]
     assert read_ledger(tmp_path / "ledger.jsonl").releases == 2
@@ -297,7 +300,7 @@ def test_a_charged_update_that_died_is_not_made_again(tmp_path: Path) -> None:
 
 def test_the_adapters_that_users_met_follow_from_the_releases(tmp_path: Path) -> None:
     state, _ = trained(tmp_path, learner(noise=1.0), stream())
-    met = adapters_met(policy().start, state.means, 1.0)
+    met = adapters_by_update(policy().start, state.means, 1.0)
     assert torch.equal(met[0], policy().start)
     assert torch.equal(met[1] + state.means[1], state.adapter)
 
@@ -307,7 +310,7 @@ def test_ranks_and_scalings_of_single_layers_are_pefts() -> None:
     peft = attach_lora(gpt2(), lora, 0).eval()
     write_adapters(peft, 0.3 * torch.randn(Factors.of(peft).size, generator=torch.Generator().manual_seed(1)))
     plain, ids = gpt2().eval(), torch.tensor([[3, 1, 4, 1, 5]])
-    with Factors.of(peft).stacked(flat_adapters(peft)[None]).apply(plain, torch.tensor([0])):
+    with Factors.of(peft).stack(flat_adapters(peft)[None]).apply(plain, torch.tensor([0])):
         found = plain(input_ids=ids).logits
     torch.testing.assert_close(found, peft(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, plain(input_ids=ids).logits, atol=1e-3)
@@ -318,7 +321,9 @@ def test_peft_loads_the_adapter_and_says_the_same(tmp_path: Path) -> None:
     loaded = PeftModel.from_pretrained(deepcopy(policy().model), str(tmp_path)).eval()
     some = prompts([text.ljust(10) for text in TEXTS])
     own = policy().logits(adapter()[None], some.ids, some.mask, 10)
-    said = loaded(input_ids=some.ids[:, 1:], use_cache=False).logits  # without the padding that is always there
+    said = loaded(
+        input_ids=some.ids[:, 1:], use_cache=False
+    ).logits  # without the first column, which is always padding
     torch.testing.assert_close(said, own, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(own, policy().logits(None, some.ids, some.mask, 10), atol=1e-3)
 

@@ -1,4 +1,4 @@
-"""Training over tenants: what one tenant can move, what it costs, and that a new tenant can start from it."""
+"""Training over tenants: what one tenant can move, what it costs, and how a new tenant starts from it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from dptune.policy.method import Dppg
 from dptune.policy.tenants import training as tenants_module
 from dptune.policy.tenants.ablation import Outcome, ablate, ablation_entries
 from dptune.policy.tenants.experience import Experience, experience_of
-from dptune.policy.tenants.runs import Setting, Tenant, fine_tune, ready_for, tenants_of
+from dptune.policy.tenants.runs import Setting, Tenant, calibrate_entry, fine_tune, tenants_of
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.policy.tenants.training import meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.model import Lora
+from dptune.training.lora import Lora
 from dptune.training.opening import _check_header
 from dptune.training.spec import RunSpec, TrainingPlan
 from tasks.policy import tenants as tenants_task
@@ -47,7 +47,7 @@ RADIUS = 0.3
 
 
 def setting(**changes: Any) -> Setting:
-    # Everybody in every batch: priced exactly, at once.
+    # A sample rate of 1 makes the price exact and quick to compute.
     plan = TrainingPlan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8, checkpoint_every=5)
     values = {
         "base": gpt2(),
@@ -71,7 +71,7 @@ def experience(seed: int, gains: torch.Tensor | None = None) -> Experience:
     return Experience(*drawn, torch.randn(ROWS, generator=generator) if gains is None else gains)
 
 
-# Who is in which tenant
+# Dealing records to tenants
 
 
 @given(patients=st.lists(st.integers(0, 40), min_size=1, max_size=60), count=st.integers(1, 6))
@@ -85,7 +85,7 @@ def test_every_record_is_in_one_tenant_with_all_of_its_patient(patients: list[in
         homes.setdefault(patient, set()).add(number)
     assert sorted(row for _, _, row in rows) == list(range(len(patients)))
     assert all(len(numbers) == 1 for numbers in homes.values())
-    # Whoever leaves changes no other tenant.
+    # A patient who leaves changes no other tenant.
     kept = np.array(patients) != patients[0]
     fewer = tenants_of(
         replace(tokens, rows=[r for r, k in zip(tokens.rows, kept, strict=True) if k]), np.array(patients)[kept], count
@@ -97,7 +97,7 @@ def test_every_record_is_in_one_tenant_with_all_of_its_patient(patients: list[in
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 12])
 def test_a_quarter_of_every_tenants_patients_is_held_out_whichever_tenant_it_is(count: int) -> None:
-    """Of 100 patients a tenant 25 are, with standard deviation 4.3: all within five of them."""
+    """Tenants have 100 patients each; the number held out is within 5 standard deviations (4.3 each) of 25."""
     patients = np.arange(100 * count)
     tokens = replace(records(1), rows=[np.array([patient]) for patient in patients])
     for one in tenants_of(tokens, patients, count):
@@ -105,7 +105,7 @@ def test_a_quarter_of_every_tenants_patients_is_held_out_whichever_tenant_it_is(
         assert abs(held - everybody / 4) < 5 * math.sqrt(everybody * 3 / 16), one.number
 
 
-# What one tenant can move
+# Sensitivity to one tenant
 
 
 @given(
@@ -132,7 +132,7 @@ def test_tenants_who_are_all_null_move_nothing() -> None:
 
 
 def test_an_update_goes_where_actions_gained() -> None:
-    """Small radii gained, weights did not matter: the mean log radius falls, in most tenants."""
+    """Small radii have advantages and weights have none, so in most tenants the mean log radius falls."""
     found = []
     for seed in range(16):
         drawn = experience(seed)
@@ -149,10 +149,10 @@ def test_an_update_goes_where_actions_gained() -> None:
 
 def test_gains_are_over_the_tenants_other_run_and_rows_are_pairs_at_decisions(tmp_path: Path) -> None:
     shared = setting()
-    ready = ready_for(shared, "rldp", {**OPTIONS, "agent": "linear"})
+    ready = calibrate_entry(shared, "rldp", {**OPTIONS, "agent": "linear"})
     found = experience_of(ready, tenant(1), TRAINING)
     assert found is not None
-    runs, decisions, pairs = 2, 2, 2  # after releases 1 and 3; what is done after the last moves nothing
+    runs, decisions, pairs = 2, 2, 2  # after releases 1 and 3; a decision after the last release moves nothing
     assert found.features.shape == (runs * decisions * pairs, len(FEATURES))
     gains = found.gains.view(runs, decisions, pairs)
     torch.testing.assert_close(gains.sum(dim=0), torch.zeros(decisions, pairs), rtol=0, atol=1e-5)
@@ -164,7 +164,7 @@ def test_gains_are_over_the_tenants_other_run_and_rows_are_pairs_at_decisions(tm
 
 
 def test_a_tenant_without_records_or_with_a_run_that_fails_contributes_nothing() -> None:
-    ready = ready_for(setting(), "rldp", {**OPTIONS, "agent": "linear"})
+    ready = calibrate_entry(setting(), "rldp", {**OPTIONS, "agent": "linear"})
     assert experience_of(ready, tenant(1, count=0), TRAINING) is None
     broken = replace(tenant(1), train=replace(records(6), rows=[np.array([10**6, 1, 2])] * 6))
     with pytest.raises(IndexError):
@@ -178,7 +178,7 @@ def test_a_tenant_without_records_or_with_a_run_that_fails_contributes_nothing()
 def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A null tenant and a broken one among them; the charge is on disk before the noise is drawn."""
+    """A null tenant and a failing one take part; the charge is on disk before the noise is drawn."""
     charged: list[int] = []
     means = noisy_means
 
@@ -223,7 +223,7 @@ def spec_of(units: PrivacyUnits, mechanism: Any, header: RunHeader) -> RunSpec:
 
 
 def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
-    """Its patients may be in many of them."""
+    """Patients of a client may be in many tenants."""
     policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
     policy.write(tmp_path)
     mechanism = build("rldp", {"noise_multiplier": 1.0, "agent": "linear", "init_from": str(tmp_path)})
@@ -241,7 +241,7 @@ def test_a_client_cannot_inherit_from_tenants(tmp_path: Path) -> None:
 
 
 def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: Path) -> None:
-    """``verify`` believes the header: it would price the run as if it had started from nothing."""
+    """``verify`` relies on the header, and would price the run as if it had inherited nothing."""
     policy = tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2))
     policy.write(tmp_path)
     mechanism = build("rldp", {"noise_multiplier": 1.0, "agent": "linear", "init_from": str(tmp_path)})
@@ -260,14 +260,14 @@ def test_the_adapters_run_is_priced_with_its_hyper_policy(tmp_path: Path) -> Non
     tenants_module._as_policy(initial_parameters(), "meta", "1", METHOD.planned(2)).write(tmp_path)
     shared = setting()
     entry = {**OPTIONS, "agent": "linear", "init_from": str(tmp_path)}
-    mechanism = ready_for(shared, "rldp", entry).mechanism()
+    mechanism = calibrate_entry(shared, "rldp", entry).mechanism()
     _, prices = fine_tune(shared, tenant(3), mechanism, 20.0, OsEntropy(), 0)
     assert prices.leaks == ()
     assert 19.9 < prices.certified <= 20.0
 
 
 def test_a_tenant_who_comes_twice_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
-    """And again at the second attempt: a restart does not forget whom it met."""
+    """The second attempt is refused too: a restart checks the tenants of earlier updates again."""
     group = [tenant(number % 5) for number in range(6)]
     for _ in range(2):
         with pytest.raises(UserReuseError, match="user 0"):
@@ -352,7 +352,7 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
 
     inputs = {"code": "1"}
     monkeypatch.setattr(tenants_task, "_inputs", lambda: dict(inputs))
-    monkeypatch.setattr(tenants_task, "_prepared", tiny)
+    monkeypatch.setattr(tenants_task, "_make_setting", tiny)
     settings = Tenants(tenants=3, updates=1, noise_multiplier=2.0, epsilon=20.0, interval=2, warmup=1)
     first = run_tenants(settings, tmp_path / "tenants")
     assert first == json.loads((tmp_path / "tenants" / "results.json").read_text())
@@ -368,7 +368,7 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     run_tenants(settings, tmp_path / "tenants")
     assert read_ledger(ledger).header.run_id == run_id, "only the ablation was lost"
     inputs["code"] = "2"
-    assert not tenants_task._finished(tmp_path / "tenants", settings)
+    assert not tenants_task._is_finished(tmp_path / "tenants", settings)
     assert not ledger.exists(), "other code starts again"
     kept = tmp_path / "tenants.set-aside-1" / "ledger.jsonl"
     assert read_ledger(kept).header.run_id == run_id, "what the first run released stays priced"
@@ -397,8 +397,8 @@ def test_a_bad_setting_is_an_error_that_names_it(change: str, field: str) -> Non
 
 @pytest.mark.parametrize("fault", ["diverged", "no loss"])
 def test_a_failure_that_a_tenants_records_decide_stays_private(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end the training of everybody, and tell that this tenant's records did."""
-    ready, one = ready_for(setting(), "rldp", {**OPTIONS, "agent": "linear"}), tenant(1)
+    """An error would end the training of all tenants, and tell that this one's records caused it."""
+    ready, one = calibrate_entry(setting(), "rldp", {**OPTIONS, "agent": "linear"}), tenant(1)
     if fault == "no loss":
         one = replace(one, held_out=replace(one.held_out, rows=[np.array([~5, ~6], dtype=np.int32)]))
     else:

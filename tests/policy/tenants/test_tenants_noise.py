@@ -1,4 +1,4 @@
-"""The noise on a tenants' update: as much as is charged, and new in every training."""
+"""Noise on tenants' updates: as much as is charged, and new in every training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dptune.policy.tenants.runs import Setting, Tenant
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.policy.tenants.training import meta_train
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.model import Lora
+from dptune.training.lora import Lora
 from dptune.training.spec import TrainingPlan
 
 TENANTS, UPDATES, NOISE = 2, 60, 1.5
 
 
 def increments(monkeypatch: pytest.MonkeyPatch, directory: Path) -> torch.Tensor:
-    """(updates, parameters) of a training whose tenants are all null, so that each is noise alone."""
+    """(updates, parameters) changes in a training whose tenants are all null, so that they are noise alone."""
     found, save = [], module.save_state
 
     def noted(path: Path, tensors: dict[str, torch.Tensor], releases: int) -> None:
@@ -33,7 +33,7 @@ def increments(monkeypatch: pytest.MonkeyPatch, directory: Path) -> torch.Tensor
     with monkeypatch.context() as patched:
         patched.setattr(module, "save_state", noted)
         patched.setattr(module, "_start_from", lambda *_: nullcontext())
-        for name in ("_rehearse", "experience_or_none"):  # fine-tuning runs, of which there is none
+        for name in ("_rehearse", "experience_or_none"):  # the entropy of fine-tuning runs, none of which takes place
             patched.setattr(module, name, lambda *_: None)
         nothing = records(0)
         plan = TrainingPlan(1.0, 0.0, 5, learning_rate=1e-2, warmup_steps=1, physical_batch_size=8)
@@ -47,7 +47,7 @@ def increments(monkeypatch: pytest.MonkeyPatch, directory: Path) -> torch.Tensor
 def test_the_noise_is_z_radii_over_the_tenants_and_nobody_can_draw_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 x 18 normals: their deviation within 12 % (5.6 standard errors, false alarm 2e-8)."""
+    """The deviation of 60 x 18 normals is within 12 % (5.6 standard errors, false alarm 2e-8)."""
     found = increments(monkeypatch, tmp_path / "one")
     radius = MetaTraining(tenants=TENANTS, updates=UPDATES).radius(Dppg(noise_multiplier=NOISE, critic="none"))
     assert found.shape == (UPDATES, PARAMETERS)

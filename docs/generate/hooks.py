@@ -1,0 +1,27 @@
+"""MkDocs' hooks: the pages that are generated from the code, and the benchmarks' own page with its pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from docs.generate import cli_page, mechanisms_page, params_page
+
+PAGES = {
+    "reference/cli.md": cli_page.page,
+    "reference/params.md": params_page.page,
+    "reference/mechanisms.md": mechanisms_page.page,
+}
+_BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/."""
+    for place, page in PAGES.items():
+        files.append(File.generated(config, place, content=page()))
+    for file in (_BENCHMARKS / "README.md", *sorted(_BENCHMARKS.glob("*.png"))):
+        name = "benchmarks.md" if file.suffix == ".md" else file.name
+        files.append(File.generated(config, f"findings/{name}", abs_src_path=str(file)))
+    return files

@@ -1,0 +1,178 @@
+"""The pictures of the concepts' pages, with numbers from dptune's own accountants.
+
+``python -m docs.generate.pictures`` draws them again. Each is a pair of SVG files, for light and for dark pages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+
+from dptune.audit.step import audit_step
+from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.registry import build
+from dptune.privacy.accountants import epsilons, gdp_epsilon
+from dptune.privacy.entropy import FixedSeed
+from dptune.privacy.release import Release
+
+FOLDER = Path(__file__).parents[1] / "pictures"
+#: Colours that colour-blind readers can tell apart (Okabe and Ito), on light and on dark pages.
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+_THEMES = {"light": ("#333333", "#dddddd"), "dark": ("#dddddd", "#555555")}
+_DELTA = 1e-5
+_TRIALS = 4000
+
+
+def draw_steps(axes: Any, ink: str) -> None:
+    """Epsilon against the number of steps, as certified and as a central-limit accountant publishes it."""
+    axis = axes[0]
+    steps = np.unique(np.geomspace(10, 10_000, 25).astype(int))
+    for colour, noise in ((ORANGE, 0.7), (BLUE, 1.0), (GREEN, 2.0)):
+        prices = [_price(0.01, noise, int(count)) for count in steps]
+        axis.plot(
+            steps, [one.certified for one in prices], color=colour, label=f"certified, noise multiplier {noise:g}"
+        )
+        axis.plot(steps, [one.published for one in prices], "--", color=colour, linewidth=1)
+    axis.plot([], [], "--", color=ink, linewidth=1, label="published (central limit)")
+    axis.set(xscale="log", yscale="log", xlabel="steps", ylabel="epsilon", title="Sample rate 0.01, delta 1e-5")
+    axis.legend(frameon=False, labelcolor=ink)
+
+
+def draw_sampling(axes: Any, ink: str) -> None:
+    """Epsilon of one epoch's worth of steps against the sample rate, and that of the same steps without sampling."""
+    axis = axes[0]
+    rates = np.geomspace(0.001, 1, 25)
+    for colour, noise in ((ORANGE, 0.7), (BLUE, 1.0), (GREEN, 2.0)):
+        axis.plot(
+            rates, [_price(float(rate), noise, 100).certified for rate in rates], color=colour, label=f"{noise:g}"
+        )
+    axis.set(
+        xscale="log", yscale="log", xlabel="sample rate", ylabel="epsilon, certified", title="100 steps, delta 1e-5"
+    )
+    axis.legend(frameon=False, labelcolor=ink, title="noise multiplier").get_title().set_color(ink)
+
+
+def draw_neighbours(axes: Any, ink: str) -> None:
+    """Two neighbouring tables, and what one step on each releases."""
+    owners = ["c1", "c2", "c2", "c3", "c1", "c4", "c2", "c3"]
+    colours = {"c1": BLUE, "c2": ORANGE, "c3": GREEN, "c4": PURPLE}
+    for axis, title, gone in ((axes[0], "A table", None), (axes[1], "Its neighbour", "c2")):
+        for row, owner in enumerate(owners):
+            there = owner != gone
+            axis.barh(-row, 1, height=0.8, color=colours[owner] if there else "none", edgecolor=ink, linewidth=0.7)
+            label = f"{owner}: a record" if there else "empty slot"
+            axis.text(0.5, -row, label, ha="center", va="center", color="white" if there else ink, fontsize=9)
+        axis.set_title(title)
+        axis.set_axis_off()
+    across = np.linspace(-4, 5, 91)
+    for place, noise in ((2, 1.0), (3, 3.0)):
+        axis, spread = axes[place], noise
+        for colour, centre, label in ((GREEN, 0.0, "neighbour"), (ORANGE, 1.0, "table")):
+            heights = np.exp(-0.5 * ((across - centre) / spread) ** 2)
+            axis.fill_between(across, heights, color=colour, alpha=0.35, label=label)
+            axis.plot(across, heights, color=colour)
+        axis.set(
+            ylim=(0, 1.35),
+            yticks=[],
+            xlabel="what one step releases",
+            title=f"noise {noise:g}: epsilon {gdp_epsilon(1 / noise, _DELTA):.2f}",
+        )
+        axis.legend(frameon=False, labelcolor=ink, loc="upper center", ncols=2, fontsize=8)
+
+
+def draw_epsilons(axes: Any, ink: str) -> None:
+    """The four epsilons of one step of three mechanisms, whose noise is calibrated to the same published claim."""
+    axis = axes[0]
+    figures = [(name, *four_epsilons(name)) for name in ("static", "rldp", "rldp_published")]
+    edge = 60.0
+    marks = (
+        ("published", "o", PURPLE),
+        ("noise only", "D", BLUE),
+        ("certified", "s", GREEN),
+        ("audited, at least", "^", ORANGE),
+    )
+    for row, (_, *values) in enumerate(figures):
+        for shift, (value, (label, mark, colour)) in enumerate(zip(values, marks, strict=True)):
+            height = -row + 0.24 - 0.16 * shift
+            axis.plot(
+                min(value, edge), height, ">" if np.isinf(value) else mark, color=colour, label=None if row else label
+            )
+            text = "infinity" if np.isinf(value) else f"{value:.3g}"
+            axis.annotate(text, (min(value, edge), height), (7, -3), textcoords="offset points", color=ink, fontsize=8)
+    axis.set_yticks([0, -1, -2], [name for name, *_ in figures])
+    axis.set(xscale="log", xlim=(0.4, 140), ylim=(-2.6, 0.6), xlabel="epsilon at delta 1e-5")
+    axis.set_xticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"], minor=False)
+    axis.set_title("One step, 12 LoRA pairs, noise multiplier 2")
+    axis.legend(frameon=False, labelcolor=ink, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, fontsize=8)
+
+
+@cache
+def _price(rate: float, noise: float, steps: int) -> Any:
+    return epsilons(Counter({Release(rate, noise): steps}), _DELTA)
+
+
+@cache
+def four_epsilons(name: str) -> tuple[float, float, float, float]:
+    """Published, noise only, certified and audited epsilon of one step at noise multiplier 2, for 12 pairs.
+
+    The audit has a fixed seed, so that the picture is the same each time; audits of users have none.
+    """
+    mechanism = build(name, {"noise_multiplier": 2.0, "pairs": 12})
+    prices = price(mechanism, Schedule(1.0, 1, _DELTA))
+    found = audit_step(mechanism, trials=_TRIALS, confidence=0.95, delta=_DELTA, entropy=FixedSeed(1))
+    return prices.published, prices.noise_only, prices.certified, found.epsilon_audited
+
+
+PICTURES: dict[str, tuple[Callable[[Any, str], None], tuple[float, float], list[float]]] = {
+    "epsilon-steps": (draw_steps, (6.4, 3.8), [1]),
+    "epsilon-sampling": (draw_sampling, (6.4, 3.8), [1]),
+    "neighbours": (draw_neighbours, (9.0, 2.8), [1, 1, 1.6, 1.6]),
+    "four-epsilons": (draw_epsilons, (6.8, 3.4), [1]),
+}
+
+
+def draw(
+    folder: Path = FOLDER, names: Sequence[str] = tuple(PICTURES), themes: Sequence[str] = tuple(_THEMES)
+) -> list[Path]:
+    """Draw pictures, and return the files."""
+    matplotlib.use("Agg")
+    written = []
+    for name in names:
+        picture, size, widths = PICTURES[name]
+        for theme in themes:
+            ink, line = _THEMES[theme]
+            with plt.rc_context(_style(ink, line)):
+                figure, axes = plt.subplots(
+                    1, len(widths), figsize=size, width_ratios=widths, squeeze=False, constrained_layout=True
+                )
+                picture(axes[0], ink)
+                written.append(folder / f"{name}-{theme}.svg")
+                figure.savefig(written[-1], transparent=True, metadata={"Date": None})
+                plt.close(figure)
+    return written
+
+
+def _style(ink: str, line: str) -> Any:
+    coloured = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), ink)
+    return coloured | {
+        "axes.edgecolor": line,
+        "axes.grid": False,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": 10,
+        "font.size": 9,
+        "svg.fonttype": "none",  # text stays text, in the reader's own font
+        "svg.hashsalt": "dptune",
+    }
+
+
+if __name__ == "__main__":
+    for path in draw():
+        print(path.name)

@@ -1,0 +1,24 @@
+"""The schedule by which every shard's adapter is tuned. No torch, so that settings can be checked without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dptune.bounds import LearningRate, Rows, Seed
+
+
+@dataclass(frozen=True)
+class ShardTuning:
+    """Settings for the training of each shard's adapter. Public.
+
+    Attributes:
+        epochs: number of passes over the shard.
+        batch_size: number of records in each step.
+        learning_rate: the highest learning rate of the schedule.
+        seed: seed of initialisation and of the order of records, to which shard i adds i.
+    """
+
+    epochs: Rows = 15
+    batch_size: Rows = 8
+    learning_rate: LearningRate = 2e-4
+    seed: Seed = 0

@@ -1,0 +1,81 @@
+"""Hyper-parameters of LoRA adapters. No torch, so that settings can be checked without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Len, Lt, MinLen
+
+from dptune.bounds import Few, Rank
+from dptune.errors import ConfigError, first_line
+
+_Layer = Annotated[str, Len(1, 200)]
+#: Starts that read no record and leave the frozen weights alone; True is PEFT's default, B = 0.
+STARTS = (True, "gaussian", "orthogonal")
+#: Why PEFT's other starts are refused, by the first word of their name.
+_REFUSED_STARTS = {
+    **dict.fromkeys(("eva", "corda", "lora_ga"), "reads records, which no epsilon would cover"),
+    **dict.fromkeys(("pissa", "olora", "loftq"), "changes the frozen weights, which runs share and adapters rely on"),
+    "mica": "freezes the other factor, whose gradients are not supported",
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Hyper-parameters of the LoRA adapters, each with PEFT's meaning.
+
+    Attributes:
+        rank, alpha: the update of a layer is alpha / rank times B A.
+        dropout: share of the adapters' inputs that is dropped in training.
+        target_modules: names of linear layers, each of which is the end of a whole name; a text, which is a regular
+            expression of whole names, as PEFT takes it; "all-linear" for all but the output layer; None for those that
+            PEFT knows for the model's family, mostly query and value projections.
+        rslora: scale by alpha / sqrt(rank) instead of alpha / rank (PEFT's ``use_rslora``).
+        rank_pattern, alpha_pattern: rank and alpha of the layers whose name ends in, or matches, the key.
+        init_lora_weights: True for PEFT's default, "gaussian" or "orthogonal".
+    """
+
+    rank: Rank = 8
+    alpha: Few = 16
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.05
+    target_modules: Annotated[tuple[_Layer, ...], MinLen(1)] | Annotated[str, Len(1, 1000)] | None = None
+    rslora: bool = False
+    rank_pattern: Mapping[str, Rank] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, Few] = field(default_factory=dict)
+    init_lora_weights: Literal[True] | str = True  # checked below, where each refusal has its reason
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a start that is refused, and for a pattern without positive whole numbers."""
+        if not isinstance(self.rslora, bool):
+            raise ConfigError("lora.rslora", f"{self.rslora!r} is no boolean", fix="use true or false")
+        _check_start(self.init_lora_weights)
+        for name in ("rank_pattern", "alpha_pattern"):
+            _check_pattern(f"lora.{name}", getattr(self, name))
+        for rank in (self.rank, *self.rank_pattern.values()):
+            if self.init_lora_weights == "orthogonal" and rank % 2:
+                raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
+
+
+def _check_start(start: object) -> None:
+    if start is True or (isinstance(start, str) and start in STARTS):
+        return
+    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
+    if start is False:
+        reason = "starts from random adapters, which move the model before it learned anything"
+    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
+
+
+def _check_pattern(field: str, pattern: object) -> None:
+    """Raise ConfigError unless a pattern maps names, which are regular expressions, to positive whole numbers."""
+    if not isinstance(pattern, Mapping):
+        raise ConfigError(field, f"{pattern!r} is no mapping", fix="map names of layers to numbers: {q_proj: 4}")
+    for key, value in pattern.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            raise ConfigError(field, f"{key}: {value!r} is no positive whole number", fix="give one, such as 4")
+        try:
+            re.compile(key)
+        except (re.error, TypeError) as error:
+            raise ConfigError(field, f"{key!r} is no name of a layer ({first_line(error)})", fix="mend it") from None

@@ -1,0 +1,38 @@
+"""Shape and schedule of a small public base model. No torch, so that settings can be checked without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from dptune.bounds import LearningRate, Rows, Seed, TokenCount
+from dptune.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Shape and schedule of the public model.
+
+    Attributes:
+        vocabulary: number of tokens of the byte-level BPE.
+        layers, width, heads: size of the transformer.
+        max_length: longest sequence, in tokens.
+        epochs, batch_size, learning_rate: AdamW with warm-up and cosine decay.
+        seed: seed of initialisation and data order; public.
+    """
+
+    vocabulary: Annotated[int, Ge(300), Le(10**6)] = 1024
+    layers: Annotated[int, Ge(1), Le(256)] = 2
+    width: Annotated[int, Ge(1), Le(32768)] = 64
+    heads: Annotated[int, Ge(1), Le(1024)] = 2
+    max_length: Annotated[TokenCount, Ge(2)] = 192
+    epochs: Rows = 3
+    batch_size: Rows = 32
+    learning_rate: LearningRate = 3e-3
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ConfigError("heads", f"{self.heads} do not divide the width of {self.width}", fix="use a divisor")

@@ -1,0 +1,38 @@
+"""Records of a plug-in's source, for a run without the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dptune.corpus.catalogue import SourceSettings, find_source, label_of, plugin_sources
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError
+from dptune.mechanisms.options import convert
+from dptune.units import RECORD
+
+_CONVERTED = (bool, int, float, str)
+
+
+def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple[RecordSource, str]:
+    """The records that a plug-in's function yields, and the label under which the ledger names them.
+
+    Args:
+        unit: the column whose values name units; None: every record is one.
+        options: the function's arguments, as texts; each becomes what its annotation says.
+
+    Raises: ConfigError for an unknown source, one of dptune's own, an unknown unit, or arguments that the function does
+        not take.
+    """
+    found = find_source(name)
+    if found.rows is None:
+        own = ", ".join(plugin_sources())
+        fix = f"use one of {own}" if own else "name the module that registers yours: dptune --plugin MODULE tune ..."
+        raise ConfigError("source", f"{name!r} is no plug-in's source", fix=f"{fix}; files are read by data")
+    if unit is not None and found.units is not None and unit not in found.units:
+        problem = f"source {name} yields texts, which have no column {unit!r}"
+        raise ConfigError("data.unit", problem, fix="leave it out, or register the source with rows=True")
+    kinds = {key: kind for key in options if (kind := found.kinds.get(key)) in _CONVERTED}
+    values = {key: convert(f"source.{key}", value, kinds.get(key, str)) for key, value in options.items()}
+    settings = SourceSettings(unit=unit or RECORD, options=values)
+    found.check(settings)
+    return found.rows(settings), label_of(name)

@@ -1,0 +1,135 @@
+"""`make repro`: runs `dvc repro` and shows one progress display for all of its stages.
+
+python -m flows.repro [TARGET or option of dvc repro ...]
+
+At a terminal, the stages, their cells and the time left are drawn in place; of the stages' own lines, only warnings and
+errors are shown. Elsewhere each line is passed on. Either way data/repro.log keeps all of them. `dvc repro` by itself
+does the same work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+import yaml
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from dptune.files import private_directory
+from dptune.progress import EVENTS
+from flows.display import StageDisplay
+from tasks.page_links import remembered
+from tasks.paths import DATA, REPORT
+from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR
+
+LOG = DATA / "repro.log"
+_STAGE = re.compile(r"(?P<what>Running stage|Stage) '(?P<name>[^']+)'")
+# DVC's remarks on git and on its own options: nothing that this project's users have to do.
+_REMARKS = re.compile(
+    r"(Updating|Generating) lock file|To track the changes|To enable auto|Use `dvc push`|\s+(git add|dvc config) "
+)
+_STATUS = {0: 0, 252: INTERRUPTED}  # 252: how DVC ends after Ctrl-C
+_IMPORTANT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^(error|warning|stopped|ERROR)\b", re.IGNORECASE)
+
+
+def main(arguments: list[str]) -> int:
+    """Run `dvc repro` with the arguments. Returns its exit status; the last line of a failure is its cause and fix."""
+    os.umask(0o077)
+    private_directory(DATA)
+    console = Console(stderr=True)
+    started = time.monotonic()
+    command = [sys.executable, "-m", "dvc", "repro", *arguments]
+    with TemporaryDirectory() as folder:
+        error, events = Path(folder) / "error", Path(folder) / "events"
+        events.touch()
+        os.environ |= {ERROR_FILE: str(error), EVENTS: str(events)}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        with _left_to_stages(), LOG.open("w", encoding="utf-8") as log:
+            if console.is_terminal and not console.is_dumb_terminal:
+                _draw(process, log, StageDisplay(console, _stages(arguments), events))
+            else:
+                _pass_on(process, log)
+            status = process.wait()
+        cause = error.read_text(encoding="utf-8") if error.exists() else ""
+    if status == 0:
+        _say_where(console, time.monotonic() - started)
+    else:
+        print(cause, end="", file=sys.stderr)
+    return _STATUS.get(status, USER_ERROR)
+
+
+@contextmanager
+def _left_to_stages() -> Iterator[None]:
+    """Context in which Ctrl-C, which the terminal sends to all processes, does not end this one before its stages."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stages(arguments: list[str]) -> list[str]:
+    """The stages that DVC will come to, if all of the pipeline is asked for."""
+    if arguments:
+        return []
+    return list(yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"])
+
+
+def _lines(process: subprocess.Popen[str], log: IO[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.write(line)
+        log.flush()
+        if line.strip() and not _REMARKS.match(line):
+            yield line.rstrip()
+
+
+def _pass_on(process: subprocess.Popen[str], log: IO[str]) -> None:
+    for line in _lines(process, log):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _draw(process: subprocess.Popen[str], log: IO[str], display: StageDisplay) -> None:
+    with display:
+        for line in _lines(process, log):
+            if found := _STAGE.match(line):
+                display.enter(found["name"], runs=found["what"] == "Running stage")
+            elif _IMPORTANT.search(line):
+                display.print(line)
+        if process.wait() != 0:
+            display.fail()
+
+
+def _say_where(console: Console, seconds: float) -> None:
+    """Close with the study's answer, where its pages are, and what one does next."""
+    answer, page = REPORT / "answer.md", REPORT / "index.html"
+    lines = [answer.read_text(encoding="utf-8").strip(), ""] if answer.exists() else []
+    lines += [
+        f"Report         {page if page.exists() else REPORT / 'report.html'}",
+        "Guarantee      .venv/bin/dptune verify data/runs/<run>/ledger.jsonl",
+        "Compare        make ui  (MLflow and Prefect), or .venv/bin/dvc exp show",
+        *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
+        f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",
+    ]
+    text = "\n".join(lines)
+    if console.is_terminal and not console.is_dumb_terminal:
+        console.print(Panel(Text(text), title="done", expand=False))
+    else:
+        print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

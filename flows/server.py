@@ -1,0 +1,89 @@
+"""Prefect's server as a command's flow uses it: kept past Ctrl-C, told of it, and ended with this process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+from dptune.files import locked
+
+#: In Prefect's home: held while its temporary server starts.
+SERVER_LOCK = "dptune-server.lock"
+_SECONDS = 3.0  # a server that does not answer must not keep Ctrl-C from ending the flow
+
+
+def start_server() -> None:
+    """Start Prefect's temporary server, unless the settings name another one, out of reach of Ctrl-C.
+
+    Prefect starts it itself with a flow's first request; then Ctrl-C at a terminal ends it together with the flow, and
+    its database keeps the run as running for ever. Two servers that make the tables of a new database at once break
+    each other, so flows start theirs in turn.
+    """
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.url is None:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        with (
+            locked(settings.home / SERVER_LOCK, wait=True),
+            ThreadPoolExecutor(1, initializer=_block_interrupts) as thread,
+        ):
+            thread.submit(SubprocessASGIServer().start).result()
+        end_server_with_me()
+
+
+def _block_interrupts() -> None:
+    """Block Ctrl-C in this thread and in the processes that it starts, which inherit that; the main thread gets it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def cancel_run() -> None:
+    """Tell Prefect that this process' flow run, and its tasks under way, were cancelled; if it answers in time."""
+    from prefect.runtime import flow_run
+
+    if flow_run.id:
+        # In this context: it knows which server the flow's is.
+        telling = threading.Thread(target=copy_context().run, args=(_cancel, str(flow_run.id)), daemon=True)
+        telling.start()
+        telling.join(_SECONDS)
+
+
+def _cancel(run: str) -> None:
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.objects import State
+    from prefect.states import Cancelled
+
+    state: State[Any] = Cancelled(message="Stopped by Ctrl-C.")
+    own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)]))
+    with suppress(Exception), get_client(sync_client=True) as client:  # the flow ends in any case
+        client.set_flow_run_state(UUID(run), state, force=True)
+        for task in client.read_task_runs(flow_run_filter=own):
+            if task.state is not None and not task.state.is_final():
+                client.set_task_run_state(task.id, state, force=True)
+
+
+def end_server_with_me() -> None:
+    """End Prefect's temporary server, if this process started one, when this process ends, even if it is killed.
+
+    Prefect itself stops the server at a normal exit only.
+    """
+    from prefect.server.api.server import SubprocessASGIServer
+
+    server = SubprocessASGIServer().server_process
+    if server is not None and server.pid not in _watched:
+        # This process is the pipe's only writer, so the kernel closes the pipe when it ends. The watcher has a session
+        # of its own; otherwise Ctrl-C would end it before the server.
+        command = ["sh", "-c", "cat >/dev/null; kill $0 2>/dev/null", str(server.pid)]
+        _watched[server.pid] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+_watched: dict[int, subprocess.Popen[bytes]] = {}  # holds a reference: a garbage-collected Popen would close its pipe

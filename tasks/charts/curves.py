@@ -1,0 +1,122 @@
+"""Learning curves, and epsilon over releases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
+from tasks.charts.groups import CERTIFIED, EPSILONS, NO_BUDGET, PUBLISHED, Result, budget_of
+from tasks.charts.looks import Look
+
+_CURVES = {
+    "eval_sample_perplexity": "held-out perplexity (sample)",
+    "public_perplexity": "public-set perplexity",
+}
+_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 4], [1, 3])
+_RELEASES = alt.Axis(title="releases", grid=False, tickCount=6)
+_MOST_CURVES = 200  # in one figure: no eye follows more, and a page holds every point
+
+
+def curves(results: Sequence[Result], looks: dict[str, Look]) -> Figure | None:
+    """A panel for each curve that telemetry lets exist; a line for each seed, dashed by budget. None without any."""
+    several = len({result["model"] for result in results}) > 1
+    panels = []
+    for key, title in _CURVES.items():
+        for model in dict.fromkeys(str(result["model"]) for result in results):
+            rows = [row for one in results[:_MOST_CURVES] if one["model"] == model for row in _curve(one, key)]
+            if rows:
+                panels.append(Panel(_lines(rows, title, looks), f"{model}: {title}" if several else title))
+    synthetic = any(result["synthetic"] for result in results)
+    title = titled("Learning curves (lower is better)", synthetic=synthetic)
+    return Figure("curves", title, tuple(panels), columns=2) if panels else None
+
+
+def _curve(result: Result, key: str) -> list[dict[str, Any]]:
+    shared = {
+        "mechanism": str(result.get("mechanism", "")),
+        "line": str(result.get("label", "")),
+        "budget": budget_of(result),
+    }
+    points = [(point["releases"], float(point[key])) for point in result["history"] if key in point]
+    return [shared | {"releases": releases, "value": value} for releases, value in points if math.isfinite(value)]
+
+
+def _lines(rows: list[dict[str, Any]], title: str, looks: dict[str, Look]) -> Any:
+    shown = {name: look for name, look in looks.items() if any(row["mechanism"] == name for row in rows)}
+    base = alt.Chart(values(rows)).encode(
+        x=alt.X("releases:Q", axis=_RELEASES),
+        y=alt.Y("value:Q", scale=alt.Scale(zero=False), title=None),
+        detail="line:N",
+    )
+    tooltip = [alt.Tooltip("line:N", title="cell"), "releases:Q", alt.Tooltip("value:Q", title=title, format=".4~f")]
+    encoding = marks(shown)
+    return alt.layer(
+        base.mark_line(strokeWidth=1.8).encode(encoding["stroke"], dashed(rows), opacity=faded(0.85)),
+        base.mark_point(size=40).encode(**encoding, opacity=faded(), tooltip=tooltip),
+    )
+
+
+def dashed(rows: Sequence[dict[str, Any]]) -> alt.StrokeDash:
+    """Dashes by budget, with a legend where there are several; what has no budget is solid."""
+    budgets = sorted({row["budget"] for row in rows} - {NO_BUDGET}, key=float)
+    dashes = [list(_DASHES[place % len(_DASHES)]) for place in range(len(budgets))]
+    scale = alt.Scale(domain=[*budgets, NO_BUDGET], range=[*dashes, list(_DASHES[0])])
+    legend = alt.Legend(title="budget ε", values=budgets) if len(budgets) > 1 else None
+    return alt.StrokeDash("budget:N", scale=scale, legend=legend)
+
+
+def spent(results: Sequence[Result], looks: dict[str, Look]) -> Figure | None:
+    """Epsilon over releases, certified and published: a panel for each budget. None if no cell has a finite one.
+
+    Curves of mechanisms often coincide, so the first in the order of legends is drawn widest and shows on both sides.
+    """
+    first = list({(one["model"], one["mechanism"], one["budget_epsilon"]): one for one in reversed(results)}.values())
+    budgets = sorted({one["budget_epsilon"] for one in first if one["budget_epsilon"] is not None})
+    panels = []
+    for budget in [*budgets, None]:
+        rows = [row for one in first if one["budget_epsilon"] == budget for row in _spent_rows(one)]
+        if rows:
+            title = f"budget ε = {budget:g}" if budget is not None else "no budget"
+            panels.append(Panel(_spent_panel(rows, looks), title if len(budgets) > 1 else ""))
+    synthetic = any(result["synthetic"] for result in results)
+    note = "Solid: certified (proved). Dashed: published (claimed). Coinciding lines lie inside each other."
+    title = titled("Epsilon over releases", synthetic=synthetic)
+    return Figure("epsilon", title, tuple(panels), 2, note) if panels else None
+
+
+def _spent_rows(result: Result) -> list[dict[str, Any]]:
+    return [
+        {
+            "mechanism": str(result["mechanism"]),
+            "line": f"{result['model']} {result['mechanism']} {key}",
+            "kind": EPSILONS[key],
+            "releases": point["releases"],
+            "value": float(point[key]),
+        }
+        for key in (CERTIFIED, PUBLISHED)
+        for point in result["history"]
+        if math.isfinite(float(point[key]))
+    ]
+
+
+def _spent_panel(rows: list[dict[str, Any]], looks: dict[str, Look]) -> Any:
+    shown = {name: look for name, look in looks.items() if any(row["mechanism"] == name for row in rows)}
+    kinds = [EPSILONS[CERTIFIED], EPSILONS[PUBLISHED]]
+    dashed = alt.StrokeDash("kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[[1, 0], [5, 3]]))
+    tooltip = ["mechanism:N", "kind:N", "releases:Q", alt.Tooltip("value:Q", title="ε", format=".3~g")]
+    base = alt.Chart(values(rows)).encode(
+        x=alt.X("releases:Q", axis=_RELEASES), y=alt.Y("value:Q", title=None), detail="line:N", opacity=faded()
+    )
+    step = min(1.8, 8 / len(shown))
+    lines = [
+        base.transform_filter(alt.FieldEqualPredicate(field="mechanism", equal=name))
+        .mark_line(strokeWidth=1.6 + step * (len(shown) - 1 - place), strokeCap="butt")
+        .encode(marks(shown)["stroke"], dashed)
+        for place, name in enumerate(shown)
+    ]
+    points = base.mark_point(size=50).encode(**marks(shown), tooltip=tooltip)
+    return alt.layer(*lines, points)

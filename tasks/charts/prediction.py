@@ -1,0 +1,130 @@
+"""Private prediction: perplexity, and the weight of private models, against each setting that varies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import altair as alt
+
+from dptune.units import RECORD
+from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
+from tasks.charts.groups import CERTIFIED
+from tasks.charts.looks import GREY, INK, Look, looks
+
+Row = dict[str, Any]
+METRIC = "perplexity_pooled"
+_SETTINGS = {
+    "budget_epsilon": "epsilon (published: claimed, not proven)",
+    "tokens": "T: answers that the budget must last for",
+    "models": "N: models",
+    "public_weight": "w0: public weight of pmixed",
+    "subsample": "q: sampling rate of the published one",
+}
+_SHORT = {"budget_epsilon": "epsilon", "tokens": "T", "models": "N", "public_weight": "w0", "subsample": "q"}
+_FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
+_DASHES = {"public": [2, 3], "nonprivate": [7, 4]}
+
+
+def protocol_name(row: Row) -> str:
+    """The name of a protocol and its unit, as legends have it."""
+    return f"{'pmixed' if row['kind'] == 'answers' else 'pmixed_published'}, {row['unit']}"
+
+
+def protocol_looks(rows: list[Row]) -> dict[str, Look]:
+    """The look of each protocol and unit among ``rows``: a hue and a marker for each unit, hollow as published."""
+    named = {protocol_name(row): row for row in rows if row["kind"] in ("answers", "published")}
+    units = looks(str(row["unit"]) for row in named.values())
+    return {name: replace(units[row["unit"]], hollow=row["kind"] == "published") for name, row in sorted(named.items())}
+
+
+def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Figure:
+    """Perplexity and weight of private models against each setting that varies, through the setting that is served.
+
+    Args:
+        rows: rows in the form of ``tasks.prediction.answers.score``.
+        serve: settings of the ensemble that answers; a value that was not scored is replaced by the nearest that was.
+    """
+    scored = [row for row in rows if row["kind"] in ("answers", "published") and METRIC in row]
+    held = _fixed_settings(scored, {**serve, "budget_epsilon": serve["epsilon"]})
+    columns = [key for key in held if len({row[key] for row in scored if key in row}) > 1] or ["budget_epsilon"]
+    panels = [
+        Panel(_panel(rows, scored, held, key, figure), title) for figure, title in _FIGURES.items() for key in columns
+    ]
+    others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
+    note = f"Held, where it is no axis: {others}. Hollow: published, at the ε that it claims. Black: private training."
+    return Figure("prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), len(columns), note)
+
+
+def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
+    """The scored value of every setting that is nearest to the served one; the first if none is served."""
+    held = {}
+    for key in _SETTINGS:
+        found = list(dict.fromkeys(row[key] for row in rows if key in row))
+        if found:
+            wanted = serve.get(key, found[0])
+            held[key] = min(found, key=lambda value: abs(value - wanted))
+    return held
+
+
+def _is_held(row: Row, held: dict[str, float], varied: str) -> bool:
+    return all(row[key] == value for key, value in held.items() if key in row and key != varied)
+
+
+def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str, figure: str) -> Any:
+    shown = protocol_looks(scored)
+    points = [
+        {"mechanism": protocol_name(row), "x": float(row[key]), "value": float(row[figure])}
+        for row in scored
+        if key in row and _is_held(row, held, key)
+    ]
+    scale = (
+        alt.Scale(type="log", nice=False, padding=16)
+        if key == "tokens"
+        else alt.Scale(zero=False, nice=False, padding=16)
+    )
+    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
+    base = alt.Chart(values(points)).encode(x=x, y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)))
+    tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
+    encoding = marks(shown)
+    layers: list[Any] = [
+        base.mark_line(strokeWidth=1.6).encode(encoding["stroke"], opacity=faded(0.8)),
+        base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
+    ]
+    if figure == METRIC:
+        layers += _limits(rows)
+        layers += _training(rows) if key == "budget_epsilon" else []
+    return alt.layer(*layers)
+
+
+def _axis(points: list[Row]) -> alt.Axis:
+    """Ticks at the values themselves: there are few."""
+    return alt.Axis(values=sorted({point["x"] for point in points}), format="~g", grid=False)
+
+
+def _training(rows: list[Row]) -> list[Any]:
+    """Private training at its certified epsilon, by unit."""
+    trained = [row for row in rows if row["kind"] == "training" and math.isfinite(float(row[CERTIFIED]))]
+    points = [
+        {"x": float(row[CERTIFIED]), "value": float(row[METRIC]), "unit": str(row["unit"]), "cell": row["label"]}
+        for row in trained
+    ]
+    tooltip = [alt.Tooltip("cell:N", title="private training"), "unit:N", alt.Tooltip("value:Q", format=".4~f")]
+    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0]}
+    return [
+        alt.Chart(values(mine)).mark_point(shape=shape, **marked).encode(x="x:Q", y="value:Q", tooltip=tooltip)
+        for shape, records in (("square", True), ("triangle-down", False))
+        if (mine := [point for point in points if (point["unit"] == RECORD) == records])
+    ]
+
+
+def _limits(rows: list[Row]) -> list[Any]:
+    """The public model and the averages that are not private, as lines with their names."""
+    layers: list[Any] = []
+    for row in (row for row in rows if row["kind"] in _DASHES and METRIC in row):
+        line = alt.Chart(values([{"value": float(row[METRIC]), "text": str(row["label"])}]))
+        layers.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
+        text = line.mark_text(align="left", baseline="bottom", x=4, dy=-2, color=INK[0], fontSize=11)
+        layers.append(text.encode(y="value:Q", text="text:N"))
+    return layers

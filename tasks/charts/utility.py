@@ -1,0 +1,191 @@
+"""Utility against epsilon: a column of points for each epsilon, and one at the right for what has none.
+
+Mechanisms of equal epsilon stand beside each other in the order of the legend, so that no point hides another. Bars are
+one standard deviation over seeds. The public model, and training without privacy with its own deviation, are lines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from tasks.charts.canvas import SHADE, Figure, Panel, faded, marks, titled, values
+from tasks.charts.groups import (
+    CERTIFIED,
+    EPSILONS,
+    Result,
+    SeedGroup,
+    budget_of,
+    distinct_epsilons,
+    over_seeds,
+    perplexity_metric,
+    untuned,
+)
+from tasks.charts.looks import GREY, INK, Look
+
+_COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
+_MOST_LABELS = 7
+NAMES = {"eval_perplexity": "held-out perplexity", "public_perplexity": "public-set perplexity"}
+
+
+def utility(
+    results: Sequence[Result], looks: dict[str, Look], keys: Sequence[str] = (CERTIFIED,), *, name: str = "utility"
+) -> Figure | None:
+    """A panel for each model, unit of privacy and epsilon of ``keys``; None if there is no private run to show."""
+    metric = perplexity_metric(results)
+    groups = [group for group in over_seeds(results, metric) if math.isfinite(group.mean)]
+    private = [group for group in groups if not group.nonprivate]
+    places = list(dict.fromkeys((str(one.first["model"]), str(one.first["unit"])) for one in private))
+    panels = []
+    for model, unit in places:
+        mine = [group for group in private if (group.first["model"], group.first["unit"]) == (model, unit)]
+        reference = [group for group in groups if group.nonprivate and group.first["model"] == model][:1]
+        titles = (model if len({one for one, _ in places}) > 1 else "", f"one {unit}" if len(set(places)) > 1 else "")
+        for key in keys:
+            panel = _panel(mine, reference, untuned(results, model, metric), key, metric, looks)
+            panels.append(Panel(panel, ", ".join(filter(None, titles)), 320))
+    title = f"{NAMES[metric].capitalize()} against epsilon (lower is better)"
+    synthetic = any(result["synthetic"] for result in results)
+    return (
+        Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks)) if panels else None
+    )
+
+
+def _note(groups: Sequence[SeedGroup], looks: dict[str, Look]) -> str:
+    """An explanation of those marks that are there."""
+    several = any(len(group.results) > 1 for group in groups)
+    hollow = any(looks[group.mechanism].hollow for group in groups)
+    said = (several, "Bars: one standard deviation over seeds."), (hollow, "Hollow: it leaks raw statistics.")
+    return " ".join(text for there, text in said if there)
+
+
+def _panel(
+    drawn: Sequence[SeedGroup],
+    reference: Sequence[SeedGroup],
+    before: float | None,
+    key: str,
+    metric: str,
+    looks: dict[str, Look],
+) -> Any:
+    columns = _Columns([_epsilon(group, key) for group in drawn])
+    names = [name for name in looks if any(group.mechanism == name for group in drawn)]
+    rows = [_row(group, columns, _beside(group, drawn, names, columns, key), key) for group in drawn]
+    scale = alt.Scale(domain=[columns.left, columns.right], nice=False, zero=False)
+    axis = alt.Axis(values=columns.ticks, labelExpr=columns.labels, grid=False, title=f"ε {EPSILONS[key]}")
+    x = alt.X("x:Q", scale=scale, axis=axis)
+    y = alt.Y("perplexity:Q", scale=alt.Scale(zero=False, padding=14), title=None)
+    layers: list[Any] = []
+    if columns.infinite:
+        layers += _no_guarantee(columns)
+    layers += _references(before, reference, columns)
+    points = alt.Chart(values(rows)).encode(x=x, y=y)
+    shown = {name: looks[name] for name in names}
+    encoding = marks(shown)
+    layers += [
+        points.transform_filter("datum.finite")
+        .mark_line(strokeWidth=1.5)
+        .encode(encoding["stroke"], opacity=faded(0.7)),
+        points.mark_rule(strokeWidth=1.5).encode(encoding["stroke"], y="low:Q", y2="high:Q", opacity=faded(0.9)),
+        points.mark_point(size=90, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=_tooltip(metric)),
+    ]
+    return alt.layer(*layers)
+
+
+def _epsilon(group: SeedGroup, key: str) -> float:
+    return max(float(result[key]) for result in group.results)
+
+
+class _Columns:
+    """Where each epsilon stands: on a logarithmic axis, with infinity one step further."""
+
+    def __init__(self, epsilons: Sequence[float]) -> None:
+        self.epsilons = distinct_epsilons(epsilons)
+        self.infinite = any(map(math.isinf, epsilons))
+        places = [math.log2(epsilon) for epsilon in self.epsilons] or [0.0]  # nothing has a finite one
+        steps = [after - before for before, after in itertools.pairwise(places)]
+        self.room = min([*steps, 1.0])
+        self.left, self.edge = (places[0] - self.room / 2, places[-1] + self.room / 2)
+        width = max(0.6 * self.room, 0.2 * (self.edge - self.left))
+        if self.infinite and not self.epsilons:
+            self.edge = self.left
+        self.infinity = self.edge + width / 2
+        self.right = self.edge + width if self.infinite else self.edge
+
+    @property
+    def ticks(self) -> list[float]:
+        few = len(self.epsilons) <= _MOST_LABELS
+        shown = self.epsilons if few else [2.0**n for n in range(math.ceil(self.left), math.floor(self.right) + 1)]
+        return [round(math.log2(one), 4) for one in shown] + ([round(self.infinity, 4)] if self.infinite else [])
+
+    @property
+    def labels(self) -> str:
+        """An expression of Vega for the axis: an epsilon of three digits, or the sign for infinity."""
+        label = "format(pow(2, datum.value), '.3~g')"
+        return f"datum.value > {self.edge:.4f} ? '∞' : {label}" if self.infinite else label
+
+    def at(self, epsilon: float) -> float:
+        if math.isinf(epsilon):
+            return self.infinity
+        return math.log2(min(self.epsilons, key=lambda one: abs(one - epsilon)))
+
+
+def _beside(
+    group: SeedGroup, drawn: Sequence[SeedGroup], names: Sequence[str], columns: _Columns, key: str
+) -> tuple[int, int]:
+    """The place of a mechanism among those in its column, and their number."""
+    place = columns.at(_epsilon(group, key))
+    there = {other.mechanism for other in drawn if columns.at(_epsilon(other, key)) == place}
+    order = [name for name in names if name in there]
+    return order.index(group.mechanism), len(order)
+
+
+def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str) -> dict[str, Any]:
+    epsilon = _epsilon(group, key)
+    shift = (beside[0] + 0.5) / beside[1] - 0.5
+    return {
+        "mechanism": group.mechanism,
+        "x": columns.at(epsilon) + shift * _COLUMN * columns.room,
+        "finite": math.isfinite(epsilon),
+        "perplexity": group.mean,
+        "low": group.mean - group.spread,
+        "high": group.mean + group.spread,
+        "seeds": len(group.results),
+        "budget": budget_of(group.first),
+        **{name: f"{float(group.first[name]):.3g}".replace("inf", "∞") for name in EPSILONS},
+    }
+
+
+def _tooltip(metric: str) -> list[alt.Tooltip]:
+    named = [alt.Tooltip(f"{key}:N", title=f"ε {title}") for key, title in EPSILONS.items()]
+    found = alt.Tooltip("perplexity:Q", title=NAMES[metric], format=".4~f")
+    budget = alt.Tooltip("budget:N", title="budget ε")
+    return [alt.Tooltip("mechanism:N"), found, alt.Tooltip("seeds:Q"), budget, *named]
+
+
+def _no_guarantee(columns: _Columns) -> list[Any]:
+    band = alt.Chart(alt.Data(values=[{"from": columns.edge, "to": columns.right}]))
+    return [
+        band.mark_rect(color=SHADE[0], opacity=0.7).encode(x="from:Q", x2="to:Q"),
+        band.mark_text(text="no guarantee", y=8, align="right", dx=-6, color=GREY[0], fontSize=11).encode(x="to:Q"),
+    ]
+
+
+def _references(before: float | None, nonprivate: Sequence[SeedGroup], columns: _Columns) -> list[Any]:
+    """The public model's line, and that of training without privacy with a band of its deviation."""
+    layers: list[Any] = []
+    rows = [] if before is None else [{"perplexity": before, "text": "public model, untuned", "x": columns.left}]
+    for group in nonprivate:
+        rows.append({"perplexity": group.mean, "text": "without privacy", "x": columns.left})
+        if group.spread:
+            band = alt.Chart(values([{"low": group.mean - group.spread, "high": group.mean + group.spread}]))
+            layers.append(band.mark_rect(color=GREY[0], opacity=0.2).encode(y="low:Q", y2="high:Q"))
+    for row, dash, up in zip(rows, ([2, 3], [7, 4]), (True, False), strict=False):
+        line = alt.Chart(values([row]))
+        layers.append(line.mark_rule(color=GREY[0], strokeDash=dash, strokeWidth=1.5).encode(y="perplexity:Q"))
+        text = line.mark_text(align="left", dx=5, dy=-8 if up else 10, color=INK[0], fontSize=11)
+        layers.append(text.encode(x="x:Q", y="perplexity:Q", text="text:N"))
+    return layers

@@ -1,0 +1,36 @@
+"""DVC stage: the experiment's public records, which validation, controllers and rehearsals may read at no cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dptune.corpus.files import write_public
+from dptune.corpus.narratives import write_narratives
+from dptune.corpus.sources import acquire_synthetic
+from dptune.files import private_directory
+from tasks.paths import PUBLIC_VALIDATION
+from tasks.settings.params import load_settings
+from tasks.stage import run_stage
+
+
+def write_validation() -> None:
+    """Write the user's own public records (``data.public``), else public synthetic narratives."""
+    settings = load_settings()
+    private_directory(PUBLIC_VALIDATION.parent)
+    if settings.data.public_source is not None:
+        write_public(PUBLIC_VALIDATION, settings.data.public_source)
+    else:
+        own = settings.pretrain
+        write_public_narratives(PUBLIC_VALIDATION, own.validation_encounters, own.data_seed + 1)
+
+
+def write_public_narratives(out: Path, encounters: int, seed: int) -> None:
+    """Write narratives of a generated public cohort, which depends on nobody; equal for equal arguments."""
+    with TemporaryDirectory(prefix="dptune-") as work:
+        acquired = acquire_synthetic(Path(work), encounters, seed, kind="public")
+        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, out)
+
+
+if __name__ == "__main__":
+    run_stage(write_validation)

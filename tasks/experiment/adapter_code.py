@@ -1,0 +1,78 @@
+"""Scores texts with a LoRA adapter. MLflow keeps this file beside an adapter's weights, and runs it on load.
+
+It needs MLflow, PEFT, PyTorch and transformers, and not dptune. Weights are safetensors: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_OVERRIDE = "mlflow.pyfunc.load_model(uri, model_config={'base': 'FOLDER OR HUB NAME'})"
+
+
+class ScoringAdapter(PythonModel):
+    """The base model with the adapter. ``predict`` gives the log-likelihood of each text."""
+
+    def load_context(self, context: Any) -> None:
+        """Load base and adapter; the model's configuration names the base.
+
+        Raises: ValueError if the base is not there, or is not the one that the adapter was trained on.
+        """
+        config = context.model_config
+        base, revision = config["base"], config["revision"]
+        if config["base_sha256"]:
+            _check_base(Path(base), config["base_sha256"])
+        self.width = int(config["max_length"])
+        self.tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            base,
+            revision=revision,
+            dtype=getattr(torch, config["dtype"]),
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        self.model = PeftModel.from_pretrained(model, context.artifacts["adapter"]).eval()
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """The log-likelihood (nats) of each text of the only column, and the number of tokens that it is of.
+
+        A text is followed by the end-of-text token, cut at the training's length, and its first token is given. So
+        exp of minus the sums' ratio is the perplexity that the run reports.
+        """
+        rows = [self._score(text) for text in model_input.iloc[:, 0]]
+        return pd.DataFrame(rows, columns=["log_likelihood", "tokens"])
+
+    @torch.no_grad()
+    def _score(self, text: str) -> tuple[float, int]:
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens = torch.tensor([[*ids, self.tokenizer.eos_token_id][: self.width - 1]])
+        logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+        scores = torch.log_softmax(logits[:, :-1].double(), dim=-1)
+        return float(scores.gather(-1, tokens[:, 1:, None]).sum()), tokens.shape[1] - 1
+
+
+def _check_base(folder: Path, expected: str) -> None:
+    """Check that a local base model is the one that the adapter was trained on: on another, it predicts nonsense."""
+    if not folder.is_dir():
+        raise ValueError(f"the base model {folder} is no folder here. Fix: {_OVERRIDE}.")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    lines = "".join(f"{path.name} {_digest(path)}\n" for path in files)
+    if hashlib.sha256(lines.encode()).hexdigest() != expected:
+        raise ValueError(f"the base model {folder} is not the one that the adapter was trained on. Fix: {_OVERRIDE}.")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+set_model(ScoringAdapter())

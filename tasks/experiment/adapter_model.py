@@ -1,0 +1,110 @@
+"""A cell's adapter as an MLflow model: weights, ledger, a card with the guarantee, and the code that scores texts.
+
+The model is "from code": MLflow keeps ``adapter_code.py`` and runs it on load, so nothing is pickled. The base model is
+named and not copied: a hub model by its revision, a folder by its path and the digest of its files. MLflow's flavour
+for transformers keeps no digest, writes an absolute path of this machine, and must load the base to save an adapter.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from dptune.files import write_text
+from dptune.privacy.run_folder import RunFolder
+from dptune.tuning.card import card_text
+from dptune.tuning.deliverable import write_card
+from dptune.tuning.verifying import section_of
+from tasks.experiment.cells import Cell
+from tasks.tracking import timed
+from tasks.tracking_entities import MODEL
+
+_CODE = Path(__file__).with_name("adapter_code.py")
+_PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
+_NAMES = {"eval_perplexity": "held-out private records", "public_perplexity": "public records"}
+#: What stands for the time at which a model was made where no time may be told.
+_NO_TIME = "1970-01-01 00:00:00"
+
+
+def write_model(directory: Path, target: Path) -> str:
+    """Write the model of a finished cell to the folder ``target``, which must not exist. Returns its card.
+
+    ``dptune verify`` checks the card in the model's folder ``artifacts/adapter``.
+    """
+    folder = RunFolder(directory)
+    cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    with TemporaryDirectory(dir=directory) as made:
+        adapter = Path(made) / MODEL
+        shutil.copytree(folder.adapter, adapter)
+        shutil.copyfile(folder.ledger, adapter / folder.ledger.name)
+        card = card_text(section_of(adapter), _told(cell, result))
+        write_card(adapter, cell.model.source, card)
+        _save(target, adapter, cell)
+    return card
+
+
+def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    """What the card tells besides the ledger: settings, and perplexities that telemetry allows."""
+    after, before = result["after"], result["before"]
+    training = cell.training.model_dump()
+    shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
+    return {
+        "base": cell.model.source,
+        "revision": cell.model.revision,
+        "perplexity": {name: [float(before[key]), float(after[key])] for key, name in _NAMES.items() if key in after},
+        "settings": {
+            "mechanism": cell.mechanism,
+            **cell.options,
+            **{name.replace("_", " "): training[name] for name in shown},
+            "steps": result["planned_releases"],
+            "LoRA rank": cell.lora.rank,
+            "LoRA alpha": cell.lora.alpha,
+            "seed of the start": cell.seed,
+        },
+    }
+
+
+def _save(target: Path, adapter: Path, cell: Cell) -> None:
+    import mlflow.pyfunc  # takes seconds, and is not needed without MLflow's parent run
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    outputs = Schema([ColSpec("double", "log_likelihood"), ColSpec("long", "tokens")])
+    local = Path(cell.model.source).is_dir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks for an example of an input, which would be stored
+        mlflow.pyfunc.save_model(
+            target,
+            python_model=str(_CODE),
+            artifacts={MODEL: str(adapter)},
+            signature=ModelSignature(inputs=Schema([ColSpec("string")]), outputs=outputs),
+            pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _PACKAGES],
+            model_config={
+                "base": cell.model.source,
+                "revision": cell.model.revision,
+                "base_sha256": cell.inputs["model"] if local else None,
+                "dtype": cell.model.dtype,
+                "max_length": cell.training.max_length,
+            },
+        )
+    _forget_this_machine(target / "MLmodel", timed(cell.telemetry))
+
+
+def _forget_this_machine(file: Path, with_time: bool) -> None:
+    """Take paths of this machine out of MLflow's description of the model; and the time, unless it may be told."""
+    about = yaml.safe_load(file.read_text(encoding="utf-8"))
+    flavour = about["flavors"]["python_function"]
+    flavour["model_code_path"] = _CODE.name
+    for artifact in flavour["artifacts"].values():
+        artifact["uri"] = artifact["path"]
+    if not with_time:
+        about["utc_time_created"] = _NO_TIME
+    write_text(file, yaml.safe_dump(about))

@@ -1,0 +1,55 @@
+"""The finished cells that the last experiment listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dptune.errors import DataError
+from dptune.privacy.run_folder import RunFolder
+
+Result = dict[str, Any]
+#: The mechanism that is plain DP-SGD: one fixed radius, Gaussian noise.
+PLAIN = "static"
+_AGAIN = "run the experiment stage again"
+
+
+def read_results(experiment: Path, runs: Path) -> list[Result]:
+    """The results of the cells that an experiment file lists.
+
+    Raises: DataError if the file or a cell's result is missing.
+    """
+    results = []
+    for name in listed_cells(experiment):
+        path = RunFolder(runs / name).result
+        try:
+            results.append(json.loads(path.read_text(encoding="utf-8")) | _settings_of(RunFolder(runs / name).cell))
+        except (OSError, ValueError):
+            raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
+    return results
+
+
+def _settings_of(cell: Path) -> dict[str, Any]:
+    """What a page says of a cell's settings: its learning rate, and whether it is plain DP-SGD; empty if unknown."""
+    if not cell.exists():
+        return {}
+    settings = json.loads(cell.read_text(encoding="utf-8"))
+    options = settings["options"]
+    own_parts = {"clipper", "noise", "controller"} & set(options)
+    plain = options.get("like", settings["mechanism"]) == PLAIN and not own_parts
+    return {"learning_rate": settings["training"]["learning_rate"], "plain": plain}
+
+
+def listed_cells(experiment: Path) -> list[str]:
+    """The folder names of the cells that an experiment file lists.
+
+    Raises: DataError if the file is missing, or lists none.
+    """
+    try:
+        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
+    if not names:
+        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
+    return list(names)

@@ -1,0 +1,258 @@
+"""The sentence that answers: which mechanism is best at a certified epsilon, and how sure one may be of it.
+
+Nothing is called best that seeds do not show to be best. Two mechanisms are told apart by Welch's t-test over seeds at
+5 %, so that of two that are equal one is called best in 1 of 20 reports; of more than two, more rarely. One seed tells
+nothing apart. A mechanism without a finite certified epsilon is no candidate.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import ttest_ind_from_stats
+
+from tasks.charts.groups import (
+    SAME_EPSILON,
+    Result,
+    SeedGroup,
+    distinct_epsilons,
+    over_seeds,
+    perplexity_metric,
+    untuned,
+)
+from tasks.charts.utility import NAMES
+from tasks.experiment.listed import PLAIN
+from tasks.report.numbers import digits4
+
+_LEVEL = 0.05
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The mechanisms of one model, unit of privacy and certified epsilon.
+
+    Attributes:
+        metric: the perplexity that they are compared by.
+        candidates: those that have this certified epsilon and did not diverge, lowest mean first; none for no epsilon.
+        tied: how many of the first candidates cannot be told apart from the first one.
+        nonprivate: the best training without privacy; None if there was none.
+        untuned: perplexity of the public model; None if it is not known.
+    """
+
+    model: str
+    unit: str
+    epsilon: float
+    metric: str
+    candidates: tuple[SeedGroup, ...]
+    tied: tuple[SeedGroup, ...]
+    nonprivate: SeedGroup | None
+    untuned: float | None
+
+    @property
+    def best(self) -> SeedGroup:
+        """The candidate of the lowest mean."""
+        return self.candidates[0]
+
+    @property
+    def plain(self) -> SeedGroup | None:
+        """The candidate that is plain DP-SGD; None if there is none."""
+        return next(filter(is_plain, self.candidates), None)
+
+    @property
+    def seeds(self) -> int:
+        """The smallest number of seeds of a candidate."""
+        return min((len(group.results) for group in self.candidates), default=0)
+
+    def share(self, group: SeedGroup) -> float | None:
+        """The part of the non-private gain over the public model that a mechanism keeps; None without such a gain."""
+        if self.untuned is None or self.nonprivate is None or self.nonprivate.mean >= self.untuned:
+            return None
+        return (self.untuned - group.mean) / (self.untuned - self.nonprivate.mean)
+
+
+def is_plain(group: SeedGroup) -> bool:
+    """Whether a group is DP-SGD with one fixed radius, under whichever label."""
+    return bool(group.first.get("plain", group.mechanism == PLAIN))
+
+
+def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the values of several seeds show that two runs differ: Welch's t-test at 5 %, two-sided.
+
+    Never with one seed.
+    """
+    if min(len(one), len(other)) < 2:
+        return False
+    samples = [(fmean(values), stdev(values), len(values)) for values in (one, other)]
+    if samples[0][1] == samples[1][1] == 0:
+        return samples[0][0] != samples[1][0]
+    return bool(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue < _LEVEL)
+
+
+def rankings(results: Sequence[Result]) -> list[Ranking]:
+    """An answer for every model, unit and certified epsilon, in this order; none without a finite epsilon."""
+    metric = perplexity_metric(results)
+    groups = [group for group in over_seeds(results, metric) if math.isfinite(group.mean)]
+    found = []
+    for model, unit in dict.fromkeys((str(one["model"]), str(one["unit"])) for one in results):
+        mine = [group for group in groups if (group.first["model"], group.first["unit"]) == (model, unit)]
+        nonprivate = [group for group in groups if group.first["model"] == model and group.nonprivate]
+        private = [group for group in mine if math.isfinite(group.certified)]
+        for epsilon in distinct_epsilons([group.certified for group in private]):
+            equal = tuple(one for one in private if epsilon <= one.certified <= epsilon * (1 + SAME_EPSILON))
+            tied = tuple(one for one in equal if one is equal[0] or not told_apart(equal[0].values, one.values))
+            before = untuned(results, model, metric)
+            best = nonprivate[0] if nonprivate else None
+            found.append(Ranking(model, unit, epsilon, metric, equal, tied, best, before))
+    return found
+
+
+def headlines(found: Sequence[Ranking]) -> list[Ranking]:
+    """The answer to open with for each model and unit: at the epsilon of most candidates, the smallest of those."""
+    first: dict[tuple[str, str], Ranking] = {}
+    for ranking in sorted(found, key=lambda one: (-len(one.candidates), one.epsilon)):
+        first.setdefault((ranking.model, ranking.unit), ranking)
+    return [ranking for ranking in found if ranking is first[ranking.model, ranking.unit]]
+
+
+def sentence(ranking: Ranking, where: str = "", *, several_models: bool = False) -> str:
+    """The answer in one sentence; names of mechanisms stand in backticks.
+
+    Args:
+        where: the records, such as "the synthetic cohort"; empty: not said.
+        several_models: whether the model must be named.
+    """
+    place = "".join([f" on {where}" if where else "", f" with model `{ranking.model}`" if several_models else ""])
+    return f"At certified ε = {ranking.epsilon:.3g}{place}, {_verdict(ranking)}{_rivals(ranking)}{_kept(ranking)}."
+
+
+def _verdict(ranking: Ranking) -> str:
+    best, name = ranking.best, NAMES[ranking.metric]
+    if ranking.seeds < 2 or len(ranking.candidates) == 1:
+        alone = "reaches" if len(ranking.candidates) == 1 else "has the lowest"
+        return f"{_named(best)} {alone} {name}{' of' if alone == 'reaches' else ':'} {digits4(best.mean)}"
+    if len(ranking.tied) == 1:
+        return f"{_named(best)} is best: {name} {digits4(best.mean)}"
+    low, high = digits4(best.mean), digits4(max(group.mean for group in ranking.tied))
+    between = low if low == high else f"{low} to {high}"
+    one = "; plain DP-SGD is one of them" if ranking.plain in ranking.tied else ""
+    return f"{listed([group.mechanism for group in ranking.tied])} cannot be told apart: {name} {between}{one}"
+
+
+def _named(group: SeedGroup) -> str:
+    return f"plain DP-SGD (`{group.mechanism}`)" if is_plain(group) else f"`{group.mechanism}`"
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Names in backticks, as a sentence lists them; of more than four, the first three."""
+    names = [f"`{label}`" for label in labels]
+    shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} more"]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _rivals(ranking: Ranking) -> str:
+    """What it is compared with: plain DP-SGD or, if that is best, the next one; and training without privacy."""
+    plain, ranked = ranking.plain, ranking.seeds < 2 or len(ranking.tied) == 1
+    rivals = []
+    if plain is not None and plain is not ranking.best and (ranked or plain not in ranking.tied):
+        rivals.append(f"{digits4(plain.mean)} for plain DP-SGD (`{plain.mechanism}`)")
+    elif plain is ranking.best and ranked and len(ranking.candidates) > 1:
+        following = ranking.candidates[1]
+        rivals.append(f"{digits4(following.mean)} for the next, `{following.mechanism}`,")
+    if ranking.nonprivate is not None:
+        rivals.append(f"{digits4(ranking.nonprivate.mean)} without privacy")
+    if ranking.untuned is not None and (ranking.nonprivate is None or len(rivals) == 1):
+        rivals.append(f"{digits4(ranking.untuned)} for the untuned model")
+    return f", against {' and '.join(rivals)}".rstrip(",") if rivals else ""
+
+
+def _kept(ranking: Ranking) -> str:
+    tied = len(ranking.tied) > 1 and ranking.seeds > 1
+    shares = [share for group in ranking.tied if (share := ranking.share(group)) is not None]
+    if not shares:
+        return ""
+    if not tied:
+        shares = shares[:1]
+    if max(shares) < 0:
+        return f"; {'they are' if tied else 'it is'} worse than the untuned model"
+    low, high = (f"{100 * max(0.0, share):.0f}" for share in (min(shares), max(shares)))
+    return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"
+
+
+def records_of(results: Sequence[Result]) -> str:
+    """The records in a few words, such as "the synthetic cohort"."""
+    labels = {str(result["data"]) for result in results}
+    if all(result["synthetic"] for result in results):
+        return "the synthetic cohort" if any("cohort" in label for label in labels) else "synthetic records"
+    return " and ".join(sorted(re.split(r"[:;,(]", label)[0].strip() for label in labels))
+
+
+NOTHING = "No mechanism here has a finite certified ε and a finite perplexity, so none can be recommended."
+
+
+def answer_lines(results: Sequence[Result]) -> list[str]:
+    """The opening sentence of each model and unit."""
+    found = rankings(results)
+    several = len({result["model"] for result in results}) > 1
+    where = records_of(results)
+    return [sentence(one, where, several_models=several) for one in headlines(found)] or [NOTHING]
+
+
+def further_lines(results: Sequence[Result]) -> list[str]:
+    """The sentences of all other epsilons."""
+    found = rankings(results)
+    several, opened = len({result["model"] for result in results}) > 1, headlines(found)
+    return [sentence(one, several_models=several) for one in found if one not in opened]
+
+
+def caveats(results: Sequence[Result]) -> list[str]:
+    """What a reader must know to use the answer: seeds, learning rates, what was no candidate, what gain is."""
+    opened = headlines(rankings(results))
+    return [*_seeds(opened), *_rates(results), *_left_out(results), *_gain(opened)]
+
+
+def _seeds(opened: Sequence[Ranking]) -> list[str]:
+    several = [ranking for ranking in opened if len(ranking.candidates) > 1]
+    if not several:
+        return ["Nothing else has this certified ε, so nothing was compared."] if opened else []
+    seeds = min(ranking.seeds for ranking in several)
+    if seeds < 2:
+        return ["One seed cannot rank mechanisms: noise alone moves each figure. Set `experiment.seeds: [0, 1, 2]`."]
+    return [f"{seeds} seeds each; called different where Welch's t-test over seeds says so at 5 %."]
+
+
+def _rates(results: Sequence[Result]) -> list[str]:
+    rates = {str(one["mechanism"]): float(one["learning_rate"]) for one in results if "learning_rate" in one}
+    if not rates:
+        return ["These results do not say which learning rate each mechanism ran at."]
+    if len(set(rates.values())) == 1:
+        rate = next(iter(rates.values()))
+        one = len(rates) == 1
+        of_all = (
+            "" if one else ", the same for all and tuned for none, so that part of any difference may be the rate's"
+        )
+        return [f"Learning rate {rate:g}{of_all}."]
+    named = ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items())
+    return [f"Learning rates differ by the settings: {named}. Whether they were tuned, these results do not say."]
+
+
+def _left_out(results: Sequence[Result]) -> list[str]:
+    groups = over_seeds(results, perplexity_metric(results))
+    leaky = [one for one in groups if math.isinf(one.certified) and not one.nonprivate]
+    names = ", ".join(dict.fromkeys(f"`{group.mechanism}`" for group in leaky))
+    diverged = ", ".join(dict.fromkeys(f"`{group.mechanism}`" for group in groups if not math.isfinite(group.mean)))
+    said = [f"No candidate, for want of a certified ε: {names}."] if names else []
+    return [*said, *([f"No candidate, for a run diverged: {diverged}."] if diverged else [])]
+
+
+def _gain(opened: Sequence[Ranking]) -> list[str]:
+    found = next((one for one in opened if one.share(one.best) is not None), None)
+    if found is None or found.untuned is None or found.nonprivate is None:
+        return []
+    low, high = digits4(found.untuned), digits4(found.nonprivate.mean)
+    model = f" (model `{found.model}`)" if len(opened) > 1 else ""
+    return [f"Gain: from {low}, the public model untuned, to {high}, tuned without privacy{model}."]

@@ -1,0 +1,51 @@
+"""The report's answer as MLflow shows it: a sentence, a tag and figures of the experiment's parent run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.charts.groups import EPSILONS, Result, SeedGroup, over_seeds, perplexity_metric, untuned
+from tasks.report.answer import answer_lines, headlines, rankings
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Figures of the mechanism with the lowest mean perplexity at one certified epsilon, and what it is measured by.
+
+    Attributes:
+        sentence: the report's answer, which says how sure one may be of it.
+        tags: what is no number, by name.
+        metrics: figures by name; those that nothing was measured for are left out.
+    """
+
+    sentence: str
+    tags: dict[str, str]
+    metrics: dict[str, float]
+
+
+def headline(results: Sequence[Result]) -> Headline:
+    """The headline of the first model that has an answer; only the sentence is about all of them."""
+    sentence = " ".join(answer_lines(results))
+    metric, opened = perplexity_metric(results), headlines(rankings(results))
+    model = opened[0].model if opened else str(results[0]["model"])
+    groups = [one for one in over_seeds(results, metric) if one.first["model"] == model and math.isfinite(one.mean)]
+    figures = {
+        "nonprivate_perplexity": next((one.mean for one in groups if one.nonprivate), None),
+        "untuned_perplexity": untuned(results, model, metric),
+    }
+    if not opened:
+        return Headline(sentence, {}, _finite(figures))
+    best, plain = opened[0].best, opened[0].plain
+    figures |= {"best_perplexity": best.mean, "dp_sgd_perplexity": plain.mean if plain else None}
+    figures |= {f"best_{key}": _largest(best, key) for key in EPSILONS}
+    return Headline(sentence, {"lowest_mechanism": best.mechanism, "answer": sentence}, _finite(figures))
+
+
+def _largest(group: SeedGroup, key: str) -> float:
+    return max(float(result[key]) for result in group.results)
+
+
+def _finite(figures: dict[str, float | None]) -> dict[str, float]:
+    return {key: value for key, value in figures.items() if value is not None and math.isfinite(value)}

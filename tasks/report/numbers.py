@@ -1,0 +1,38 @@
+"""Numbers for readers: as many digits as mean something, and more where a pointer rests."""
+
+from __future__ import annotations
+
+import math
+
+from markupsafe import Markup
+
+DIVERGED = "diverged"
+_LARGE, _HUGE, _MOST_PLACES = 10_000, 1e9, 6
+
+
+def digits4(value: float | str) -> str:
+    """Four significant digits, as a perplexity has; whole numbers from 10,000 on."""
+    number = float(value)
+    if not math.isfinite(number):
+        return DIVERGED
+    if abs(number) >= _LARGE:
+        return f"{number:,.0f}" if abs(number) < _HUGE else f"{number:.3g}"
+    places = 3 - math.floor(math.log10(abs(number))) if number else 3
+    return f"{number:.{min(places, _MOST_PLACES)}f}"
+
+
+def spread_text(spread: float, mean: float) -> str:
+    """A deviation with the decimals of its mean."""
+    decimals = len(digits4(mean).partition(".")[2])
+    return f"{spread:.{decimals}f}" if math.isfinite(spread) else DIVERGED
+
+
+def epsilon_text(value: float | str) -> str:
+    """Three digits, or the sign for infinity."""
+    number = float(value)
+    return f"{number:.3g}" if math.isfinite(number) else "∞"
+
+
+def exact(value: float | str) -> Markup:
+    """A perplexity of four digits, with four decimals under the pointer."""
+    return Markup('<data value="{0}" title="{0}">{1}</data>').format(f"{float(value):.4f}", digits4(value))

@@ -1,0 +1,156 @@
+"""The frame that all pages share: one look, charts that need no network, and an index of the pages that exist.
+
+A page is a template that extends ``frame.html.j2`` and fills its blocks; ``write`` gives it the charts. A policy in its
+head forbids it to load anything. Whatever comes from settings or records is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dptune.files import write_text
+from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
+from tasks.charts.looks import Look
+from tasks.paths import DATA, REPORT
+from tasks.report.numbers import digits4, epsilon_text, exact, spread_text
+
+INDEX = "index.html"
+_TEMPLATES = Path(__file__).with_name("templates")
+_MARKERS = {
+    "circle": "M8 2a6 6 0 1 0 .001 0Z",
+    "square": "M3 3h10v10h-10Z",
+    "diamond": "M8 1l6 7-6 7-6-7Z",
+    "triangle-up": "M8 2l6.5 11.5h-13Z",
+    "triangle-down": "M8 14l6.5-11.5h-13Z",
+    "triangle-right": "M14 8l-11.5 6.5v-13Z",
+    "triangle-left": "M2 8l11.5 6.5v-13Z",
+    "cross": "M6 1h4v5h5v4h-5v5h-4v-5h-5v-4h5Z",
+}
+
+
+def write(
+    template: str,
+    path: Path,
+    figures: Sequence[Figure] = (),
+    looks: Mapping[str, Look] | None = None,
+    **values: Any,
+) -> None:
+    """Write a page.
+
+    Args:
+        template: name of a file in ``templates`` that extends ``frame.html.j2``.
+        figures: those that the template shows by ``figure(NAME)``; whichever it asks for and is not here is left out.
+        looks: of mechanisms, for legends and for names in backticks.
+        values: for the template.
+    """
+    shown = dict(looks or {})
+    specs = {figure.name: for_page(figure) for figure in figures}
+    given = {
+        "figures": {figure.name: figure for figure in figures},
+        "specs": specs,
+        "legends": {figure: [name for name in shown if name in names_in(spec)] for figure, spec in specs.items()},
+        "dark": DARK,
+        "program": Markup(program()) if figures else "",
+    }
+    page = environment(shown).get_template(template).render(given | values)
+    write_text(path, page)
+
+
+def environment(looks: Mapping[str, Look]) -> Environment:
+    """The templates, with filters for numbers and for names of mechanisms."""
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=_Missing
+    )
+    made.filters |= {
+        "epsilon": epsilon_text,
+        "exact": exact,
+        "digits4": digits4,
+        "spread": spread_text,
+        "names": lambda text: named(text, looks),
+        "plain": lambda text: text.replace("`", ""),
+    }
+    made.globals |= {"mark": lambda name: marker(looks[name]) if name in looks else ""}
+    return made
+
+
+class _Missing(StrictUndefined):
+    """A value that a template asks for and may lack, as in ``{% if a.one_run %}``; printing it is an error."""
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return False
+
+
+def named(text: str, looks: Mapping[str, Look]) -> Markup:
+    """Text with names of mechanisms in backticks as HTML: each with its marker."""
+    parts = re.split(r"`([^`]*)`", text.replace(" %", "\u00a0%").replace("ε = ", "ε\u00a0=\u00a0"))
+    made = [
+        Markup("<code>{}{}</code>").format(marker(looks[part]) if part in looks else "", part)
+        if place % 2
+        else Markup("{}").format(part)
+        for place, part in enumerate(parts)
+    ]
+    return Markup("").join(made)
+
+
+def marker(look: Look) -> Markup:
+    """A mechanism's marker as a picture in a line of text."""
+    filling = "none" if look.hollow else "currentColor"
+    return Markup(
+        '<svg class="marker" viewBox="0 0 16 16" style="--light:{};--dark:{}" aria-hidden="true">'
+        '<path d="{}" fill="{}" stroke="currentColor" stroke-width="2"/></svg>'
+    ).format(look.light, look.dark, _MARKERS[look.shape], filling)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page in the index.
+
+    Attributes:
+        link: relative to the index.
+        answer: the sentence that it opens with.
+    """
+
+    title: str
+    link: str
+    answer: str
+
+
+def write_index(data: Path = DATA) -> None:
+    """Write data/report/index.html over all pages in the folders of ``data`` that ``write`` wrote."""
+    directory = data / REPORT.name
+    found = [(path, _Head(path)) for path in sorted(data.glob("*/*.html")) if path != directory / INDEX]
+    found.sort(key=lambda one: one[0].parent != directory)  # the report first
+    entries = [
+        Entry(head.title, f"../{path.parent.name}/{path.name}", head.answer) for path, head in found if head.ours
+    ]
+    write("index.html.j2", directory / INDEX, entries=entries)
+
+
+class _Head(HTMLParser):
+    """Title and description in the head of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.title = self.answer = ""
+        self.ours = self._in_title = False
+        self.feed(path.read_text(encoding="utf-8").partition("</head>")[0])
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self._in_title = tag == "title"
+        if tag == "meta" and given.get("name") == "description":
+            self.answer = given.get("content") or ""
+        if tag == "meta" and given.get("name") == "generator":
+            self.ours = given.get("content") == "dptune"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data

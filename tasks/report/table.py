@@ -1,0 +1,135 @@
+"""The table of results: for each mechanism and budget its four epsilons and its warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.charts.groups import SAME_EPSILON, SeedGroup
+from tasks.experiment.results import GUARANTEE
+from tasks.report.answer import Ranking
+from tasks.report.claims import shown_epsilon
+
+Audit = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A warning beside a row: a word, and the number of the note that explains it."""
+
+    word: str
+    note: int
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """A mechanism at one budget.
+
+    Attributes:
+        audited: the largest epsilon that an attack on one of its runs shows; None without audit.
+        most: the largest that it could have shown; None without audit.
+        share: the part of the non-private gain that it keeps; None where that has no meaning.
+        best: whether no other mechanism of this certified epsilon is known to be better.
+    """
+
+    group: SeedGroup
+    audited: float | None
+    most: float | None
+    share: float | None
+    best: bool
+    warnings: tuple[Remark, ...]
+
+
+@dataclass(frozen=True)
+class ResultSection:
+    """The rows of one model and budget: those with a certified epsilon first, then by perplexity, lowest first."""
+
+    title: str
+    rows: tuple[ResultRow, ...]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """The rows, and the notes that their warnings point to, from 1 on."""
+
+    sections: tuple[ResultSection, ...]
+    notes: tuple[str, ...]
+
+
+def table(groups: Sequence[SeedGroup], audits: Sequence[Audit], rankings: Sequence[Ranking]) -> ResultTable:
+    """Rows by model and budget, those without a budget last.
+
+    Args:
+        groups: best mean first.
+        audits: of some or all cells.
+        rankings: of all models and epsilons.
+    """
+    notes: list[str] = []
+    keys = sorted({_section(group) for group in groups}, key=lambda key: (key[0], key[1] is None, key[1] or 0.0))
+    made = {audit["label"]: audit for audit in audits}
+    sections, several = [], len({model for model, _ in keys}) > 1
+    for model, budget in keys:
+        mine = sorted((group for group in groups if _section(group) == (model, budget)), key=_unproved)
+        rows = tuple(_row(group, made, rankings, notes) for group in mine)
+        title = f"budget ε = {budget:g}" if budget is not None else "no budget"
+        sections.append(ResultSection(f"{model}: {title}" if several else title, rows))
+    return ResultTable(tuple(sections), tuple(notes))
+
+
+def _unproved(group: SeedGroup) -> bool:
+    """Whether a group has no certified epsilon: such rows come last."""
+    return math.isinf(group.certified)
+
+
+def _section(group: SeedGroup) -> tuple[str, float | None]:
+    return str(group.first["model"]), group.first["budget_epsilon"]
+
+
+def _row(group: SeedGroup, audits: dict[str, Audit], rankings: Sequence[Ranking], notes: list[str]) -> ResultRow:
+    mine = [audits[result["label"]] for result in group.results if result["label"] in audits]
+    mine_in = [ranking for ranking in rankings if group in ranking.candidates]
+    related = [ranking for ranking in rankings if ranking.model == group.first["model"]]
+    share = related[0].share(group) if related and math.isfinite(group.mean) and not group.nonprivate else None
+    return ResultRow(
+        group=group,
+        audited=max((one for one in map(shown_epsilon, mine) if one is not None), default=None),
+        most=max(
+            (float(audit["one_run"]["most"]) for audit in mine if "most" in audit.get("one_run", {})), default=None
+        ),
+        share=share,
+        best=any(group in ranking.tied and len(ranking.candidates) > 1 and ranking.seeds > 1 for ranking in mine_in),
+        warnings=tuple(_numbered(word, text, notes) for word, text in _warnings(group, mine)),
+    )
+
+
+def _numbered(word: str, text: str, notes: list[str]) -> Remark:
+    if text not in notes:
+        notes.append(text)
+    return Remark(word, notes.index(text) + 1)
+
+
+def _warnings(group: SeedGroup, audits: Sequence[Audit]) -> list[tuple[str, str]]:
+    """A word and a sentence for each thing that a reader of the row must know."""
+    found = [("BUG", f"BUG: {sentence}.") for audit in audits for sentence in audit.get("violations", [])]
+    first = group.first
+    found += [("no guarantee" if first["leaks"] else "conditions", text) for text in _conditions(group)]
+    if not math.isfinite(group.mean):
+        found.append(("diverged", "A run diverged: its perplexity is no finite number."))
+    budget, held = first["budget_epsilon"], str(first["accounting"]).replace("_", " ")
+    if budget is not None and budget * (1 + SAME_EPSILON) < group.certified < math.inf:
+        found.append(("over budget", f"The budget holds for ε {held}; what is proved is more."))
+    if first.get("crafted"):
+        gradients = f"{first['crafted']} gradients of an auditor's own took part in these runs; they cost utility."
+        found.append(("for auditing", f"For auditing. {gradients}"))
+    return list(dict.fromkeys(found))
+
+
+def _conditions(group: SeedGroup) -> list[str]:
+    """Why there is no guarantee or, where there is one, what it says beyond the sentence that all runs share."""
+    if group.first["leaks"]:
+        return [f"No guarantee: {'; '.join(group.first['leaks'])}."]
+    said = dict.fromkeys(str(result["guarantee"]) for result in group.results)
+    texts = [text.removeprefix(GUARANTEE[str(group.first["telemetry"])]).strip() for text in said]
+    return list(filter(None, texts))

@@ -1,0 +1,51 @@
+// Draws each chart when it is first seen, in the reader's colours; a pressed name of the legend stands out in all charts.
+const { specs, dark } = JSON.parse(document.getElementById("charts").textContent);
+const night = matchMedia("(prefers-color-scheme: dark)");
+const views = new Map();
+let chosen = "";
+
+function specOf(plot) {
+  let text = JSON.stringify(specs[plot.dataset.figure][plot.dataset.panel]);
+  if (night.matches) for (const [light, other] of Object.entries(dark)) text = text.replaceAll(light, other);
+  return JSON.parse(text);
+}
+
+async function draw(plot) {
+  views.get(plot)?.finalize();
+  const options = { actions: false, renderer: "svg", ast: true, tooltip: { theme: night.matches ? "dark" : "light" } };
+  const made = await vegaEmbed(plot, specOf(plot), options);
+  views.set(plot, made);
+  plot.style.minHeight = "";
+  show(made);
+}
+
+function show({ view }) {
+  try { view.signal("chosen", chosen).runAsync(); } catch { /* a chart without mechanisms */ }
+}
+
+function drawInside(element) {
+  for (const plot of element.querySelectorAll(".plot")) {
+    const folded = plot.closest("details:not([open])");
+    if (!views.has(plot) && !folded) draw(plot);
+  }
+}
+
+function press(button) {
+  chosen = chosen === button.dataset.mechanism ? "" : button.dataset.mechanism;
+  for (const one of document.querySelectorAll("[data-mechanism]")) one.setAttribute("aria-pressed", String(one.dataset.mechanism === chosen));
+  views.forEach(show);
+}
+
+function unfold() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = target && target.closest("details");
+  if (folded) { folded.open = true; target.scrollIntoView(); }
+}
+
+document.addEventListener("toggle", (event) => event.target.open && drawInside(event.target), true);
+document.addEventListener("click", (event) => { const button = event.target.closest("[data-mechanism]"); if (button) press(button); });
+night.addEventListener("change", () => [...views.keys()].forEach(draw));
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+unfold();
+drawInside(document);

@@ -1,0 +1,140 @@
+"""The section `data`: where the records come from, and whose privacy is kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from dptune.bounds import Rows, Seed
+from dptune.corpus.catalogue import SourceSettings, find_source
+from dptune.corpus.files import form_at, source_of
+from dptune.corpus.reading.formats import FORMATS
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DataError, DptuneError
+from dptune.units import RECORD
+from tasks.paths import RAW_MANIFEST
+from tasks.settings.strict import FilePath, StrictModel, Unit, as_value_error
+
+
+class Synthetic(StrictModel):
+    """Size and seed of the generated cohort.
+
+    Attributes:
+        encounters: number of rows of the generated table.
+        seed: seed of the generator; public.
+    """
+
+    encounters: Annotated[Rows, Ge(50)]
+    seed: Seed
+
+
+class Data(StrictModel):
+    """The source of the records, its options, and the unit of privacy.
+
+    Attributes:
+        source: "synthetic" (generated, no real person), "uci" (the real table), "text", "table", "jsonl" or "datasets"
+            (records of a file), or the name of a plug-in's source.
+        path: the file of records; for "uci" a CSV or the archive's zip, where the variable DPTUNE_UCI_PATH wins, and
+            nothing takes DVC's cache or else the UCI archive.
+        public: public records of one's own, in the same format; nothing takes synthetic narratives.
+        options: options of the source, such as {template: "{age}: {note}"} of a table.
+        unit: unit of privacy: "record", or the column whose values name units ("patient" for synthetic and uci).
+        split_seed: key of the hash that gives every unit its side of the split; public.
+        synthetic: size and seed of the generated cohort.
+    """
+
+    source: str
+    path: FilePath | None = None
+    public: FilePath | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    unit: Unit
+    split_seed: Seed
+    synthetic: Synthetic
+
+    @field_validator("source")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        as_value_error(find_source, name)
+        return name
+
+    @field_validator("unit")
+    @classmethod
+    def _has_units(cls, unit: str, info: ValidationInfo) -> str:
+        if (name := info.data.get("source")) is not None:
+            known = find_source(name).units
+            if known is not None and unit not in known:
+                raise ValueError(f"source {name} has no column {unit!r} of units: use {' or '.join(known)}")
+        return unit
+
+    @model_validator(mode="after")
+    def _suits_its_source(self) -> Data:
+        own = SourceSettings(self.path, self.unit, self.options)
+        try:
+            find_source(self.source).check(own)
+            _ = self.form
+            self._check_public()
+        except DptuneError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def _check_public(self) -> None:
+        """Raises: ConfigError and DataError for public records that cannot be read, or are of another form."""
+        if self.public is None:
+            return
+        if self.public_source is None:
+            problem = f"source {self.source} takes no public records of yours: synthetic narratives serve"
+            raise ConfigError("data.public", problem, fix="leave it empty")
+        form = form_at(self.public_source, public=True)
+        if self.form not in (None, form):
+            spelt = {"text": "texts", "pair": "prompts with completions", "messages": "chats"}
+            problem = f"holds {spelt[form]}, and the records are {spelt[str(self.form)]}"
+            raise ConfigError("data.public", problem, fix="give public records of the same kind")
+
+    @property
+    def public_source(self) -> RecordSource | None:
+        """The user's own public records, read as ``path`` is; None where synthetic narratives serve."""
+        if self.public is None or self.source not in FORMATS:
+            return None
+        described = source_of(self.source, self.path or self.public, self.unit, self.options)
+        return replace(described, public=str(self.public))
+
+    def settings_of_source(self, cached: Path | None = None) -> SourceSettings:
+        """The settings that are handed to the source.
+
+        Args:
+            cached: root of DVC's cache, if there is one.
+        """
+        options = self.synthetic.model_dump() if self.source == "synthetic" else self.options
+        return SourceSettings(self.uci_path if self.source == "uci" else self.path, self.unit, options, cached)
+
+    @cached_property
+    def form(self) -> str | None:
+        """The form of the records (text, pair or messages), by a look at the first one.
+
+        None where the source's file is gone, and only the records that were copied from it earlier are here.
+        """
+        if self.path is not None and not self.path.exists() and RAW_MANIFEST.exists():
+            return None
+        try:
+            return find_source(self.source).look(self.settings_of_source())
+        except DataError:
+            if self.path is None and RAW_MANIFEST.exists():  # a plug-in's database that is gone since, say
+                return None
+            raise
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The values that ``unit`` and ``prediction.partition`` may have."""
+        return find_source(self.source).units or tuple(dict.fromkeys((RECORD, self.unit)))
+
+    @property
+    def uci_path(self) -> Path | None:
+        """The user's copy of the table: DPTUNE_UCI_PATH, else ``path``."""
+        given = os.environ.get("DPTUNE_UCI_PATH")
+        return Path(given) if given else self.path

@@ -1,0 +1,93 @@
+"""The section `experiment`: the grid of models, mechanisms, epsilons and seeds, and how it is run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, Field, field_validator
+
+from dptune.bounds import Delta, Epsilon, Seed
+from tasks.settings.strict import Name, StrictModel, Title, distinct, printable
+
+if TYPE_CHECKING:
+    from dptune.training.model import ModelSource
+
+_Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
+_Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
+_Workers = Annotated[int, Ge(1), Le(1024)]
+_RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
+
+
+class Model(StrictModel):
+    """A base model: hub id with its commit, or a local directory, which a stage may make later.
+
+    Attributes:
+        source: hub id or folder.
+        revision: 40-digit commit of a hub id, which needs one.
+        dtype: dtype of the frozen weights, in 4 bits of the products with them; adapters are float32.
+        load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
+    """
+
+    source: _Source
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    load_in_4bit: bool = False
+
+    @property
+    def weights(self) -> ModelSource:
+        """The source of the weights, for the library. Raises: ConfigError unless it is there, or pinned."""
+        from dptune.training.model import ModelSource
+
+        return ModelSource(self.source, self.revision, self.dtype, self.load_in_4bit)
+
+
+class Experiment(StrictModel):
+    """The grid, and how it is run.
+
+    Attributes:
+        name: name of the experiment in MLflow and on its page.
+        models: base models by a name of yours.
+        mechanisms: labels of the entries of ``mechanisms`` that are run.
+        epsilons: budgets; each makes one cell for every model, mechanism and seed.
+        seeds: seeds of the adapters' initialisation; public. Noise and coins have none.
+        delta: delta of every epsilon.
+        accounting: the epsilon that the noise is calibrated to: certified, noise_only or published. A mechanism's own
+            wins.
+        telemetry: "research" also logs curves computed from private records, and says so; "private" publishes only what
+            the ledger released, public data and an auditor's own secrets.
+        devices: "auto" takes every CUDA device, else the CPU; or a list such as [cuda:0, cuda:1].
+        cells_per_device: number of processes on each device at a time.
+        cells_together: the most cells of one model that such a process trains, in the same forward passes.
+        runner: where cells run: "threads" is this machine, "dask" and "ray" a temporary cluster of it; tcp://host:8786
+            (Dask, tls:// too) and ray://host:10001 are running clusters.
+        retries: how often the process of a cell is started again after it died.
+    """
+
+    name: Title
+    models: Annotated[dict[Name, Model], Field(min_length=1)]
+    mechanisms: Annotated[tuple[Name, ...], Field(min_length=1)]
+    epsilons: tuple[Epsilon, ...]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    delta: Delta
+    accounting: Literal["certified", "noise_only", "published"]
+    telemetry: Literal["research", "private"]
+    devices: Literal["auto"] | Annotated[tuple[_Device, ...], Field(min_length=1)] = "auto"
+    cells_per_device: _Workers = 1
+    cells_together: _Workers = 1
+    runner: str = "threads"
+    retries: Annotated[int, Ge(0), Le(100)] = 2
+
+    @field_validator("runner")
+    @classmethod
+    def _known_runner(cls, runner: str) -> str:
+        if not _RUNNER.fullmatch(runner):
+            addresses = "tcp://host:8786 (Dask; tls:// too) or ray://host:10001"
+            raise ValueError(f"{runner!r} is none: use threads, dask, ray, or a running cluster's {addresses}")
+        return runner
+
+    @field_validator("mechanisms", "epsilons", "seeds")
+    @classmethod
+    def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return distinct(values)

@@ -1,0 +1,54 @@
+"""Sections that hold a dataclass of the library, so that names, types, defaults and bounds are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+
+from dptune.errors import ConfigError
+from tasks.settings.strict import text_of
+
+
+@dataclass(frozen=True)
+class LibrarySection:
+    """Marks the type of a section that is a dataclass of the library: ``Annotated[Lora, LibrarySection("rank")]``.
+
+    pydantic checks the entries by the dataclass's types and bounds. What the dataclass itself refuses becomes an error
+    that names the entry.
+
+    Args:
+        required: entries that the file must have, though the dataclass has a default; all if none is named.
+    """
+
+    required: tuple[str, ...]
+
+    def __init__(self, *required: str) -> None:
+        object.__setattr__(self, "required", required)
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """pydantic's hook: the schema of the dataclass, within a check of what is missing or refused."""
+        required = self.required or tuple(field.name for field in fields(kind))
+
+        def validate(value: Any, make: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            missing = [name for name in required if name not in value] if isinstance(value, Mapping) else []
+            if missing:
+                details = [InitErrorDetails(type="missing", loc=(name,), input=value) for name in missing]
+                raise ValidationError.from_exception_data(kind.__name__, details)
+            try:
+                return make(value)
+            except ConfigError as error:
+                raise _located(error, value, kind) from None
+
+        return core_schema.no_info_wrap_validator_function(validate, handler(kind))
+
+
+def _located(error: ConfigError, value: Any, kind: Any) -> ValidationError:
+    """The library's refusal as pydantic's, about the entry that it names."""
+    name = error.field.rpartition(".")[2]
+    given = value.get(name) if isinstance(value, Mapping) else value
+    details = InitErrorDetails(type="value_error", loc=(name,), input=given, ctx={"error": ValueError(text_of(error))})
+    return ValidationError.from_exception_data(kind.__name__, [details])

@@ -1,0 +1,100 @@
+"""The section `mechanisms`: entries of options by label, with sweeps and what differs on one model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from dptune.bounds import LearningRate
+from dptune.errors import ConfigError
+from dptune.mechanisms.registry import build, takes_noise
+from dptune.privacy.run_header import ACCOUNTINGS
+from tasks.settings.experiment import Experiment
+from tasks.settings.sweeps import combinations
+
+_LEARNING_RATE = TypeAdapter(LearningRate)
+
+
+def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
+    """A mechanism's entry on one base model; its ``on_model: {MODEL: {OPTION: VALUE}}`` says what differs there."""
+    special = entry.get("on_model", {}).get(model, {})
+    return {key: value for key, value in entry.items() if key != "on_model"} | special
+
+
+def learning_rate_of(options: dict[str, Any]) -> float | None:
+    """Take ``learning_rate`` out of a mechanism's entry; None if the entry has none, so that training's applies.
+
+    Raises: ConfigError if it is out of range.
+    """
+    if (rate := options.pop("learning_rate", None)) is None:
+        return None
+    try:
+        return float(_LEARNING_RATE.validate_python(rate))
+    except ValidationError:
+        raise ConfigError(
+            "learning_rate", f"{rate!r} is not within 0 and 10", fix="use a number such as 0.01"
+        ) from None
+
+
+def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> bool:
+    """Check an entry, and return whether it needs a budget. Entries that no cell uses are checked less strictly.
+
+    Raises: ConfigError if the mechanism cannot be built, or cannot meet its accounting.
+    """
+    special = entry.get("on_model", {})
+    if not (isinstance(special, dict) and all(isinstance(options, dict) for options in special.values())):
+        raise ConfigError("on_model", "is no table of models", fix="write on_model: {MODEL: {OPTION: VALUE}}")
+    in_experiment, models = name in experiment.mechanisms, experiment.models
+    if in_experiment and (unknown := [model for model in special if model not in models]):
+        raise ConfigError("on_model", f"{unknown[0]!r} is no model", fix=f"use one of {', '.join(models)}")
+    versions = [options_on(entry, ""), *(options_on(entry, model) for model in models if model in special)]
+    needs = [_check_options(name, options, experiment.accounting, in_experiment=in_experiment) for options in versions]
+    return any(needs)
+
+
+def _check_options(name: str, options: dict[str, Any], default_accounting: str, *, in_experiment: bool) -> bool:
+    accounting = options.pop("accounting", default_accounting)
+    learning_rate_of(options)
+    if accounting not in ACCOUNTINGS:
+        raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
+    if options.get("init_from") == "":
+        raise ConfigError("init_from", "is an empty text", fix="give a finished run's controller/ folder")
+    needs_budget = takes_noise(name, options) and "noise_multiplier" not in options
+    mechanism = build(name, options | ({"noise_multiplier": 1.0} if needs_budget else {}))
+    leaks = mechanism.controller.raw_inputs
+    if needs_budget and in_experiment and leaks and accounting == "certified":
+        problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
+        raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
+    return needs_budget
+
+
+def with_sweeps(content: dict[str, Any]) -> dict[str, Any]:
+    """The file's content with one entry for every combination of an entry's ``sweep: {option: [values]}``.
+
+    ``experiment.mechanisms`` then names these entries. Raises: ValueError for a sweep that is no table of lists.
+    """
+    mechanisms, experiment = content.get("mechanisms"), content.get("experiment")
+    if not (isinstance(mechanisms, dict) and isinstance(experiment, dict)):
+        return content
+    entries: dict[str, Any] = {}
+    names: dict[str, list[str]] = {}
+    for name, entry in mechanisms.items():
+        versions = _versions(name, entry) if isinstance(entry, dict) and "sweep" in entry else {name: entry}
+        entries |= versions
+        names[name] = list(versions)
+    chosen = experiment.get("mechanisms")
+    if isinstance(chosen, list | tuple):
+        experiment = experiment | {
+            "mechanisms": [new for old in chosen for new in (names.get(old, [old]) if isinstance(old, str) else [old])]
+        }
+    return content | {"mechanisms": entries, "experiment": experiment}
+
+
+def _versions(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found = combinations(entry["sweep"] or None)
+    except ValueError as error:
+        raise ValueError(f"mechanisms.{name}.sweep: {error}") from None
+    fixed = {"like": name} | {key: value for key, value in entry.items() if key != "sweep"}
+    return {"_".join([name, *(f"{key}{value}" for key, value in one.items())]): fixed | one for one in found}

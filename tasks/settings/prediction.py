@@ -1,0 +1,81 @@
+"""The section `prediction`: ensembles on disjoint shards, and the protocols that answer from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from pydantic import Field, model_validator
+
+from dptune.bounds import Chance, Count, Epsilon, Rows
+from dptune.prediction.shard_tuning import ShardTuning
+from dptune.units import RECORD
+from tasks.settings.library_section import LibrarySection
+from tasks.settings.strict import StrictModel, Unit
+
+
+class Serve(StrictModel):
+    """The protocol that `dptune generate` and `dptune serve` answer by.
+
+    Attributes:
+        epsilon: budget of all answers together.
+        tokens: number of tokens that may ever be answered.
+        models: number of slots of the ensemble; one of ``prediction.models``.
+        public_weight: least weight of the public model.
+        unit: unit whose change the budget bounds: shard, record, or what ``partition`` names.
+    """
+
+    epsilon: Epsilon
+    tokens: Count
+    models: Count
+    public_weight: Chance
+    unit: Unit | Literal["shard"]
+
+
+class Prediction(StrictModel):
+    """Private prediction: ensembles, and the protocols that are compared.
+
+    Attributes:
+        models: numbers of slots; each tunes one ensemble.
+        partition: what shares a shard: record, or the column of ``data.unit``.
+        tuning: training of every shard's adapter.
+        alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1).
+        epsilons: budgets to compare.
+        tokens: numbers of tokens that a budget must last for.
+        public_weights: least weights of the public model, of the provable variant.
+        units: units whose change the budgets bound: shard, record, or what ``partition`` names.
+        subsamples: sampling rates of the published protocol, whose theorem does not hold.
+        with_replacement: whether the published protocol draws its sample as the authors' code does.
+        records: number of held-out records that protocols are scored on.
+        serve: protocol of `dptune generate` and `dptune serve`.
+    """
+
+    models: Annotated[tuple[Annotated[int, Ge(1), Le(10**5)], ...], Field(min_length=1)]
+    partition: Unit
+    tuning: Annotated[ShardTuning, LibrarySection()]
+    alpha: Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
+    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
+    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+    public_weights: tuple[Chance, ...]
+    units: tuple[Unit | Literal["shard"], ...]
+    subsamples: tuple[Annotated[float, Gt(0), Le(1)], ...]
+    with_replacement: bool
+    records: Rows
+    serve: Serve
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Prediction:
+        if self.serve.models not in self.models:
+            raise ValueError(f"serve.models: {self.serve.models} is none of the numbers under models")
+        for unit in (*self.units, self.serve.unit):
+            if unit not in ("shard", RECORD, self.partition):
+                problem = f"by {self.partition}, a {unit} is in many shards"
+                raise ValueError(f"units: {unit} needs partition: {unit}; {problem}")
+        return self
+
+    def alpha_at(self, epsilon: float, delta: float) -> float:
+        """The Renyi order: as given, or ceil(4 log(1/delta) / (3 epsilon) + 1), the rule of PMixED's ablation."""
+        if self.alpha == "auto":
+            return float(math.ceil(4 * math.log(1 / delta) / (3 * epsilon) + 1))
+        return self.alpha

@@ -1,0 +1,72 @@
+"""The base of the sections of params.yaml, and types of entries that are texts; ``dptune.bounds`` has the numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from dptune.errors import ConfigError
+from dptune.units import check_unit
+
+_LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes
+_LONGEST_PATH = 4096
+
+
+class StrictModel(BaseModel):
+    """The base of whatever is read from a file of settings: an unknown entry is an error, and nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
+    """Call the check; a ConfigError becomes a ValueError, to which pydantic adds the entry's name."""
+    try:
+        check(*arguments)
+    except ConfigError as error:
+        raise ValueError(text_of(error)) from None
+
+
+def text_of(error: ConfigError) -> str:
+    """Problem and fix without the field, which pydantic names; ``tasks.settings.refusals`` takes the two apart."""
+    return f"{error.problem}. Fix: {error.fix}"
+
+
+def printable(text: str) -> str:
+    """Return the text. Raises ValueError if it has control characters."""
+    if not text.isprintable():
+        raise ValueError("holds a character that is not printable")
+    return text
+
+
+def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values. Raises ValueError naming one that is given twice."""
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise ValueError(f"{value!r} is given twice")
+    return values
+
+
+def _usable_path(value: Any) -> Any:
+    text = os.fspath(value) if isinstance(value, str | Path) else "."
+    if not text:
+        raise ValueError("is an empty text: give a file, or leave the entry empty")
+    if "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
+        raise ValueError(f"is no path: it holds a NUL character, or is longer than {_LONGEST_PATH} bytes")
+    return value
+
+
+def _unit(name: str) -> str:
+    as_value_error(check_unit, name, "unit")
+    return printable(name)
+
+
+#: Name of a model or a study, which becomes part of a folder's name.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$", max_length=_LONGEST_NAME)]
+Title = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
+FilePath = Annotated[Path, BeforeValidator(_usable_path)]
+#: "record", or the name of a column.
+Unit = Annotated[str, Field(max_length=200), AfterValidator(_unit)]

@@ -1,0 +1,186 @@
+"""The experiment's page in MLflow: its description, the cells of the last run, and a saved view that compares them.
+
+MLflow keeps a saved view as a tag of the experiment; a link that names the tag opens it, with its columns, order and
+charts. Its user interface (3.17) reads the tag's JSON; another version that does not know it shows its plain page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+
+from dptune.privacy.run_folder import RunFolder
+from tasks.page_links import VIEW, PageLinks, links, paths, remember
+from tasks.tracking import LATER, NO_TIME, NOTE, client, optional, timed
+
+#: Tag of the runs of the last run's cells.
+LAST_RUN = "dptune.last_run"
+#: Last line of a description that dptune may replace; one that a user wrote stays.
+_OURS = "*Written by dptune; it stays as you change it if you remove this line.*"
+_EPSILONS = ("published", "noise_only", "certified", "audited")
+_OPEN = "The last run's cells are not reported yet: `python -m tasks.report.experiment`."
+_HOW = """## How to read this page
+
+- [The cells of the last run]({table}) as a table, and [in charts]({charts}); also under **Views**, at the top right.
+- Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity} Lower is better.
+- Four epsilons stand beside each result. **published**: what the mechanism's paper would claim. **noise only**: right
+  sensitivity and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw
+  statistics of private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
+  certified epsilon. Each is of that cell alone: who has several cells has the sum, which the report states.
+- `radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
+  `result.json`, `audit.json`. The report is a file of the run `{name}`.
+- The model of a cell, with its card and its ledger: `mlflow.pyfunc.load_model("runs:/RUN ID/adapter")`.
+- {guarantee}
+
+{ours}"""
+_PERPLEXITY = {
+    "research": "`eval_perplexity` is on held-out private records, `public_perplexity` on public ones.",
+    "private": "`public_perplexity` is on public records; of held-out private records nothing is told.",
+}
+_GUARANTEE = {
+    "research": "The guarantee covers the adapters, and **not** this page: curves and perplexities are computed from "
+    "private records, and times are told.",
+    "private": "Of runs with the tag `telemetry: private`, the guarantee covers all that is shown of the records: the "
+    "ledgers' releases and what follows from them, public data and the auditor's own secrets. They have no times. The "
+    "number of units is public.",
+}
+
+
+def show(parent: str, run_ids: Iterable[str], telemetry: str, answer: str = "") -> PageLinks | None:
+    """Describe the experiment, and save the view of the cells of its last run. Returns None if MLflow took nothing.
+
+    Args:
+        parent: run id of the experiment's, or ``LATER``.
+        run_ids: the runs of the cells.
+        answer: first paragraph of the description; if it is empty, that of the same cells stays.
+    """
+    if parent == LATER:
+        return None
+    with optional("the experiment's page"):
+        mlflow = client()
+        experiment = mlflow.get_experiment(mlflow.get_run(parent).info.experiment_id)
+        number, tags = str(experiment.experiment_id), experiment.tags
+        others = mark(mlflow, number, set(run_ids))
+        wanted = {
+            "mlflow.experimentKind": "custom_model_development",
+            f"mlflow.sharedViewState.{VIEW}": _saved_view(telemetry),
+        }
+        if not tags.get(NOTE) or _OURS in tags[NOTE]:
+            before = "" if others else tags.get(NOTE, "").partition("\n\n## ")[0]  # an answer is of the cells it names
+            wanted[NOTE] = f"{answer or before or _OPEN}\n\n{_description(number, experiment.name, telemetry)}"
+        for key, value in wanted.items():
+            if tags.get(key) != value:
+                mlflow.set_experiment_tag(number, key, value)
+        remember(number)
+        return links(number)
+    return None
+
+
+def run_ids(directories: Iterable[Path]) -> list[str]:
+    """The ids of the cells' runs in MLflow; a cell that has none is left out."""
+    markers = [RunFolder(directory).mlflow_run for directory in directories]
+    return [marker.read_text(encoding="utf-8").strip() for marker in markers if marker.exists()]
+
+
+def mark(mlflow: Any, experiment: str, run_ids: set[str]) -> bool:
+    """Tag the runs of the last run's cells, and take the tag from all others. Returns whether that changed anything."""
+    tagged: set[str] = set()
+    token = None
+    while True:
+        page = mlflow.search_runs([experiment], f"tags.`{LAST_RUN}` = 'yes'", page_token=token)
+        tagged |= {str(run.info.run_id) for run in page}
+        if not (token := page.token):
+            break
+    for run_id in tagged - run_ids:
+        mlflow.delete_tag(run_id, LAST_RUN)
+    for run_id in run_ids - tagged:
+        try:
+            mlflow.set_tag(run_id, LAST_RUN, "yes")
+        except MlflowException as error:  # a run of another server, which this one does not know
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    return tagged != run_ids
+
+
+def _description(experiment: str, name: str, telemetry: str) -> str:
+    table, charts = paths(experiment)
+    return _HOW.format(
+        table=table,
+        charts=charts,
+        name=name,
+        perplexity=_PERPLEXITY[telemetry],
+        guarantee=_GUARANTEE[telemetry],
+        ours=_OURS,
+    )
+
+
+def _saved_view(telemetry: str) -> str:
+    """The saved view as MLflow's user interface writes it; it is the same for all experiments of one telemetry."""
+    state = json.dumps(_state("eval_perplexity" if timed(telemetry) else "public_perplexity"))
+    return json.dumps({"name": "Cells of the last run", "createdAt": NO_TIME, "updatedAt": NO_TIME, "state": state})
+
+
+def _state(perplexity: str) -> dict[str, Any]:
+    held_out = perplexity == "eval_perplexity"
+    audits = ["audit_canaries_calibrated_auc", *(["audit_membership_calibrated_auc"] if held_out else [])]
+    widths = {
+        "attributes.`Run Name`": 280,
+        f"metrics.`{perplexity}`": 140,
+        **{f"tags.`epsilon {name}`": 145 for name in _EPSILONS},
+        **dict.fromkeys([f"metrics.`{name}`" for name in ("audit_step_mu_audited", *audits)], 110),
+        "attributes.`Dataset`": 300,
+    }
+    charts = {
+        "Utility (lower is better)": [_bar(perplexity), _scatter("epsilon_certified", perplexity)],
+        "Four epsilons (no bar: infinite)": [*(_bar(f"epsilon_{name}") for name in _EPSILONS)],
+        "Attacks (AUC 0.5: chance)": [
+            *(_bar(name) for name in (*audits, "audit_step_mu_audited", "audit_exposure_mean"))
+        ],
+        "While training": [
+            *(_line(name) for name in ("eval_sample_perplexity" if held_out else perplexity, "epsilon_certified")),
+            *(_line(name) for name in ("radius", "noise_multiplier")),
+        ],
+    }
+    return {
+        "searchFilter": f"tags.`{LAST_RUN}` = 'yes'",
+        "orderByKey": f"metrics.`{perplexity}`",
+        "orderByAsc": True,
+        "selectedColumns": list(widths),
+        "columnOrder": list(widths),
+        "columnWidths": widths,
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunSections": [_section(number, name) for number, name in enumerate(charts)],
+        "compareRunCharts": [
+            {**chart, "uuid": f"{VIEW}-{number}-{place}", "metricSectionId": f"{VIEW}-{number}"}
+            for number, section in enumerate(charts.values())
+            for place, chart in enumerate(section)
+        ],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+
+
+def _section(number: int, name: str) -> dict[str, Any]:
+    about = {"uuid": f"{VIEW}-{number}", "name": name, "display": True, "isReordered": True}
+    return {**about, "columns": 2, "cardHeight": 320}
+
+
+def _chart(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "runsCountToCompare": 100, "deleted": False, "isGenerated": False, **more}
+
+
+def _bar(metric: str) -> dict[str, Any]:
+    return _chart("BAR", metricKey=metric)
+
+
+def _scatter(x: str, y: str) -> dict[str, Any]:
+    return _chart("SCATTER", xaxis={"key": x, "type": "METRIC"}, yaxis={"key": y, "type": "METRIC"})
+
+
+def _line(metric: str) -> dict[str, Any]:
+    axis = {"xAxisKey": "step", "useGlobalXaxisKey": True, "scaleType": "linear", "lineSmoothness": 0}
+    return _chart("LINE", metricKey=metric, selectedMetricKeys=[metric], **axis)

@@ -1,0 +1,1 @@
+"""Pages in a real browser: a Chromium of the system, driven by Playwright."""

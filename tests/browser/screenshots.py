@@ -1,0 +1,78 @@
+"""The pictures of pages in docs/faces: ``python -m tests.browser.screenshots`` after ``make repro``.
+
+A face that another program serves is one more entry of ``SHOTS``, with its address instead of a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from PIL import Image
+
+from tests.browser.chromium import chromium, executable, visit
+
+_COLOURS = 256
+_MOST_BYTES = 300_000
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture.
+
+    Attributes:
+        name: of the file, without its ending.
+        page: relative to the data folder; or an address that begins with http.
+        scheme: light or dark.
+    """
+
+    name: str
+    page: str
+    width: int = 1300
+    scheme: str = "light"
+
+
+SHOTS = (
+    Shot("report", "report/report.html"),
+    Shot("report-dark", "report/report.html", scheme="dark"),
+    Shot("report-phone", "report/report.html", width=380),
+    Shot("report-wide", "report/report.html", width=1920),
+    Shot("report-index", "report/index.html"),
+    Shot("prediction", "prediction/prediction.html"),
+    Shot("policy", "policy/policy.html"),
+)
+
+
+def take(browser: Any, shot: Shot, data: Path, directory: Path) -> Path:
+    """Take one picture of the first screen. Raises: ValueError if it is larger than 300 kB."""
+    address = shot.page if shot.page.startswith("http") else data / shot.page
+    with visit(browser, address, shot.width, shot.scheme) as one:
+        image = Image.open(BytesIO(one.page.screenshot())).convert("RGB")
+    path = directory / f"{shot.name}.png"
+    image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes: more than {_MOST_BYTES}")
+    return path
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="folder that holds report, prediction and policy")] = Path("data"),
+    out: Annotated[Path, typer.Option(help="folder of the pictures")] = Path("docs/faces"),
+    only: Annotated[str, typer.Option(help="names of pictures, with commas; empty: all whose page exists")] = "",
+) -> None:
+    """Take the pictures whose pages exist."""
+    if executable() is None:
+        raise SystemExit("error: no Chromium on the path. Fix: install chromium.")
+    out.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        for shot in SHOTS:
+            there = shot.page.startswith("http") or (data / shot.page).exists()
+            if there and shot.name in (only.split(",") if only else (shot.name,)):
+                print(take(browser, shot, data, out))
+
+
+if __name__ == "__main__":
+    typer.run(main)

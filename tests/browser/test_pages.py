@@ -1,0 +1,127 @@
+"""Pages in a browser: readable at every width, by day and night, silent, and on their own."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.chromium import SCREENS, visit
+from tests.browser.screenshots import SHOTS, take
+
+pytestmark = pytest.mark.browser
+_ATTRIBUTES = "found => found.map((one) => one.getAttribute('{}'))"
+PAGES = ("report/report.html", "prediction/prediction.html", "policy/policy.html", "report/index.html")
+
+
+@pytest.mark.parametrize(("name", "width"), list(product(PAGES, SCREENS)))
+def test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(
+    browser: Any, pages: Path, name: str, width: int
+) -> None:
+    with visit(browser, pages / name, width) as one:
+        assert one.overflow() <= 0
+        one.unfold()
+        assert one.overflow() <= 0, "with everything open"
+        assert one.said == []
+        assert one.asked == []
+
+
+def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any, pages: Path) -> None:
+    """Of a laptop. Details are folded."""
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        tops = [
+            one.page.locator(name).first.bounding_box()["y"] for name in (".answer", ".plot svg", ".answers tbody tr")
+        ]
+        assert max(tops) < SCREENS[1300]
+        assert one.page.locator("details[open]").count() == 0
+
+
+def test_a_row_is_no_higher_than_its_mechanism_and_warnings_need(browser: Any, pages: Path) -> None:
+    """The text of a leak once made a row 480 pixels high."""
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        heights = one.page.eval_on_selector_all(".answers tbody tr", "rows => rows.map((row) => row.offsetHeight)")
+        assert len(heights) > 15
+        assert max(heights) < 160
+
+
+def test_the_colours_turn_with_the_readers_scheme(browser: Any, pages: Path) -> None:
+    """And turn back while the page is open."""
+    first = "document.querySelector('.mark-symbol path')?.getAttribute('stroke')"
+
+    def ground_and_marks(scheme: str) -> tuple[list[int], set[str]]:
+        with visit(browser, pages / "report/report.html", 1300, scheme) as one:
+            ground = one.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            strokes = one.page.eval_on_selector_all(".mark-symbol path", _ATTRIBUTES.format("stroke"))
+            one.page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+            one.wait_until(f"{first}?.startsWith('#') && {first} !== '{strokes[0]}'")
+            assert one.said == []
+            return [int(part) for part in ground.strip("rgb()").split(",")], set(strokes)
+
+    (day, light), (night, dark) = ground_and_marks("light"), ground_and_marks("dark")
+    assert min(day) > 200 > 60 > max(night)
+    assert not light & dark
+
+
+def test_a_pressed_name_stands_out_in_every_chart_and_again_pressed_does_not(browser: Any, pages: Path) -> None:
+    faint = "found => found.filter((one) => Number(one.getAttribute('opacity') ?? 1) < 0.5).length"
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        one.page.get_by_role("button", name="quantile").first.click()
+        one.wait_until(f"({faint})([...document.querySelectorAll('.mark-symbol path')]) > 0")
+        assert one.page.locator("button[data-mechanism=quantile][aria-pressed=true]").count() > 1
+        one.page.get_by_role("button", name="quantile").first.click()
+        one.wait_until(f"({faint})([...document.querySelectorAll('.mark-symbol path')]) === 0")
+
+
+@pytest.mark.parametrize(
+    "anchor", ["claims", "spending", "curves", "epsilon", "audits", "membership", "controllers", "cells"]
+)
+def test_an_address_with_an_anchor_opens_its_details(browser: Any, pages: Path, anchor: str) -> None:
+    address = f"{(pages / 'report/report.html').as_uri()}#{anchor}"
+    with visit(browser, address) as one:
+        assert one.page.locator("details[open]").count() == 1
+        assert one.page.locator(f"details[open] #{anchor}").is_visible()
+        one.wait_for_charts()
+        assert one.said == []
+
+
+def test_the_table_of_a_telephone_names_every_figure(browser: Any, pages: Path) -> None:
+    with visit(browser, pages / "report/report.html", 380) as one:
+        assert (
+            not one.page.locator(".answers thead th").first.is_visible()
+            or one.page.locator(".answers thead").bounding_box()["width"] <= 1
+        )
+        shown = one.page.eval_on_selector(".answers td", "cell => getComputedStyle(cell, '::before').content")
+        assert "ε published" in shown
+
+
+def test_the_index_leads_to_every_page(browser: Any, pages: Path) -> None:
+    with visit(browser, pages / "report/index.html") as one:
+        links = one.page.eval_on_selector_all(".cards a", "found => found.map((link) => link.href)")
+        assert len(links) == 3
+        for link in links:
+            with visit(browser, link) as other:
+                assert other.page.title().startswith("dptune")
+
+
+def test_a_label_with_markup_is_text(browser: Any, tmp_path: Path) -> None:
+    """In tables, legends, charts and their tooltips."""
+    from tests.browser.samples import grid, write_report
+
+    evil = '<img src=x onerror="document.title=1">'
+    results = [one | {"mechanism": evil} if one["mechanism"] == "quantile" else one for one in grid((2.0,), (0,))]
+    write_report(results, tmp_path / "report", evil)
+    with visit(browser, tmp_path / "report" / "report.html") as one:
+        one.unfold()
+        one.page.locator(".mark-symbol path").first.hover()
+        assert one.page.title() == f"dptune report: {evil}"
+        assert one.page.locator("img").count() == 0
+        assert one.said == []
+        assert one.asked == []
+
+
+def test_the_pictures_of_the_docs_are_taken_and_small(browser: Any, pages: Path, tmp_path: Path) -> None:
+    (made,) = (take(browser, shot, pages, tmp_path) for shot in SHOTS if shot.name == "report-phone")
+    assert made.read_bytes().startswith(b"\x89PNG")
+    assert made.stat().st_size < 300_000

@@ -1,0 +1,109 @@
+"""What pages and the README name exists: commands with their options, files, targets of make, modules to run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pages import PAGES, ROOT
+
+from dptune.cli import app
+
+TEXTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *PAGES]
+_MISSING = "MissingParameter"
+_NAMES = ("`dptune static`",)  # a line of the benchmarks' tables
+_FILE = re.compile(
+    r"(?<![\w/.-])(?:docs|profiles|tests|benchmarks|tasks|flows|dptune)/[\w./-]+\.(?:md|yaml|py|png|svg|json)\b"
+)
+
+
+def lines_of_code(text: str) -> list[str]:
+    """Lines of fenced and indented blocks; one that ends in a backslash goes on."""
+    found, fenced = [], False
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            found.append(line.strip())
+    return found
+
+
+def shown_commands(text: str) -> list[tuple[str, bool]]:
+    """Each ``dptune ...`` of a page, and whether it is whole: one within a sentence may be a part of a command."""
+    lines = (line.removeprefix(".venv/bin/") for line in lines_of_code(text))
+    whole = [(part.strip(), True) for line in lines for part in line.split("&&") if part.strip().startswith("dptune ")]
+    return whole + [(found.strip("`"), False) for found in re.findall(r"`dptune [^`\n]+`", text) if found not in _NAMES]
+
+
+def check_command(line: str, *, whole: bool) -> None:
+    """Parse a command line as the command line does, without running it. "..." stands for what the reader adds."""
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != "..."]
+    group: Any = typer.main.get_command(app)
+    try:
+        context = group.make_context("dptune", words, resilient_parsing=True)
+        if rest := [*context._protected_args, *context.args]:
+            name, command, rest = group.resolve_command(context, rest)
+            command.make_context(name, rest, parent=context)
+    except Exception as error:
+        if type(error).__name__ != _MISSING or (whole and "..." not in line):
+            raise AssertionError(f"{line}: {error}") from error
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_parse(page: Path) -> None:
+    for line, whole in shown_commands(page.read_text(encoding="utf-8")):
+        check_command(line, whole=whole)
+
+
+@pytest.mark.parametrize("line", ["dptune tune --modle x", "dptune tuen", "dptune account static", "dptune verify a b"])
+def test_a_wrong_command_is_noticed(line: str) -> None:
+    with pytest.raises(AssertionError, match=line):
+        check_command(line, whole=True)
+
+
+def test_pages_show_commands() -> None:
+    assert sum(len(shown_commands(page.read_text(encoding="utf-8"))) for page in TEXTS) > 60
+
+
+@pytest.mark.parametrize(
+    "page", [*TEXTS, ROOT / "params.yaml", ROOT / "Makefile", *sorted((ROOT / "profiles").glob("*.yaml"))]
+)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = {found for found in _FILE.findall(text) if "mine" not in found}
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_files_that_the_code_names_exist() -> None:
+    """Docstrings, comments, help and errors name pages too."""
+    code = [
+        path for folder in ("dptune", "tasks", "flows", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = {
+        (found, path.name)
+        for path in code
+        for found in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert sorted(pair for pair in named if not (ROOT / pair[0]).exists()) == []
+
+
+def test_targets_and_modules_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for page in TEXTS:
+        for line in lines_of_code(page.read_text(encoding="utf-8")):
+            for target in re.findall(r"(?:^|&& )make ([\w-]+)", line):
+                assert target in targets, f"{page.name}: {line}"
+            for module in re.findall(r"\bpython -m ([\w.]+)", line):
+                assert find_spec(module), f"{page.name}: {line}"
+
+
+def test_the_readme_fits_a_screen_and_a_half() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 90
+    assert "    make repro " in text
+    assert "    make test " in text

@@ -1,0 +1,140 @@
+"""What charts show: the right points at the right places, no empty panels, and labels that a reader can use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pytest
+import vl_convert
+from PIL import Image
+from test_report import moved, private, result
+
+from tasks.charts.canvas import Figure, Panel, for_page, program, save, values
+from tasks.charts.controllers import controller
+from tasks.charts.curves import curves, spent
+from tasks.charts.groups import EPSILONS
+from tasks.charts.looks import looks
+from tasks.charts.utility import utility
+
+LEAKY: dict[str, Any] = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}
+RESULTS = [
+    *(result("static", 1.99984, seed=seed, label=f"static{seed}") for seed in (0, 1)),
+    result("quantile", 1.9998),
+    result("rldp_published", "inf", **LEAKY),
+    result("nonprivate", "inf"),
+]
+
+
+def drawn(results: list[dict[str, Any]], **options: Any) -> Figure:
+    figure = utility(results, looks(one["mechanism"] for one in results), **options)
+    assert figure is not None
+    return figure
+
+
+def rows(figure: Figure, panel: int = 0) -> list[dict[str, Any]]:
+    """The points of mechanisms in a panel."""
+    found = for_page(figure)[panel]["datasets"].values()
+    return next(data for data in found if data and "mechanism" in data[0])
+
+
+def labels(figure: Figure, tmp_path: Path) -> str:
+    """All that a figure says, as its renderer writes it."""
+    spec = for_page(figure)[0]
+    return str(vl_convert.vegalite_to_svg(json.dumps(spec | {"width": 600})))
+
+
+def test_epsilon_is_one_tick_of_few_digits_and_infinity_another(tmp_path: Path) -> None:
+    """The axis used to read 1.99984 five times."""
+    text = labels(drawn(RESULTS), tmp_path)
+    assert ">2</text>" in text
+    assert ">∞</text>" in text
+    assert "no guarantee" in text
+    assert "1.999" not in text.replace('aria-label="', "").split("<title")[0].split("aria-roledescription")[0]
+
+
+def test_points_of_one_epsilon_stand_beside_each_other_in_the_order_of_the_legend() -> None:
+    places = {row["mechanism"]: row["x"] for row in rows(drawn(RESULTS))}
+    assert places["static"] < places["quantile"] < places["rldp_published"]
+    assert (places["static"] + places["quantile"]) / 2 == pytest.approx(1, abs=1e-3), "around log2 of 2"
+
+
+def test_bars_are_one_deviation_over_seeds() -> None:
+    spread = [result(seed=0), result(seed=1, after={"public_perplexity": 7.0, "eval_perplexity": 8.0})]
+    (row,) = rows(drawn(spread))
+    assert (row["perplexity"], row["seeds"]) == (7.0, 2)
+    assert (row["low"], row["high"]) == (pytest.approx(7 - 2**0.5, abs=1e-4), pytest.approx(7 + 2**0.5, abs=1e-4))
+
+
+def test_training_without_privacy_is_a_line_and_no_point() -> None:
+    figure = drawn(RESULTS)
+    assert {row["mechanism"] for row in rows(figure)} == {"static", "quantile", "rldp_published"}
+    texts = json.dumps(for_page(figure), ensure_ascii=False)
+    assert "without privacy" in texts
+    assert "public model, untuned" in texts
+
+
+def test_what_is_not_there_has_no_figure_no_panel_and_no_explanation() -> None:
+    shown = looks(["static", "nonprivate"])
+    assert utility([result("nonprivate", "inf")], shown) is None
+    assert spent([result("nonprivate", "inf", history=[])], shown) is None
+    assert curves([result(history=[])], shown) is None
+    assert drawn([result()]).note == ""
+    still = [{"releases": releases, "noise_multiplier": 1.1} for releases in (1, 2)]
+    assert [panel.title for panel in controller(result(knobs=still)).panels] == ["epsilon"]
+
+
+def test_held_out_curves_are_no_panel_under_private_telemetry() -> None:
+    open_one, shut = (curves([one], looks(["static"])) for one in (result(), private(result())))
+    assert open_one is not None
+    assert shut is not None
+    assert [panel.title for panel in open_one.panels] == ["held-out perplexity (sample)", "public-set perplexity"]
+    assert [panel.title for panel in shut.panels] == ["public-set perplexity"]
+
+
+def test_models_and_units_have_panels_of_their_own() -> None:
+    results = [*RESULTS, result("static", 2.0, model="large"), result("dp_lora_fed", 2.0, unit="client")]
+    titles = [panel.title for panel in drawn(results).panels]
+    assert sorted(titles) == ["large, one record", "small, one client", "small, one record"]
+    assert len(drawn(RESULTS, keys=list(EPSILONS)).panels) == 3
+
+
+def test_a_name_with_quotes_is_drawn(tmp_path: Path) -> None:
+    """Vega would read an expression that is glued together from names."""
+    evil = "a'b\"c\\d </script>"
+    for figure in (drawn([result(evil)]), spent([result(evil)], looks([evil])), curves([result(evil)], looks([evil]))):
+        assert figure is not None
+        save(figure, tmp_path / "x.png")
+        assert Image.open(tmp_path / "x.png").size[0] > 400
+        assert evil in {
+            one for spec in for_page(figure) for data in spec["datasets"].values() for one in data[0].values()
+        }
+
+
+def test_numbers_that_are_not_finite_are_left_out() -> None:
+    data = values([{"x": 1.0}, {"x": float("inf")}, {"x": float("nan")}, {"x": 3}])
+    assert data.to_dict() == {"values": [{"x": 1.0}, {"x": 3}]}
+
+
+def test_altair_finds_every_chart_valid() -> None:
+    """Its check is slow, so that pages go without."""
+    shown = looks(one["mechanism"] for one in RESULTS)
+    for figure in (drawn(RESULTS), spent(RESULTS, shown), curves(RESULTS, shown), controller(moved())):
+        assert figure is not None
+        for panel in figure.panels:
+            panel.chart.to_dict(validate=True)
+
+
+def test_a_page_can_hold_the_program() -> None:
+    assert "</script" not in program()
+    assert "vegaEmbed" in program()
+    assert len(program()) < 1_200_000
+
+
+def test_what_a_page_draws_is_as_wide_as_its_place() -> None:
+    figure = Figure("x", "X", (Panel(alt.Chart(values([{"x": 1}])).mark_point().encode(x="x:Q"), ""),))
+    (spec,) = for_page(figure)
+    assert spec["width"] == "container"
+    assert spec["autosize"]["type"] == "fit-x"

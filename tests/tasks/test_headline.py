@@ -1,0 +1,73 @@
+"""The experiment's headline: the mechanism of lowest perplexity among equals, and what it is measured by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tasks.report.headline import headline
+
+
+def result(mechanism: str, perplexity: float, certified: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "model": "small",
+        "unit": "record",
+        "data": "synthetic cohort",
+        "mechanism": mechanism,
+        "accounting": "certified",
+        "budget_epsilon": None if math.isinf(certified) else round(certified),
+        "seed": seed,
+        "synthetic": True,
+        "epsilon_published": str(certified),
+        "epsilon_noise_only": str(certified),
+        "epsilon_certified": str(certified),
+        "before": {"eval_perplexity": 9.0, "public_perplexity": 8.0},
+        "after": {"eval_perplexity": perplexity, "public_perplexity": 7.0},
+        **more,
+    }
+
+
+GRID = [
+    result("nonprivate", 4.0, math.inf),
+    result("static", 6.0, 2.0),
+    result("static", 6.2, 1.999, seed=1),
+    result("quantile", 5.5, 1.9999),
+    result("quantile", 5.7, 2.0, seed=1),
+    result("static", 5.0, 8.0),
+    result("leaky", 3.0, 2.0, epsilon_certified="inf"),
+]
+
+
+def test_the_lowest_mean_at_the_epsilon_of_most_mechanisms_is_named_beside_what_it_is_measured_by() -> None:
+    found = headline(GRID)
+    assert found.tags["lowest_mechanism"] == "quantile"
+    assert found.metrics == {
+        "best_perplexity": 5.6,
+        "dp_sgd_perplexity": 6.1,
+        "nonprivate_perplexity": 4.0,
+        "untuned_perplexity": 9.0,
+        "best_epsilon_published": 2.0,
+        "best_epsilon_noise_only": 2.0,
+        "best_epsilon_certified": 2.0,
+    }
+    assert found.tags["answer"] == found.sentence
+    assert "5.600" in found.sentence
+
+
+def test_a_mechanism_without_a_certified_epsilon_is_no_candidate() -> None:
+    found = headline([one for one in GRID if one["mechanism"] in ("leaky", "nonprivate")])
+    assert "No mechanism here has a finite certified" in found.sentence
+    assert found.tags == {}
+    assert set(found.metrics) == {"nonprivate_perplexity", "untuned_perplexity"}
+
+
+def test_under_private_telemetry_it_tells_of_public_records_alone() -> None:
+    private = [{**one, "after": {"public_perplexity": 7.0}, "before": {"public_perplexity": 8.0}} for one in GRID[1:3]]
+    found = headline(private)
+    assert found.metrics["best_perplexity"] == 7.0
+    assert "public-set perplexity of 7.000" in found.sentence
+
+
+def test_a_run_that_diverged_is_no_candidate() -> None:
+    found = headline([*GRID[:3], result("quantile", math.nan, 2.0)])
+    assert found.tags["lowest_mechanism"] == "static"

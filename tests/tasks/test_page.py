@@ -1,0 +1,99 @@
+"""The frame of all pages, and the index over those that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from test_report import Page, result
+
+from tasks.charts.looks import looks
+from tasks.report.experiment import write_report
+from tasks.report.numbers import digits4, epsilon_text, exact, spread_text
+from tasks.report.page import INDEX, environment, named, write, write_index
+
+pytestmark = pytest.mark.usefixtures("quick_pictures")
+
+
+def index(data: Path) -> Page:
+    write_index(data)
+    return Page((data / "report" / INDEX).read_text(encoding="utf-8"))
+
+
+def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: Path) -> None:
+    assert "There is no page yet" in index(tmp_path).words
+    write_report([result(), result("quantile")], tmp_path / "report", "mine")
+    write("index.html.j2", tmp_path / "a" / "synthetic.html", entries=[], opening=["`A <b>` & B."])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "foreign.html").write_text("<html><head><title>no page of ours</title></head></html>")
+    made = index(tmp_path)
+    assert made.links == ["../report/report.html", "../a/synthetic.html"]
+    assert "dptune report: mine" in made.words
+    assert "has the lowest held-out perplexity" in made.words
+    assert "A <b> & B." in made.words
+    assert "no page of ours" not in made.words
+    for link in made.links:
+        assert (tmp_path / "report" / link).resolve().is_file()
+
+
+def test_the_index_and_a_page_without_charts_hold_no_program(tmp_path: Path) -> None:
+    index(tmp_path)
+    text = (tmp_path / "report" / INDEX).read_text()
+    assert "<script" not in text
+    assert len(text) < 20_000
+
+
+def test_names_in_backticks_have_their_marker_and_are_escaped() -> None:
+    shown = looks(["static", "<i>"])
+    text = str(named("`static` beats `<i>` and `other` by 5 %", shown))
+    assert text.count("<svg") == 2
+    assert "<i>" not in text
+    assert "&lt;i&gt;" in text
+    assert "<code>other</code>" in text
+    assert "5\u00a0%" in text
+
+
+def test_a_value_that_a_template_misspells_is_an_error() -> None:
+    made = environment({}).from_string("{% if one.two %}yes{% endif %}{{ one.three }}")
+    with pytest.raises(UndefinedError, match="three"):
+        made.render(one={})
+
+
+def test_all_colours_of_the_page_turn_with_the_readers_scheme() -> None:
+    """A colour that is written beside the two lists of variables would stay as it is at night."""
+    style = (Path(write.__code__.co_filename).parent / "templates" / "page.css").read_text()
+    rules = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
+    assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#fff", "#b3001b"}, "white on red, by day and night"
+    light, dark = (
+        set(re.findall(r"--[a-z-]+(?=:)", part)) for part in re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    )
+    assert light == dark
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2.40538, "2.405"),
+        (23.456, "23.46"),
+        (234.56, "234.6"),
+        (9999.6, "10000"),
+        (12345.6, "12,346"),
+        (0.012345, "0.01235"),
+        (0, "0.000"),
+        (1e12, "1e+12"),
+        (float("inf"), "diverged"),
+        (float("nan"), "diverged"),
+        ("inf", "diverged"),
+    ],
+)
+def test_perplexities_have_four_digits(number: float | str, text: str) -> None:
+    assert digits4(number) == text
+
+
+def test_numbers_for_readers() -> None:
+    assert [epsilon_text(one) for one in (1.99984, 0.9059, 12.3456, "inf", 0)] == ["2", "0.906", "12.3", "∞", "0"]
+    assert spread_text(0.0123, 2.405) == "0.012"
+    assert spread_text(0.0123, 240.5) == "0.0"
+    assert str(exact(123.45678)) == '<data value="123.4568" title="123.4568">123.5</data>'

@@ -1,0 +1,138 @@
+"""What the pipeline makes of public data: the base model, unless nobody asks for it, and validation records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_tuning
+import yaml
+from tiny_pipeline import nonprivate, params, read_json, run_stages, write_params
+
+from dptune.corpus.records import read_records
+from dptune.errors import ConfigError
+from tasks.corpus import pretrain
+from tasks.corpus.pretrain import main
+from tasks.corpus.validation import write_validation
+from tasks.experiment.checks import check
+from tasks.experiment.finetune import run_cell
+from tasks.paths import CHECKED, NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_VALIDATION, SKIPPED
+from tasks.settings.params import load_settings
+
+THEIRS, OWN = {"small": str(PUBLIC_MODEL)}, {"mine": str(tiny_tuning.checkpoint())}
+PAIRS = [{"prompt": f"Question {n}?", "completion": f" Answer {n}."} for n in range(12)]
+
+
+def write(models: dict[str, str], **changes: Any) -> None:
+    """Write params.yaml with these base models alone, whose contexts are of 24 tokens at least."""
+    content = params({"training": {"max_length": 24}}, changes)
+    content["experiment"]["models"] = {name: {"source": source} for name, source in models.items()}
+    Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("models", "needed"),
+    [(THEIRS, True), (OWN, False), (THEIRS | OWN, True), ({"small": str(PUBLIC_MODEL) + "/"}, True)],
+)
+def test_the_public_model_is_needed_where_a_model_of_the_experiment_is_it(
+    empty: Path, models: dict[str, str], needed: bool
+) -> None:
+    write(models)
+    check()
+    assert read_json(NEEDED) == {"data/models/public": needed}
+    before = CHECKED.read_bytes()
+    write(models, lora={"rank": 1})
+    check()
+    assert (read_json(NEEDED), CHECKED.read_bytes()) == ({"data/models/public": needed}, before), "DVC sees no change"
+
+
+def test_an_absolute_path_is_the_public_model_too(empty: Path) -> None:
+    write({"small": str(PUBLIC_MODEL.absolute())})
+    check()
+    assert read_json(NEEDED)["data/models/public"] is True
+
+
+def test_what_nobody_uses_is_not_trained_and_a_note_says_so(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(OWN)
+    check()
+    monkeypatch.setattr(pretrain, "pretrain_public_model", lambda: pytest.fail("trained"))
+    caplog.set_level("INFO")
+    main()
+    assert [path.name for path in PUBLIC_MODEL.parent.iterdir()] == [SKIPPED.name], "DVC keeps no old model"
+    (reason,) = read_json(SKIPPED).values()
+    assert reason in caplog.text
+    assert reason.startswith("no model of experiment.models has data/models/public as its source")
+
+
+def test_the_model_is_trained_where_it_is_needed_or_asked_for(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[bool] = []
+    monkeypatch.setattr(pretrain, "pretrain_public_model", lambda: trained.append(True))
+    write(THEIRS)
+    check()
+    main()
+    write(OWN)
+    check()
+    main(always=True)
+    assert trained == [True, True]
+
+
+def test_a_model_that_is_needed_again_takes_the_place_of_the_note(pipeline: Path) -> None:
+    pretrain.skip()
+    assert not PUBLIC_NARRATIVES.exists()
+    pretrain.pretrain_public_model()
+    assert not SKIPPED.exists()
+    assert (PUBLIC_MODEL / "config.json").exists()
+    assert PUBLIC_NARRATIVES.exists()
+
+
+def test_public_records_of_ones_own_are_what_cells_validate_on(pipeline: Path) -> None:
+    file = tiny_tuning.write_jsonl(pipeline / "own.jsonl", [{"who": n % 40, **row} for n, row in enumerate(PAIRS * 20)])
+    public = tiny_tuning.write_jsonl(pipeline / "public.jsonl", PAIRS)
+    own = {"source": "jsonl", "path": str(file), "public": str(public), "unit": "who"}
+    changes = {
+        "data": own,
+        "canaries": {"extraction": 0, "audit": 0},
+        "audit": {"records": 0, "shadows": 0},
+        "training": {"max_length": 32},
+    }
+    run_stages(changes, pretrained=False)
+    write_validation()
+    found = read_records(PUBLIC_VALIDATION)
+    assert found.about["form"] == "pair"
+    assert [json.loads(text) for text in found.text.to_pylist()] == [list(row.values()) for row in PAIRS]
+    cell = nonprivate(changes)
+    run_cell(cell, "cpu")
+    assert read_json(cell.directory / "result.json")["public_data"] == "public.jsonl, the user's own public records"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            {"source": "synthetic", "path": None, "public": "public.jsonl"},
+            "synthetic takes no public records",
+        ),
+        ({"public": "nowhere.jsonl"}, r"nowhere\.jsonl: there is no such file"),
+        (
+            {"public": "texts.jsonl"},
+            r"data\.public: holds texts, and the records are prompts with completions ",
+        ),
+        ({"public": "bad.jsonl"}, r"has no column text, prompt and completion, or messages"),
+    ],
+)
+def test_public_records_that_do_not_fit_are_refused_before_anything_runs(
+    empty: Path, change: dict[str, Any], problem: str
+) -> None:
+    tiny_tuning.write_jsonl(empty / "own.jsonl", PAIRS)
+    tiny_tuning.write_jsonl(empty / "texts.jsonl", [{"text": "A text."}] * 12)
+    tiny_tuning.write_jsonl(empty / "bad.jsonl", [{"words": "A text."}] * 12)
+    shutil.copy(empty / "own.jsonl", empty / "public.jsonl")
+    own = {"source": "jsonl", "path": "own.jsonl", "unit": "record"}
+    write_params({"data": own | change, "canaries": {"extraction": 0, "audit": 0}, "audit": {"records": 0}})
+    with pytest.raises(ConfigError, match=problem):
+        load_settings()

@@ -1,0 +1,179 @@
+"""MLflow's page of an experiment: a link shows the last run's cells, and the description says how to read them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from mlflow import MlflowClient
+
+from tasks import tracking
+from tasks.experiment.cell_run import MAIN_METRICS
+from tasks.page_links import VIEW, remembered
+from tasks.tracking_page import LAST_RUN, run_ids, show
+
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow's, which takes seconds to make."""
+    file = tmp_path_factory.mktemp("database") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture
+def parent(database: Path, empty: Path) -> str:
+    """The run of an experiment without cells."""
+    Path("data").mkdir()
+    shutil.copyfile(database, Path("data") / "mlflow.db")
+    return tracking.parent_run("tiny", {})
+
+
+def cell(parent: str, name: str) -> str:
+    run = tracking.ChildRun(parent, name, Path(name), {}, {})
+    assert run.end()
+    return run.run_id
+
+
+def tags(parent: str) -> dict[str, str]:
+    client = tracking.client()
+    return dict(client.get_experiment(client.get_run(parent).info.experiment_id).tags)
+
+
+def state(parent: str) -> dict[str, Any]:
+    """The saved view as MLflow's user interface parses it."""
+    envelope = json.loads(tags(parent)[VIEW_TAG])
+    assert isinstance(envelope["name"], str)
+    assert isinstance(envelope["createdAt"], int)
+    return dict(json.loads(envelope["state"]))
+
+
+def found(parent: str, telemetry: str = "research") -> set[str]:
+    """The runs that the view's own filter finds."""
+    client = tracking.client()
+    experiment = client.get_run(parent).info.experiment_id
+    return {str(run.info.run_name) for run in client.search_runs([experiment], state(parent)["searchFilter"])}
+
+
+def test_the_view_shows_exactly_the_cells_of_the_last_run(parent: str) -> None:
+    one, two, three = (cell(parent, name) for name in ("one", "two", "three"))
+    show(parent, [one, two], "research")
+    assert found(parent) == {"one", "two"}
+    show(parent, [two, three], "research")
+    assert found(parent) == {"two", "three"}, "neither the parent nor a cell that the last run had not"
+
+
+def test_more_cells_than_a_page_of_a_search_lose_their_mark(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = MlflowClient.search_runs
+    runs = [cell(parent, f"cell {number}") for number in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "search_runs", lambda *a, **k: real(*a, **{"max_results": 1, **k}))
+        show(parent, runs, "research")
+        show(parent, runs[:1], "research")
+    client = tracking.client()
+    assert [run for run in runs if LAST_RUN in client.get_run(run).data.tags] == runs[:1]
+
+
+def test_the_links_name_the_view(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = show(parent, [], "research")
+    assert links is not None
+    number = tracking.client().get_run(parent).info.experiment_id
+    for link, mode in ((links.table, None), (links.charts, ["CHART"])):
+        address = urlsplit(urlsplit(link).fragment)
+        assert address.path == f"/experiments/{number}/runs"
+        asked = parse_qs(address.query)
+        assert asked.pop("compareRunsMode", None) == mode
+        assert asked == {"workflowType": ["machine_learning"], "viewStateShareKey": [VIEW]}
+        assert f"({urlsplit(link)._replace(scheme='', netloc='', path='').geturl()})" in tags(parent)[tracking.NOTE]
+    assert links.table.startswith("http://127.0.0.1:5000/#/")
+    assert remembered() == links
+    monkeypatch.setenv("DPTUNE_MLFLOW_PORT", "5999")
+    again = remembered()
+    assert again is not None
+    assert again.charts == links.charts.replace(":5000/", ":5999/")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.org/")
+    elsewhere = remembered()
+    assert elsewhere is not None
+    assert elsewhere.table == links.table.replace("http://127.0.0.1:5000", "https://mlflow.example.org")
+
+
+@pytest.mark.parametrize("telemetry", ["research", "private"])
+def test_columns_and_charts_are_of_figures_that_cells_have(parent: str, telemetry: str) -> None:
+    show(parent, [], telemetry)
+    view = state(parent)
+    names = [name for chart in view["compareRunCharts"] for name in names_of(chart)]
+    names += [
+        column.removeprefix("metrics.`")[:-1] for column in view["selectedColumns"] if column.startswith("metrics.")
+    ]
+    assert set(names) <= set(MAIN_METRICS)
+    assert {"epsilon_published", "epsilon_noise_only", "epsilon_certified", "epsilon_audited"} <= set(names)
+    held_out = {"eval_perplexity", "eval_sample_perplexity", "audit_membership_calibrated_auc"}
+    assert bool(held_out & set(names)) == (telemetry == "research")
+    sections = {section["uuid"] for section in view["compareRunSections"]}
+    assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == sections
+
+
+def names_of(chart: dict[str, Any]) -> list[str]:
+    axes = [chart[axis]["key"] for axis in ("xaxis", "yaxis") if axis in chart]
+    return axes or [chart["metricKey"]]
+
+
+def test_the_description_opens_with_the_answer_until_other_cells_are_there(parent: str) -> None:
+    runs = [cell(parent, "one")]
+    show(parent, runs, "research", "`static` is best.")
+    assert tags(parent)[tracking.NOTE].startswith("`static` is best.\n\n## How to read")
+    show(parent, runs, "research")
+    assert tags(parent)[tracking.NOTE].startswith("`static` is best.\n\n")
+    show(parent, [cell(parent, "two")], "private")
+    assert "is best" not in tags(parent)[tracking.NOTE], "an answer of research telemetry, say"
+    assert tags(parent)[tracking.NOTE].startswith("The last run's cells are not reported yet")
+
+
+def test_what_a_user_wrote_stays(parent: str) -> None:
+    client = tracking.client()
+    number = client.get_run(parent).info.experiment_id
+    client.set_experiment_tag(number, tracking.NOTE, "My notes.")
+    show(parent, [], "research", "an answer")
+    assert tags(parent)[tracking.NOTE] == "My notes."
+    assert VIEW_TAG in tags(parent)
+
+
+def test_the_page_holds_no_time(parent: str) -> None:
+    show(parent, [cell(parent, "one")], "private", "an answer")
+    view = json.loads(tags(parent)[VIEW_TAG])
+    assert view["createdAt"] == view["updatedAt"] == tracking.NO_TIME
+    before = tracking.client().get_experiment(tracking.client().get_run(parent).info.experiment_id)
+    show(parent, [], "private", "another answer")
+    after = tracking.client().get_experiment(before.experiment_id)
+    assert (after.last_update_time, after.creation_time) == (before.last_update_time, before.creation_time)
+
+
+def test_a_page_that_cannot_be_shown_stops_nothing(
+    parent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert show(tracking.LATER, [], "research") is None
+
+    def locked(*_: Any, **__: Any) -> None:
+        raise tracking.MlflowException("(sqlite3.OperationalError) database is locked")
+
+    monkeypatch.setattr(MlflowClient, "set_experiment_tag", locked)
+    assert show(parent, [], "research") is None
+    assert "database is locked" in caplog.text
+
+
+def test_a_run_that_the_server_does_not_know_is_passed_over(parent: str) -> None:
+    known = cell(parent, "one")
+    assert show(parent, ["0" * 32, known], "research")
+    assert found(parent) == {"one"}
+
+
+def test_cells_without_a_run_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "mlflow_run").write_text("abc\n")
+    assert run_ids([tmp_path / "one", tmp_path / "two"]) == ["abc"]
