@@ -35,6 +35,8 @@ from tasks.stage import ERROR_FILE, run_stage
 
 #: Both cells in one process: what a process imports takes longer than a tiny cell.
 QUICK = {"experiment": {"cells_together": 2}}
+#: Each cell in a process of its own, all at once, for a stand-in plays one cell.
+APART = {"experiment": {"cells_per_device": 4}}
 # A cell's process, without the cell: notes when it ran, and ends as ``plan.json`` says.
 # A shell line that is also a Python string: a "#!" line cannot name an interpreter whose path has a space.
 STAND_IN = """#!/bin/sh
@@ -221,7 +223,7 @@ def test_running_again_runs_no_cell_and_a_removed_folder_one(whole: Finished, mo
 
 
 def test_one_more_epsilon_runs_only_its_cells(stand_in: Callable[..., None]) -> None:
-    write_params(QUICK)
+    write_params(APART)
     experiment()
     assert labels() == ["nonprivate", f"static{BUDGET}"]
     experiment(epsilons=[BUDGET, 4])
@@ -242,7 +244,7 @@ def test_the_process_is_told_its_cell_device_and_runs(stand_in: Callable[..., No
 
 
 def test_a_failed_cell_stops_no_other_and_is_named(stand_in: Callable[..., None]) -> None:
-    write_params(QUICK)
+    write_params(APART)
     stand_in(status={f"static{BUDGET}": [1]})
     with pytest.raises(RuntimeError, match=rf"1 of 3 cells failed: small\.static\.eps{BUDGET}\.seed0$"):
         experiment(epsilons=[BUDGET, 4])
@@ -284,7 +286,7 @@ def test_retries_mend_what_can_be_mended_and_nothing_else(
 ) -> None:
     """Status 2 is the user's error; any other, a signal's included, may pass."""
     monkeypatch.setattr(module.fine_tune, "retry_delay_seconds", 0)
-    write_params(QUICK, {"experiment": {"retries": 2}})
+    write_params(APART, {"experiment": {"retries": 2}})
     stand_in(status={"nonprivate": [2, 0], "static1.0": [1, 137, 0], "static4.0": [1, 1, 1, 0]})
     with pytest.raises(RuntimeError) as failed:
         experiment(epsilons=[1, 4])

@@ -27,8 +27,9 @@ PAIRS = [{"prompt": f"Question {n}?", "completion": f" Answer {n}."} for n in ra
 
 
 def write(models: dict[str, str], **changes: Any) -> None:
-    """Write params.yaml with these base models alone, whose contexts are of 24 tokens at least."""
-    content = params({"training": {"max_length": 24}}, changes)
+    """Write params.yaml with these base models alone, whose contexts are of 24 tokens: too few for canaries."""
+    without_canaries = {"canaries": {"extraction": 0, "audit": 0}, "audit": {"records": 0, "shadows": 0}}
+    content = params({"training": {"max_length": 24}}, without_canaries, changes)
     content["experiment"]["models"] = {name: {"source": source} for name, source in models.items()}
     Path("params.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
