@@ -84,10 +84,11 @@ def _pair(name: str, module: Any) -> PairModules:
 
     Other kinds of adapter select tokens, scale, or have no two linear layers: their gradients are other sums.
     """
-    kind = type(module.lora_variant.get("default") or module)
-    biases = (module.lora_A["default"].bias, module.lora_B["default"].bias)
-    if f"{kind.__module__}.{kind.__name__}" not in _PLAIN or any(bias is not None for bias in biases):
-        problem = f"layer {name} has an adapter ({kind.__module__}.{kind.__name__}) whose gradients are not supported"
+    variant = type(module.lora_variant.get("default") or module)
+    kind = f"{variant.__module__}.{variant.__name__}"
+    is_plain = kind in _PLAIN and module.lora_A["default"].bias is None and module.lora_B["default"].bias is None
+    if not is_plain:
+        problem = f"layer {name} has an adapter ({kind}) whose gradients are not supported"
         raise ConfigError(_FIELD, problem, fix="use plain LoRA, and name linear layers only (no embedding)")
     if module.merged:
         raise ConfigError("lora", f"the adapter of layer {name} is merged into it", fix="call unmerge_adapter() first")

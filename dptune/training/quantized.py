@@ -75,11 +75,16 @@ def keep_layout(model: Any) -> Any:
     On some CPUs bitsandbytes repacks them at the first pass in evaluation mode, and rounds their scales. The base would
     then be another function after its first evaluation, and its checksum another.
 
-    Raises: ConfigError for a model whose weights were repacked already.
+    Raises: ConfigError for a model whose weights were repacked already, or are in 4 bits by its configuration alone.
     """
     for module in model.modules():
         if hasattr(module, _REPACKS):
-            if getattr(getattr(module.weight, "quant_state", None), "packing_format_for_cpu", False):
+            state = getattr(module.weight, "quant_state", None)
+            if state is None:
+                problem = "holds whole weights, and its config.json says that they are in 4 bits"
+                fix = "take quantization_config out of config.json, and use model.load_in_4bit"
+                raise ConfigError("model.source", problem, fix=fix)
+            if getattr(state, "packing_format_for_cpu", False):
                 problem = "has weights in 4 bits that bitsandbytes repacked, and rounded, at its first pass on this CPU"
                 raise ConfigError("model", problem, fix="load it again, and hand it on before it computes anything")
             setattr(module, _REPACKS, False)

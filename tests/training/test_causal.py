@@ -154,10 +154,15 @@ def test_random_weights_are_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "fp8"])
-def test_quantised_weights_are_refused_whatever_is_installed(method: str, tmp_path: Path) -> None:
-    quantised = {"quant_method": method, "load_in_4bit": True}
-    with pytest.raises(ConfigError, match=f"holds quantised weights \\({method}\\)"):
-        loaded(gpt2(), tmp_path, quantization_config=quantised)
+def test_quantised_weights_but_4_bits_are_refused_whatever_is_installed(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"holds quantised weights \\({method}\\), on which dptune does not train"):
+        loaded(gpt2(), tmp_path, quantization_config={"quant_method": method, "load_in_8bit": True})
+
+
+def test_whole_weights_that_are_said_to_be_of_4_bits_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs the extra quantized")
+    with pytest.raises(ConfigError, match=r"holds whole weights.*Fix: take quantization_config out"):
+        loaded(gpt2(), tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
 
 
 def test_a_decoder_with_an_encoders_name_is_accepted(tmp_path: Path) -> None:
