@@ -190,7 +190,7 @@ def test_the_second_link_opens_the_charts(served: Served, visit: Visit) -> None:
 def test_the_experiments_plain_page_opens_with_the_answer_and_leads_to_the_charts(served: Served, visit: Visit) -> None:
     visit.page.goto(served.links.table.partition("?")[0] + "?workflowType=machine_learning")
     static = next(result for result in served.results if result["mechanism"] == "static")
-    visit.see("At certified epsilon", f"{static['after']['eval_perplexity']:.4g}")
+    visit.see("At certified ε", f"{static['after']['eval_perplexity']:.4g}")
     with visit.page.context.expect_page() as opened:  # MLflow opens links of a description in a new tab
         visit.page.locator('a[href*="compareRunsMode=CHART"]').first.evaluate("link => link.click()")
     Visit(opened.value).see("Utility (lower is better)")
