@@ -203,9 +203,9 @@ fi
 if wants 8; then title 8 "a diverged cell"
   copy base f8
   cp params.yaml params.kept; python - <<'P'
-import pathlib
+import pathlib, re
 p = pathlib.Path("params.yaml"); s = p.read_text()
-p.write_text(s.replace("  learning_rate: 0.005\n  warmup_steps", "  learning_rate: 1.0e+30\n  warmup_steps", 1))
+p.write_text(re.sub("  learning_rate: .*\n  warmup_steps", "  learning_rate: 1.0e+30\n  warmup_steps", s, count=1))
 P
   run python -m flows.experiment; check "learning rate 1e30 in params.yaml: refused before any work" refused 'training.learning_rate'
   cp params.kept params.yaml
