@@ -187,6 +187,12 @@ def test_verify_says_what_research_telemetry_means(tmp_path: Path) -> None:
     assert "curves" not in run("verify", str(ledger(tmp_path / "c", telemetry="private"))).stdout
 
 
+@pytest.mark.parametrize(("mechanism", "subject"), [("static", "trained weights"), ("pmixed", "answers")])
+def test_verify_says_what_the_guarantee_is_about(mechanism: str, subject: str, tmp_path: Path) -> None:
+    printed = run("verify", str(ledger(tmp_path, mechanism=mechanism, telemetry="research"))).stdout
+    assert f"The guarantee covers the {subject}, not the curves" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_verify_refuses_a_damaged_ledger_and_names_the_line(tmp_path: Path, as_json: list[str]) -> None:
     path = ledger(tmp_path)

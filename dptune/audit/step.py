@@ -157,7 +157,7 @@ def audit_step(
     _check(trials, confidence, delta, steps, sample_rate)
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
-    total = 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)
+    total = 1 + 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)  # 1: the step that opens the stage
     with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
         stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
         looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]

@@ -13,15 +13,11 @@ from dptune.cli.options import AsJson
 if TYPE_CHECKING:
     from dptune.privacy.ledger_file import LedgerContents
 
-#: What a ledger's certified epsilon is about, by its telemetry.
+#: What a ledger's certified epsilon is about beside what was trained or answered, and what not, by its telemetry.
 _COVERED = {
-    "research": (
-        "telemetry: research. The guarantee covers the adapter, "
-        "not the curves and figures of private records that were logged or printed."
-    ),
+    "research": ", not the curves and figures of private records that were logged or printed.",
     "private": (
-        "telemetry: private. The guarantee covers the adapter and all that was published, "
-        "not the times at which it was released, which logs, databases and files may keep."
+        " and all that was published, not the times at which it was released, which logs, databases and files may keep."
     ),
 }
 
@@ -32,6 +28,7 @@ def verify(
 ) -> None:
     """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited."""
     from dptune.cli.figures import of_ledger
+    from dptune.prediction.protocols import PROTOCOLS
 
     contents, card = _contents(ledger)
     show(of_ledger(contents), as_json)
@@ -43,8 +40,10 @@ def verify(
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
     for plugin in contents.header.plugins:
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
-    if contents.header.telemetry in _COVERED:
-        typer.echo(_COVERED[contents.header.telemetry])
+    header = contents.header
+    if header.telemetry in _COVERED:
+        subject = "answers" if header.mechanism in PROTOCOLS else "trained weights"
+        typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
 
 
 def _contents(path: Path) -> tuple[LedgerContents, Path | None]:

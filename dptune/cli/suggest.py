@@ -192,12 +192,17 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
     return found | {"chosen_because": [f"{name}: {reason}" for name, reason in schedule.reasons.items()]}
 
 
+def _exact(number: float) -> str:
+    """All digits of a number, and no point after a whole one."""
+    return str(int(number)) if float(number).is_integer() else repr(number)
+
+
 def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
     schedule = suggestion.schedule
     # With all digits: an epsilon that was rounded up would be another budget.
     given = [f"--epsilon {settings.epsilon!r} --delta {schedule.delta!r} --mechanism {settings.mechanism}"]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
-    given.append(f"--batch {schedule.batch!r} --epochs {schedule.epochs!r} --learning-rate {schedule.learning_rate!r}")
+    given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)} --learning-rate {schedule.learning_rate!r}")
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
     if columns.get("unit"):
         given.append(f"--records-per-unit {settings.records_per_unit}")

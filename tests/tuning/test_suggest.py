@@ -137,6 +137,7 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     ]
     said = CliRunner().invoke(app, ["suggest", *given, "--units", "54", "--public", str(public), "--rank", "2"])
     assert said.exit_code == 0, said.output
+    assert "--batch 8 --epochs 2 " in said.stdout
     command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
     command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
