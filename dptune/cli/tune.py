@@ -59,6 +59,7 @@ _OPTIONS = {
     "data.messages": "--messages",
     "data.template": "--template",
     "data.format": "--format",
+    "data.records_are": "--records-are",
     "data.unit": "--unit",
     "data.split": "--eval-share",
     "data.revision": "datasets saved to a folder",
@@ -127,6 +128,9 @@ def tune(
         Format | None,
         typer.Option("--format", help="Else by the file's ending."),
     ] = None,
+    records_are: Annotated[
+        Literal["lines", "paragraphs"] | None, typer.Option(help="Of a text file; else by its empty lines.")
+    ] = None,
     public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
     mechanism: MechanismName = "static",
     options: Options = None,
@@ -193,6 +197,7 @@ def tune(
     }
     columns = {
         "format": file_format,
+        "records_are": records_are,
         "text": text,
         "prompt": prompt,
         "completion": completion,

@@ -349,8 +349,8 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "template": ("a.csv", "text\na\n", {"template": "{x}"}, "row 1, column 'x': there is no such column.*'text'"),
     "ambiguous": ("a.csv", "text,messages\na,b\n", {}, "row 1: messages and text could each"),
     "nothing found": ("a.jsonl", '{"body": "a"}', {}, "row 1: has no column text.*'body'"),
-    "jsonl as text": ("a.txt", '{"text": "a"}\n' * 9, {}, "row 1: looks like JSONL.*data.format: jsonl"),
-    "table as text": ("a.txt", "a,b,c\n" * 9, {}, "row 1: looks like a table.*data.format: table"),
+    "jsonl as text": ("a.txt", '{"text": "a"}\n' * 9, {}, "row 1: looks like JSONL.*data.format jsonl"),
+    "table as text": ("a.txt", "a,b,c\n" * 9, {}, "row 1: looks like a table.*data.format table"),
     "swallowed": ("a.txt", "one record\n" * 60 + "\n" + "one record\n" * 60, {}, "row 61: has 120 lines and 2 para"),
 }
 

@@ -121,6 +121,11 @@ DATA: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         ["--unit", "customer_id"],
         "row 3, column 'customer_id': names",
     ),
+    "table as text": (
+        _write(b"a,b,c\n" * 9, "records.txt"),
+        [],
+        "use --format table; or --records-are lines (or paragraphs), if it is text",
+    ),
     "a folder": (lambda folder: folder, [], "Fix: "),
     "few": (_write(b"text\na\n"), [], "Fix: "),
 }

@@ -60,7 +60,7 @@ def _refuse_joined_records(path: Path, lines: Sequence[str]) -> None:
     if filled > _LINES_OF_A_PARAGRAPH * paragraphs:
         row = 1 + next(number for number, line in enumerate(lines) if not line.strip())
         problem = f"has {filled} lines and {paragraphs} paragraphs, so an empty line may have joined records"
-        raise DataError(problem, fix="say data.records_are: lines, or paragraphs", file=path, row=row)
+        raise DataError(problem, fix="choose data.records_are lines, or paragraphs", file=path, row=row)
 
 
 def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bool) -> None:
@@ -68,9 +68,9 @@ def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bo
     if len(lines) < _ENOUGH:
         return
     if all(re.fullmatch(r"\s*\{.*\}\s*", line) for line in lines):
-        raise DataError("looks like JSONL and is read as text", fix="use data.format: jsonl", file=path, row=1)
+        raise DataError("looks like JSONL and is read as text", fix="use data.format jsonl", file=path, row=1)
     for delimiter in "" if way_is_chosen else ",\t":
         counts = {line.count(delimiter) + 1 for line in lines}
         if len(counts) == 1 and counts.pop() >= _FIELDS:
-            fix = "use data.format: table; if it is text, say data.records_are: lines or paragraphs"
+            fix = "use data.format table; or data.records_are lines (or paragraphs), if it is text"
             raise DataError("looks like a table and is read as text", fix=fix, file=path, row=1)
