@@ -24,6 +24,7 @@ TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
+	@echo "make repro PROFILE=profiles/tiny.yaml   run a ready-made study; see data/reports and dvc exp show"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
@@ -42,8 +43,9 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
+# make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
 repro: $(SETUP)
-	@$(ACTIVATE) python -m flows.repro
+	@$(ACTIVATE) python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
@@ -76,10 +78,10 @@ ui: $(SETUP)
 	@$(ACTIVATE) python -m flows.ui
 
 paper: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && $(MAKE) repro
+	@$(MAKE) repro PROFILE=profiles/paper.yaml
 
 paper-certified: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper-certified.yaml && $(MAKE) repro
+	@$(MAKE) repro PROFILE=profiles/paper-certified.yaml
 
 # Not data/runs: the ledgers there are all that tells what was spent on the records.
 clean:
