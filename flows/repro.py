@@ -38,8 +38,6 @@ from tasks.profile import overrides
 from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
 LOG = DATA / "repro.log"
-#: Options with which `dvc exp show` has columns for the best cell's figures and for what differs, and for nothing else.
-COLUMNS = "--only-changed --drop '^(data|dptune|flows|tasks)/'"
 _STAGE = re.compile(r"(?P<what>Running stage|Stage) '(?P<name>[^']+)'")
 # DVC's remarks on git and on its own options: nothing that this project's users have to do.
 _REMARKS = re.compile(
@@ -72,7 +70,7 @@ def main(arguments: list[str]) -> int:
         cause = error.read_text(encoding="utf-8") if error.exists() else ""
     if status == 0 and "--temp" in command:
         page = REPORTS / command[command.index("--name") + 1] / "report" / "report.html"
-        print(f"Report         {page}\nCompare        .venv/bin/dvc exp show {COLUMNS}", file=sys.stderr)
+        print(f"Report         {page}\nCompare        make experiments", file=sys.stderr)
     elif status == 0:
         _say_where(console, time.monotonic() - started)
     else:
@@ -149,7 +147,7 @@ def _say_where(console: Console, seconds: float) -> None:
     lines += [
         f"Report         {page if page.exists() else REPORT / 'report.html'}",
         "Guarantee      .venv/bin/dptune verify data/runs/<run>/ledger.jsonl",
-        f"Compare        make ui  (MLflow and Prefect), or .venv/bin/dvc exp show {COLUMNS}",
+        "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
         f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",
     ]

@@ -30,15 +30,21 @@ def overrides(profile: Path, params: Path = PARAMS) -> list[str]:
 
     Raises: ConfigError if a file is unreadable, or the parameters would not be valid.
     """
-    try:
-        base, over = (load_yaml(path.read_text(encoding="utf-8")) or {} for path in (params, profile))
-    except (OSError, ValueError) as error:
-        problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
-        raise ConfigError(str(profile), problem, fix="give a YAML file of parameters") from None
-    if not (isinstance(base, dict) and isinstance(over, dict)):
-        raise ConfigError(str(profile), "is no table of parameters", fix="give a YAML file of parameters")
+    base, over = read_profile(params), read_profile(profile)
     load_settings(params, over)
     return list(_set(base, over))
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """A file of parameters. Raises: ConfigError if it is unreadable, or no table."""
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
+        raise ConfigError(str(path), problem, fix="give a YAML file of parameters") from None
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "is no table of parameters", fix="give a YAML file of parameters")
+    return content
 
 
 def _set(base: Mapping[str, Any], over: Mapping[str, Any], section: str = "") -> Iterator[str]:
@@ -66,7 +72,10 @@ def _value(value: Any) -> str:
             "nan",
             "inf",
         ):
-            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            # Within quotes a backslash escapes nothing but a quote, or backslashes before one.
+            return (
+                "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + "\\" * bool(found[2]) + found[2], value) + "'"
+            )
         case str():
             return value
     return json.dumps(value)

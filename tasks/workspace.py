@@ -24,7 +24,7 @@ _COPIES = (".dvc", "tmp", "exps")
 
 
 def checkout_of(directory: Path) -> Path | None:
-    """The checkout that ``directory`` is a copy of, made by ``dvc exp run --queue`` or ``--temp``; None if it is none."""
+    """The checkout that ``directory`` is DVC's copy of for ``dvc exp run --queue`` or ``--temp``; None if none."""
     parts = directory.parts
     for place in range(len(parts) - len(_COPIES)):
         if parts[place : place + len(_COPIES)] == _COPIES:

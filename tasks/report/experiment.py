@@ -74,7 +74,7 @@ def write_report(
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
 ) -> None:
-    """Write report.html, its PNGs, answer.md, cells.json, metrics.json and plots/*; ``limits`` as ``claims`` takes them.
+    """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.

@@ -19,6 +19,7 @@ ROUNDS = {0.5: 4, 2: 16, 4: 8, 5: 4, 8: 8}  # B_SAC by epsilon
 
 def compare(profile: str, accounting: str) -> None:
     from merge import merge
+
     from tasks.settings.params import load_settings
 
     over = yaml.safe_load(Path(profile).read_text())
