@@ -19,11 +19,13 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro policy test test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro experiments policy test test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
+	@echo "make repro PROFILE=profiles/tiny.yaml   run a ready-made study; see data/reports and dvc exp show"
+	@echo "make experiments  DVC's experiments in a table: the best cell of each, and its four epsilons"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
@@ -42,11 +44,16 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(SETUP)
 
+# make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
 repro: $(SETUP)
-	@$(ACTIVATE) python -m flows.repro
+	@$(ACTIVATE) python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
 
 policy: $(SETUP)
-	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy
+	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))
+
+# Columns for the figures of each experiment's best cell, and for what is compared most; `dvc params diff` shows the rest.
+experiments: $(SETUP)
+	@$(ACTIVATE) dvc exp show --only-changed --drop '^(?!Experiment$$|mechanism$$|perplexity$$|epsilon_|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
 
 test: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not slow and not gpu and not scale"
@@ -76,10 +83,10 @@ ui: $(SETUP)
 	@$(ACTIVATE) python -m flows.ui
 
 paper: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper.yaml && $(MAKE) repro
+	@$(MAKE) repro PROFILE=profiles/paper.yaml
 
 paper-certified: $(SETUP)
-	@$(ACTIVATE) python -m tasks.profile profiles/paper-certified.yaml && $(MAKE) repro
+	@$(MAKE) repro PROFILE=profiles/paper-certified.yaml
 
 # Not data/runs: the ledgers there are all that tells what was spent on the records.
 clean:

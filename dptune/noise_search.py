@@ -113,7 +113,7 @@ def search_noise(request: Request) -> Found:
 
 
 def write_found(result: Found, directory: Path) -> None:
-    """Write profile.yaml (for ``python -m tasks.profile``), search.json and density.png; each whole or not at all."""
+    """Write profile.yaml (for ``make repro PROFILE=``), search.json and density.png; each whole or not at all."""
     request = result.request
     provenance = {
         "request": asdict(request),

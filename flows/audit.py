@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
-from dptune.files import private_directory
+from dptune.files import private_directory, sha256, write_json
 from flows.command import run_flow
 from flows.experiment import available_devices
 from flows.failures import FlowError, flow_error
@@ -20,7 +20,7 @@ from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.experiment.checks import check_models
 from tasks.experiment.listed import listed_cells
 from tasks.experiment.results import publish_audit
-from tasks.paths import AUDITS, EXPERIMENT, RUNS
+from tasks.paths import AUDITED, AUDITS, EXPERIMENT, RUNS
 from tasks.report.experiment import report
 from tasks.settings.audit import Audit
 from tasks.settings.params import load_settings
@@ -72,7 +72,9 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
         failed = flow_error(summary, list(errors.values())) if errors else None
         raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
-    return [str(audit_file(directory)) for directory in cells]
+    files = {directory.name: audit_file(directory) for directory in cells}
+    write_json(AUDITED, {name: sha256(file) for name, file in files.items()})
+    return [str(file) for file in files.values()]
 
 
 def _write_page() -> None:

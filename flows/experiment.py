@@ -23,7 +23,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from dptune.errors import DptuneError
-from dptune.files import write_json, write_text
+from dptune.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from flows.child import child
@@ -36,6 +36,7 @@ from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
+from tasks.experiment.listed import write_list
 from tasks.experiment.standing import standing
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
@@ -169,7 +170,7 @@ def experiment(
             for group in groups
         ]
         failed, errors = _failures(groups, futures)
-    write_json(EXPERIMENT, {"name": settings.experiment.name, "cells": [cell.directory.name for cell in cells]})
+    write_list(EXPERIMENT, settings.experiment.name, [cell.directory for cell in cells])
     tracking.finish_parent(parent, failed=bool(failed), timed=timed)
     links = show(parent, run_ids(cell.directory for cell in cells), settings.experiment.telemetry)
     if links:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from prefect import flow, get_run_logger, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -29,13 +30,14 @@ from tasks.policy.audit import audits
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells
 from tasks.policy.rlhf import cells
 from tasks.policy.tenants import TENANTS
+from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.policy import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import PolicySettings
 from tasks.settings.refusals import refusal
 from tasks.settings.rlhf import Rlhf
-from tasks.stage import run_stage
+from tasks.stage import run_command
 
 _DEVICE = "cpu"  # the networks have a few thousand parameters, too few for a GPU
 
@@ -219,14 +221,15 @@ def _publish(
         write_text(directory / PUBLISHED, child.run_id)
 
 
-def main() -> None:
+def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay over params.yaml")] = None) -> None:
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
-    settings = policy_of(load_settings())
+    over = read_profile(profile) if profile else {}
+    settings = policy_of(load_settings(overrides=over))
     check_environments(settings)
     # There are as many workers as slots: a worker that waits for a slot looks for one every few seconds only.
     workers: Any = ThreadPoolTaskRunner(max_workers=settings.processes)
-    run_flow(lambda: print(policy.with_options(task_runner=workers)()))
+    run_flow(lambda: print(policy.with_options(task_runner=workers)(overrides=over)))
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_command(main)

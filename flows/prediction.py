@@ -35,6 +35,7 @@ from tasks.report.page import write_index
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
+from tasks.workspace import keep_pages
 
 
 @task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
@@ -90,6 +91,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     publish_answers(result, parent, serving, tags_of(settings.experiment))
     write_page(result, PREDICTION)
     write_index()
+    keep_pages(PREDICTION, settings.experiment.name)
     tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)

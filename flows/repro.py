@@ -1,6 +1,7 @@
 """`make repro`: runs `dvc repro` and shows one progress display for all of its stages.
 
 python -m flows.repro [TARGET or option of dvc repro ...]
+python -m flows.repro --profile FILE      # the profile, as an experiment of DVC in a copy of the checkout
 
 At a terminal, the stages, their cells and the time left are drawn in place; of the stages' own lines, only warnings and
 errors are shown. Elsewhere each line is passed on. Either way data/repro.log keeps all of them. `dvc repro` by itself
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
@@ -26,12 +28,14 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import private_directory
 from dptune.progress import EVENTS
 from flows.display import StageDisplay
 from tasks.page_links import remembered
-from tasks.paths import DATA, REPORT
-from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR
+from tasks.paths import DATA, REPORT, REPORTS
+from tasks.profile import overrides
+from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
 LOG = DATA / "repro.log"
 _STAGE = re.compile(r"(?P<what>Running stage|Stage) '(?P<name>[^']+)'")
@@ -49,7 +53,7 @@ def main(arguments: list[str]) -> int:
     private_directory(DATA)
     console = Console(stderr=True)
     started = time.monotonic()
-    command = [sys.executable, "-m", "dvc", "repro", *arguments]
+    command = [sys.executable, "-m", "dvc", *_work(arguments)]
     with TemporaryDirectory() as folder:
         error, events = Path(folder) / "error", Path(folder) / "events"
         events.touch()
@@ -59,12 +63,15 @@ def main(arguments: list[str]) -> int:
         )
         with _left_to_stages(), LOG.open("w", encoding="utf-8") as log:
             if console.is_terminal and not console.is_dumb_terminal:
-                _draw(process, log, StageDisplay(console, _stages(arguments), events))
+                _draw(process, log, StageDisplay(console, _stages(command), events))
             else:
                 _pass_on(process, log)
             status = process.wait()
         cause = error.read_text(encoding="utf-8") if error.exists() else ""
-    if status == 0:
+    if status == 0 and "--temp" in command:
+        page = REPORTS / command[command.index("--name") + 1] / "report" / "report.html"
+        print(f"Report         {page}\nCompare        make experiments", file=sys.stderr)
+    elif status == 0:
         _say_where(console, time.monotonic() - started)
     else:
         print(cause, end="", file=sys.stderr)
@@ -81,9 +88,29 @@ def _left_to_stages() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _stages(arguments: list[str]) -> list[str]:
+def _work(arguments: list[str]) -> list[str]:
+    """What DVC is asked for. Raises: ConfigError if the profile would not be valid."""
+    if arguments[:1] != ["--profile"]:
+        return ["repro", *arguments]
+    if len(arguments) != 2:
+        raise ConfigError("--profile", "names no file, or is not alone", fix="give --profile FILE and nothing else")
+    profile = Path(arguments[1])
+    options = [f"--set-param={override}" for override in overrides(profile)]
+    return ["exp", "run", "--temp", "--name", _free_name(profile.stem), *options]
+
+
+def _free_name(name: str) -> str:
+    """``name``, numbered if an experiment of DVC has it already: DVC would refuse it, or run every stage again."""
+    listing = [sys.executable, "-m", "dvc", "exp", "list", "--all-commits", "--name-only"]
+    taken = subprocess.run(listing, capture_output=True, text=True, check=False).stdout.split()
+    name = re.sub(r"[^\w-]+", "-", name)
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if one not in taken)
+
+
+def _stages(command: list[str]) -> list[str]:
     """The stages that DVC will come to, if all of the pipeline is asked for."""
-    if arguments:
+    if command[-1] != "repro" and "--temp" not in command:
         return []
     return list(yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"])
 
@@ -120,7 +147,7 @@ def _say_where(console: Console, seconds: float) -> None:
     lines += [
         f"Report         {page if page.exists() else REPORT / 'report.html'}",
         "Guarantee      .venv/bin/dptune verify data/runs/<run>/ledger.jsonl",
-        "Compare        make ui  (MLflow and Prefect), or .venv/bin/dvc exp show",
+        "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
         f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",
     ]
@@ -131,5 +158,13 @@ def _say_where(console: Console, seconds: float) -> None:
         print(text, file=sys.stderr)
 
 
+def _run() -> int:
+    try:
+        return main(sys.argv[1:])
+    except (DptuneError, OSError) as error:
+        say_error(last_error(error))
+        return USER_ERROR
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_run())

@@ -55,6 +55,7 @@ NO_RESULT = {
     "tasks.stage": "how a failed command ends",
     "tasks.tracking": "what MLflow is sent",
     "tasks.unsent": "what MLflow is sent later",
+    "tasks.workspace": "where a copy of the checkout finds what is kept",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 DATA = Path("data")
@@ -15,8 +16,9 @@ SPLITS = DATA / "splits"
 CANARIES = DATA / "canaries"
 TRAIN = CANARIES / "train.parquet"
 EVAL = SPLITS / "eval.parquet"
-SECRETS = DATA / "secrets" / "canaries.json"
-CRAFTED = DATA / "secrets" / "crafted"
+#: Not DVC's: every file of planted secrets stays, under a name that ``planted_secrets`` finds.
+SECRETS = DATA / "secrets"
+CRAFTED = SECRETS / "crafted"
 MANIFEST = CANARIES / "manifest.json"
 PUBLIC_MODEL = DATA / "models" / "public"
 #: Public narratives that the public model was not trained on; what policies are trained and judged on.
@@ -25,10 +27,17 @@ PUBLIC_NARRATIVES = DATA / "models" / "public_validation.parquet"
 SKIPPED = DATA / "models" / "skipped.json"
 #: The public records of the experiment: the user's own (``data.public``), else synthetic narratives.
 PUBLIC_VALIDATION = DATA / "validation" / "public.parquet"
+#: Not DVC's: ledgers lie here, and a restored one would lack what was spent since.
 RUNS = DATA / "runs"
-EXPERIMENT = RUNS / "experiment.json"
+#: The cells of the experiment that ran last, with digests of their results; DVC's stages compare this.
+EXPERIMENT = DATA / "experiment.json"
+#: Not DVC's: audits of all cells so far.
 AUDITS = DATA / "audits"
+#: The cells that were audited last, with digests of their audits; DVC's stages compare this.
+AUDITED = DATA / "audited.json"
 REPORT = DATA / "report"
+#: The pages of experiments that ran in a copy of the checkout, a folder each.
+REPORTS = DATA / "reports"
 PREDICTION = DATA / "prediction"
 ANSWERS = PREDICTION / "results.json"
 #: Not DVC's: an ensemble holds a budget, and a restored ledger would be a fresh one.
@@ -40,3 +49,11 @@ POLICY = DATA / "policy"
 MLFLOW_PAGE = DATA / "mlflow_page.txt"
 #: The tracebacks of failures that nobody foresaw.
 FAILURES = DATA / "failures.log"
+
+
+def planted_secrets() -> Path:
+    """The file of the secrets that data/canaries holds.
+
+    Its name is a digest of its content, so that earlier secrets stay beside it: DVC may restore their data/canaries.
+    """
+    return SECRETS / f"{json.loads(MANIFEST.read_text(encoding='utf-8'))['secrets_sha256'][:16]}.json"

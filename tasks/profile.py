@@ -1,69 +1,90 @@
-"""Write a profile (a named set of parameters) over params.yaml, keeping its comments.
+"""Print a profile (a named set of parameters) as the options with which DVC runs it. Changes no file.
 
-python -m tasks.profile profiles/paper.yaml     # `git checkout params.yaml` takes it back
+dvc exp run --temp $(python -m tasks.profile profiles/tiny.yaml)     # make repro PROFILE=profiles/tiny.yaml does this
 """
 
 from __future__ import annotations
 
-from io import StringIO
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from dptune.errors import ConfigError
-from dptune.files import write_text
 from tasks.settings.params import load_settings
+from tasks.settings.strict_yaml import load_yaml
 from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")
+#: Tables that a profile says all of: what it leaves out must not come from params.yaml.
+_WHOLE = re.compile(r"mechanisms\.[^.]+|experiment\.models")
 
 
-def apply_profile(profile: Path, params: Path = PARAMS) -> None:
-    """Merge ``profile`` over ``params``.
+def overrides(profile: Path, params: Path = PARAMS) -> list[str]:
+    """The profile as values of DVC's ``--set-param``, which follow Hydra's grammar: ``training.epochs=0.15``.
 
-    Raises: ConfigError if a file is unreadable or the result would not be valid; ``params`` is then unchanged.
+    A mechanism's entry, and the table of models, replace those of ``params``; all else is merged.
+
+    Raises: ConfigError if a file is unreadable, or the parameters would not be valid.
     """
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 200
-    try:
-        base, over = (yaml.load(path.read_text(encoding="utf-8")) or {} for path in (params, profile))
-    except (OSError, YAMLError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({_reason(error)})"
-        raise ConfigError(str(profile), problem, fix="give a YAML file of parameters") from None
-    if not (isinstance(base, dict) and isinstance(over, dict)):
-        raise ConfigError(str(profile), "is no table of parameters", fix="give a YAML file of parameters")
+    base, over = read_profile(params), read_profile(profile)
     load_settings(params, over)
-    _overlay(base, over)
-    text = StringIO()
-    yaml.dump(base, text)
-    write_text(params, text.getvalue())
-    params.chmod(0o644)
+    return list(_set(base, over))
 
 
-def _reason(error: Exception) -> str:
-    """The reason in one line: YAML's own spreads over four."""
-    if isinstance(error, MarkedYAMLError) and error.problem_mark:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    return str(getattr(error, "strerror", None) or error).splitlines()[0]
+def read_profile(path: Path) -> dict[str, Any]:
+    """A file of parameters. Raises: ConfigError if it is unreadable, or no table."""
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
+        raise ConfigError(str(path), problem, fix="give a YAML file of parameters") from None
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), "is no table of parameters", fix="give a YAML file of parameters")
+    return content
 
 
-def _overlay(base: Any, over: Any, *, whole: bool = False) -> None:
-    """Merge ``over`` into ``base``; a mechanism's entry replaces the one of its name, so a profile says all of it."""
+def _set(base: Mapping[str, Any], over: Mapping[str, Any], section: str = "") -> Iterator[str]:
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict) and key != "models" and not whole:
-            _overlay(base[key], value, whole=key == "mechanisms")
-        else:
-            base[key] = value
+        name, old = f"{section}{key}", base.get(key)
+        if isinstance(value, dict) and isinstance(old, dict) and not _WHOLE.fullmatch(name):
+            yield from _set(old, value, f"{name}.")
+            continue
+        if isinstance(old, dict):
+            yield f"~{name}"
+        yield f"{'' if key in base and not isinstance(old, dict) else '+'}{name}={_value(value)}"
+
+
+def _value(value: Any) -> str:
+    """A value in Hydra's grammar, without spaces where it holds none, so that a shell keeps it in one word."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{key}:{_value(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_value, value)) + "]"
+        case str() if not re.fullmatch(r"[A-Za-z][\w/.-]*", value) or value.lower() in (
+            "null",
+            "true",
+            "false",
+            "nan",
+            "inf",
+        ):
+            # Within quotes a backslash escapes nothing but a quote, or backslashes before one.
+            return (
+                "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + "\\" * bool(found[2]) + found[2], value) + "'"
+            )
+        case str():
+            return value
+    return json.dumps(value)
 
 
 def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:
-    """Write a profile over params.yaml."""
-    apply_profile(profile)
-    print(f"{PARAMS} holds {profile} now: `make repro` runs it, and `git checkout {PARAMS}` takes the old one back.")
+    """Print a profile as options of `dvc exp run`, one a line."""
+    for override in overrides(profile):
+        print(f"--set-param={override}")
 
 
 if __name__ == "__main__":

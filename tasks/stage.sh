@@ -1,6 +1,6 @@
 # Runs a stage's module: sh tasks/stage.sh MODULE. Where no environment is activated it takes that of `make setup`, so
-# that `.venv/bin/dvc repro` works by itself.
-for python in python .venv/bin/python; do
+# that `.venv/bin/dvc repro` works by itself; a queued experiment runs in a copy under .dvc/tmp/exps, which has none.
+for python in python "${PWD%/.dvc/tmp/exps/*}/.venv/bin/python"; do
     if command -v "$python" >/dev/null; then
         exec "$python" -m "$@"
     fi

@@ -25,8 +25,8 @@ What you get: every key of `params.yaml`, its type and bounds, the value that th
 table is generated from the models that check the file, so a key that is not here is refused by name, as is a value
 out of bounds.
 
-    python -m tasks.profile profiles/tiny.yaml        # values of a ready-made study, written over the file
     make repro                                        # runs what a change touches, and only that
+    make repro PROFILE=profiles/tiny.yaml             # with values of a ready-made study; the file stays as it is
 
 A key whose column "left out" says *required* must be in the file; the others have the value that is shown there. A
 dot goes one level down: `data.synthetic.seed` is `seed` within `synthetic` within `data`. NAME stands for a name

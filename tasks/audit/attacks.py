@@ -46,7 +46,7 @@ from tasks.audit.target import Target, load_target
 from tasks.experiment.crafted import crafted_file, read_crafted
 from tasks.experiment.prepare import corpus_of, plan_of, units_of
 from tasks.identity import code_digest
-from tasks.paths import AUDITS, EVAL, SECRETS, SPLITS, TRAIN
+from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
 #: Number of comparisons with the ledger in every cell: epsilon by two kinds of canaries, the sample rate by planted
@@ -127,7 +127,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
     """A digest of all that decides an audit: the run, the settings, the secrets and the code."""
     content = [settings.model_dump_json(), code_digest("audit.attacks")]
     content += map(str, score_plugins())
-    read = (RunFolder(directory).ledger, crafted_file(directory), SECRETS, TRAIN, EVAL)
+    read = (RunFolder(directory).ledger, crafted_file(directory), planted_secrets(), TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 

@@ -23,7 +23,7 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.model import load_base, load_tokenizer
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.weights import adapter_digest
-from tasks.paths import MANIFEST, SECRETS, TRAIN
+from tasks.paths import MANIFEST, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
 
@@ -92,7 +92,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
         adapted=adapted,
         public=load_base(base, device).eval(),
         tokenizer=load_tokenizer(base),
-        secrets=read_secrets(SECRETS),
+        secrets=read_secrets(planted_secrets()),
         source=str(about["source"]),
         form=form_at(about),
     )
@@ -130,9 +130,9 @@ def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
 
 def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    for path, key in ((SECRETS, "secrets_sha256"), (TRAIN, "train_sha256")):
+    for path, key in ((planted_secrets(), "secrets_sha256"), (TRAIN, "train_sha256")):
         if not path.exists() or sha256(path) != manifest[key]:
-            fix = "restore it; or run the canaries stage again, after which every cell runs, and spends, again"
+            fix = "restore it; or run `dvc repro -f canaries`, after which every cell runs, and spends, again"
             raise DataError("is not what was planted", fix=fix, file=path)
     now = digests(cell.model, cell.options) | plugin_digest(cell.mechanism, cell.options)
     for key, what in (("data", "other data"), ("model", "another base model"), ("plugins", "other plug-ins")):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from secrets import token_hex
+
 from dptune.corpus.canaries import inject
 from dptune.files import private_directory
-from tasks.paths import MANIFEST, SECRETS, SPLITS, TRAIN
+from tasks.paths import MANIFEST, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
@@ -12,17 +14,18 @@ from tasks.stage import run_stage
 def plant() -> None:
     """Write the training file, the manifest for everyone, and the secrets for the auditor alone."""
     canaries = load_settings().canaries
-    private_directory(SECRETS.parent)
+    drawn = private_directory(SECRETS) / f"drawn_{token_hex(8)}.json"  # several copies of the checkout may draw at once
     inject(
         SPLITS / "train.parquet",
         TRAIN,
-        SECRETS,
+        drawn,
         MANIFEST,
         extraction=canaries.extraction,
         audit=canaries.audit,
         repeats=canaries.repeats,
         carrier_seed=canaries.carrier_seed,
     )
+    drawn.replace(planted_secrets())
 
 
 if __name__ == "__main__":

@@ -1,18 +1,27 @@
-"""The finished cells that the last experiment listed."""
+"""The list of the cells that the last experiment ran, which says by digests what became of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dptune.errors import DataError
+from dptune.files import sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 
 Result = dict[str, Any]
 #: The mechanism that is plain DP-SGD: one fixed radius, Gaussian noise.
 PLAIN = "static"
 _AGAIN = "run the experiment stage again"
+
+
+def write_list(experiment: Path, name: str, directories: Sequence[Path]) -> None:
+    """Write an experiment file: the cells' folder names, and a digest of each result, so that DVC sees a new one."""
+    results = {path.name: RunFolder(path).result for path in directories}
+    digests = {cell: sha256(file) for cell, file in results.items() if file.exists()}
+    write_json(experiment, {"name": name, "cells": list(results), "results": digests})
 
 
 def read_results(experiment: Path, runs: Path) -> list[Result]:

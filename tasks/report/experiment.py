@@ -27,7 +27,7 @@ from tasks.experiment.results import GUARANTEE, audit_metrics
 from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
-from tasks.report.headline import headline
+from tasks.report.headline import best_cell, headline
 from tasks.report.page import write, write_index
 from tasks.report.spending import totals, unlisted_spendings
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
@@ -35,9 +35,12 @@ from tasks.report.table import table
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.tracking_page import run_ids, show
+from tasks.workspace import keep_pages
 
 _log = logging.getLogger(__name__)
 PAGE, ANSWER, FIGURES, CONTROLLERS = "report.html", "answer.md", "figures", "controllers"
+#: All figures of every cell, and those few of the best one that `dvc exp show` has columns for.
+CELLS, METRICS = "cells.json", "metrics.json"
 _MOST_CONTROLLERS = 24
 
 
@@ -52,6 +55,7 @@ def report() -> None:
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
     write_index()
+    keep_pages(REPORT, name)
     publish_steps(steps_needed(results), runs, REPORT / STEPS_FILE)
     _to_mlflow(name, results, [ledger.parent for ledger in ledgers])
 
@@ -70,7 +74,7 @@ def write_report(
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
 ) -> None:
-    """Write report.html, its PNGs, answer.md, metrics.json and plots/*; ``limits`` as ``claims`` takes them.
+    """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
@@ -86,7 +90,9 @@ def write_report(
             save(figure, directory / folder / f"{figure.name}.png")
     found = {audit["label"]: audit_metrics(audit) for audit in audits}
     metrics = {result["label"]: _metrics(result) | found.get(result["label"], {}) for result in results}
-    write_json(directory / "metrics.json", with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
+    write_json(directory / CELLS, with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
+    audited = {label: one["epsilon_audited"] for label, one in found.items() if "epsilon_audited" in one}
+    write_json(directory / METRICS, best_cell(results, audited))
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]

@@ -1,10 +1,11 @@
-"""The report's answer as MLflow shows it: a sentence, a tag and figures of the experiment's parent run."""
+"""The report's answer as MLflow shows it, a sentence, a tag and figures of the parent run, and as DVC compares it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.charts.groups import EPSILONS, Result, SeedGroup, over_seeds, perplexity_metric, untuned
 from tasks.report.answer import answer_lines, headlines, rankings
@@ -43,9 +44,27 @@ def headline(results: Sequence[Result]) -> Headline:
     return Headline(sentence, {"lowest_mechanism": best.mechanism, "answer": sentence}, _finite(figures))
 
 
+def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[str, Any]:
+    """Mechanism, perplexity and the four epsilons of the best candidate: what DVC compares experiments by.
+
+    Args:
+        audited: what attacks showed, by the labels of cells.
+
+    Returns: perplexity alone, the lowest, if nothing has a certified epsilon.
+    """
+    opened = headlines(rankings(results))
+    if not opened:
+        lowest = over_seeds(results, perplexity_metric(results))[0]
+        return {"mechanism": lowest.mechanism} | _finite({"perplexity": lowest.mean})
+    best = opened[0].best
+    shown = [audited[label] for one in best.results if (label := str(one["label"])) in audited]
+    figures = {"perplexity": best.mean} | {key: _largest(best, key) for key in EPSILONS}
+    return {"mechanism": best.mechanism} | _finite(figures | {"epsilon_audited": max(shown, default=None)})
+
+
 def _largest(group: SeedGroup, key: str) -> float:
     return max(float(result[key]) for result in group.results)
 
 
-def _finite(figures: dict[str, float | None]) -> dict[str, float]:
+def _finite(figures: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in figures.items() if value is not None and math.isfinite(value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,12 @@ class _OnceLoader(yaml.SafeLoader):
                 seen.add(name)
         made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return made
+
+
+# As YAML 1.2 has it, and DVC writes and reads it. To YAML 1.1, which PyYAML follows, this is a text.
+_OnceLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def load_yaml(text: str) -> Any:

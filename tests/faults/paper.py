@@ -18,13 +18,14 @@ ROUNDS = {0.5: 4, 2: 16, 4: 8, 5: 4, 8: 8}  # B_SAC by epsilon
 
 
 def compare(profile: str, accounting: str) -> None:
-    from tasks.profile import apply_profile
+    from merge import merge
+
     from tasks.settings.params import load_settings
 
     over = yaml.safe_load(Path(profile).read_text())
     made = Path("data/paper.yaml")
     made.write_text(subprocess.run(["git", "show", "HEAD:params.yaml"], capture_output=True, text=True).stdout)
-    apply_profile(Path(profile), made)  # as `make paper` does
+    merge(Path(profile), made)
     settings = load_settings(made)
     wanted = {*BASELINES, "rldp_published"}
     agent = "rldp_published"

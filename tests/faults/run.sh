@@ -54,7 +54,7 @@ refused() { # refused REGEX: status 2, no traceback, and the error with its fix 
 }
 eq() { [ "$1" = "$2" ]; }
 copy() { cp -a "$W/$1" "$W/$2"; cd "$W/$2" || exit 1; export PREFECT_HOME=$PWD/data/prefect; }
-merge_params() { printf '%s\n' "$1" > "$W/over.yaml"; python -m tasks.profile "$W/over.yaml" > /dev/null || exit 1; }
+merge_params() { printf '%s\n' "$1" > "$W/over.yaml"; python "$HERE/merge.py" "$W/over.yaml" > /dev/null || exit 1; }
 flow() { run python -m flows.experiment; }
 
 # ---------------------------------------------------------------- a small pipeline, built by the program itself
@@ -73,7 +73,7 @@ NUMBER=0
 if [ ! -e "$W/base/data/canaries/train.parquet" ]; then
   title 0 "the pipeline that all faults are injected into: $CLONE at $(git -C "$CLONE" log -1 --format=%h)"
   rm -rf "$W/base"; git clone -q "$CLONE" "$W/base"; cd "$W/base" || exit 1
-  run python -m tasks.profile "$W/fast.yaml"
+  run python "$HERE/merge.py" "$W/fast.yaml"
   run dvc repro --quiet $(sed -n 's/^  \(canaries\|pretrain\|validation\):$/\1/p' dvc.yaml)  # whatever the experiment reads
   check "a small pipeline is built up to its public model" eq "$RC" 0
 fi
@@ -303,7 +303,7 @@ if wants 12; then title 12 "make paper is the paper"
   check "profiles/paper.yaml: the paper's baselines, intervals, warm-ups, schedule, models, epsilons, published accounting" eq "$RC" 0
   LINES_SHOWN=12 run python "$HERE/paper.py" profiles/paper-certified.yaml certified
   check "profiles/paper-certified.yaml: the same with sound mechanisms and certified accounting" eq "$RC" 0
-  LINES_SHOWN=1 run python "$HERE/paper.py" tiny profiles/paper.yaml "$W/over.yaml"; python -m tasks.profile "$W/over.yaml" > /dev/null
+  LINES_SHOWN=1 run python "$HERE/paper.py" tiny profiles/paper.yaml "$W/over.yaml"; python "$HERE/merge.py" "$W/over.yaml" > /dev/null
   LIMIT=1500 run python -m flows.experiment; check "its eight mechanisms run on the small synthetic model" eval '[ "$RC" = 0 ] && [ "$(ls -d data/runs/*/result.json | wc -l)" = 8 ]'
   LIMIT=1500 run python -m flows.audit; run python -m tasks.report.experiment; check "audit and report end" eq "$RC" 0
   LINES_SHOWN=12 run python "$HERE/paper.py" page; check "the page has the two membership columns and the table of steps, with all eight" eq "$RC" 0
@@ -319,7 +319,7 @@ if wants 13; then title 13 "numbers and settings beyond reason"
     if [ -e "$W/z.jsonl" ]; then run dptune verify "$W/z.jsonl"; fi; check "verify at noise $z" explained
     run dptune audit psac --trials 500 --set noise_multiplier=$z; check "audit psac at noise $z" explained
     merge=$(printf 'mechanisms: {static: {max_grad_norm: 1.0, noise_multiplier: %s}}' $z); cp "$W/base/params.yaml" params.yaml
-    printf '%s\n' "$merge" > "$W/over.yaml"; run python -m tasks.profile "$W/over.yaml"; check "params.yaml at noise $z" explained
+    printf '%s\n' "$merge" > "$W/over.yaml"; run python "$HERE/merge.py" "$W/over.yaml"; check "params.yaml at noise $z" explained
     rm -rf "$W/zrun"; cp -a "$W/killed" "$W/zrun" 2> /dev/null
   done
   run python "$HERE/noise_cells.py"; check "finetune of cells at these three: no traceback" eval '[ "$RC" = 0 ]'

@@ -28,7 +28,7 @@ from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
 from tasks.page_links import VIEW, remembered
-from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SECRETS, SPLITS, TRAIN
+from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, run_stage
@@ -81,7 +81,7 @@ def finished(server: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         out, err = StringIO(), StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             report()
-        stored = read_json(SECRETS)
+        stored = read_json(planted_secrets())
         secrets = [one["secret"] for group in ("extraction", "audit") for one in stored[group]]
     return Finished(directory, "".join([ran.stdout, ran.stderr, out.getvalue(), err.getvalue()]), secrets)
 
@@ -172,7 +172,7 @@ def test_the_report_shows_the_experiment(whole: Finished) -> None:
     page = (REPORT / "report.html").read_text()
     assert "SYNTHETIC" in page
     assert all(cell.label in page for cell in cells())
-    assert set(read_json(REPORT / "metrics.json")) == {cell.label for cell in cells()}
+    assert set(read_json(REPORT / "cells.json")) == {cell.label for cell in cells()}
 
 
 def test_no_secret_and_no_record_is_anywhere_else(whole: Finished) -> None:
@@ -181,7 +181,7 @@ def test_no_secret_and_no_record_is_anywhere_else(whole: Finished) -> None:
 
     private = {path: read_records(path).text.to_pylist() for path in (NARRATIVES, TRAIN, EVAL)}
     texts = sorted({text for one in private.values() for text in one} - {""})
-    allowed = [Path("data/raw"), NARRATIVES.parent, SPLITS, TRAIN, SECRETS]
+    allowed = [Path("data/raw"), NARRATIVES.parent, SPLITS, TRAIN, planted_secrets()]
     files = [path for path in Path("data").rglob("*") if path.is_file()]
     open_files = [path for path in files if not any(path.is_relative_to(one) for one in allowed)]
     assert {"mlflow.db", "report.html", "result.json", "ledger.jsonl"} <= {path.name for path in open_files}
@@ -193,7 +193,7 @@ def test_no_secret_and_no_record_is_anywhere_else(whole: Finished) -> None:
     for name, content in places.items():
         assert not [secret for secret in whole.secrets if secret.encode() in content], name
         assert not [text for text in texts if text.encode() in content], name
-    for path in (path for path in files if path not in (SECRETS, TRAIN)):
+    for path in (path for path in files if path not in (planted_secrets(), TRAIN)):
         assert not [secret for secret in whole.secrets if secret.encode() in path.read_bytes()], path
 
 

@@ -200,7 +200,7 @@ def test_only_releases_and_public_data_are_metrics(published: Published) -> None
     names = {row[0] for row in rows("metrics")}
     assert {name for name in names if not METRICS.fullmatch(name)} == set()
     assert {"public_perplexity", "gradient_norm", "epsilon_audited", "audit_canaries_calibrated_auc"} <= names
-    shown = {name for cell in read_json(REPORT / "metrics.json").values() for name in cell}
+    shown = {name for cell in read_json(REPORT / "cells.json").values() for name in cell}
     assert {name for name in shown if not METRICS.fullmatch(name)} == {"releases"}
     tables = list(Path("data/mlartifacts").rglob("steps.csv"))
     steps = {name for table in tables for name in table.read_text("utf-8").splitlines()[0].split(",")}
@@ -237,7 +237,7 @@ def test_no_result_holds_a_figure_of_a_record(published: Published) -> None:
     files = [
         *RUNS.rglob("result.json"),
         *AUDITS.rglob("audit.json"),
-        REPORT / "metrics.json",
+        REPORT / "cells.json",
         PREDICTION / "results.json",
     ]
     assert len(files) == 6

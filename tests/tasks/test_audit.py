@@ -48,7 +48,7 @@ from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import KeptCanaries, crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.results import audit_metrics
-from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN
+from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
 from tasks.settings.audit import Audit
 from tasks.settings.params import load_settings
@@ -145,7 +145,7 @@ def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: 
 
 def test_no_secret_and_no_record_is_in_the_audit(audited: Path) -> None:
     written = audit_file(audited).read_text()
-    secrets = read_secrets(SECRETS)
+    secrets = read_secrets(planted_secrets())
     assert not any(one.secret in written for one in (*secrets.extraction, *secrets.audit))
     assert "patient" not in written
 
@@ -172,7 +172,7 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     assert audit["crafted"]["canaries"] == 16
     assert (audit["crafted"]["watched"], audit["crafted"]["releases"]) == (STEPS, STEPS)
     assert mode(crafted_file(directory)) == 0o600
-    assert crafted_file(directory).is_relative_to(SECRETS.parent)  # never in a cache
+    assert crafted_file(directory).is_relative_to(SECRETS)  # never in a cache
     assert not [path for path in directory.rglob("*") if "crafted" in path.name]
     assert read_json(directory / "result.json")["crafted"] == 16
 
@@ -398,9 +398,9 @@ def _damaged(directory: Path) -> None:
 
 
 def _other_secrets(directory: Path) -> None:
-    stored = read_json(SECRETS)
+    stored = read_json(planted_secrets())
     stored["audit"][0]["included"] = 1 - stored["audit"][0]["included"]
-    SECRETS.write_text(json.dumps(stored))
+    planted_secrets().write_text(json.dumps(stored))
 
 
 def _other_adapter(directory: Path) -> None:
@@ -472,7 +472,7 @@ def test_without_canaries_only_what_needs_none_is_attacked(pipeline: Path) -> No
     report()
     page = (REPORT / "report.html").read_text()
     assert "Does an attack agree with the ledger?" in page
-    assert audit_metrics(audit).items() <= read_json(REPORT / "metrics.json")[audit["label"]].items()
+    assert audit_metrics(audit).items() <= read_json(REPORT / "cells.json")[audit["label"]].items()
 
 
 def test_an_audit_is_made_again_when_something_changed(finished: Path) -> None:
@@ -490,7 +490,7 @@ def test_the_report_shows_audits(audited: Path, tmp_path: Path) -> None:
     page = (tmp_path / "report" / "report.html").read_text()
     assert "BUG: small: something is wrong" in page
     assert "ε audited" in page
-    metrics = read_json(tmp_path / "report" / "metrics.json")
+    metrics = read_json(tmp_path / "report" / "cells.json")
     assert set(audit_metrics(audit)) <= set(metrics[audit["label"]])
     for name in ("audit.png", "roc.png"):
         assert (tmp_path / "report" / "figures" / name).read_bytes().startswith(b"\x89PNG")

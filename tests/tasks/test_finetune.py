@@ -32,7 +32,7 @@ from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import check_converged, main, run_cell
 from tasks.experiment.results import GUARANTEE
-from tasks.paths import EVAL, RUNS, SECRETS, TOKENS, TRAIN
+from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
 from tasks.stage import run_stage
 
 KEYS = {
@@ -441,7 +441,7 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
     run_cell(cell, "cpu")
     captured = capfd.readouterr()
     texts = [text for path in (TRAIN, EVAL) for text in read_records(path).text.to_pylist() if text]
-    secrets = [canary["secret"] for group in ("extraction", "audit") for canary in read_json(SECRETS)[group]]
+    secrets = [canary["secret"] for group in ("extraction", "audit") for canary in read_json(planted_secrets())[group]]
     places = {str(path): path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()}
     places |= {"out": captured.out.encode(), "err": captured.err.encode(), "log": caplog.text.encode()}
     for name, content in places.items():

@@ -27,7 +27,7 @@ ENTRIES = (
 #: What MLflow is sent and what a page shows of a run is a result of a stage, if not of a run.
 NO_STAGE = {name: why for name, why in NO_RESULT.items() if name.startswith(("dptune", "tasks.settings", "flows"))} | {
     f"tasks{name}": NO_RESULT[f"tasks{name}"]
-    for name in ("", ".experiment.checks", ".experiment.standing", ".identity", ".paths", ".stage")
+    for name in ("", ".experiment.checks", ".experiment.standing", ".identity", ".paths", ".stage", ".workspace")
 }
 STAGES: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 

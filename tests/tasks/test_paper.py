@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_pipeline import ROOT, merge, params, read_json, write_params
+from tiny_pipeline import ROOT, apply_profile, merge, params, read_json, write_params
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
@@ -19,7 +19,6 @@ from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid
 from tasks.experiment.finetune import run_cells
 from tasks.experiment.prepare import plan_of
-from tasks.profile import apply_profile
 from tasks.report.experiment import write_report
 from tasks.report.steps_needed import STEPS_FILE
 from tasks.settings.params import load_settings

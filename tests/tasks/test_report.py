@@ -164,7 +164,7 @@ def test_the_pictures_are_pictures(written: Path) -> None:
 
 
 def test_metrics_and_plots_parse(written: Path) -> None:
-    metrics = read_json(written / "metrics.json")
+    metrics = read_json(written / "cells.json")
     assert set(metrics) == {"small.static.seed0", "small.nonprivate.seed0"}
     assert metrics["small.static.seed0"]["epsilon_certified"] == 2.0
     assert metrics["small.static.seed0"]["eval_perplexity"] == 6.0
@@ -174,7 +174,7 @@ def test_metrics_and_plots_parse(written: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["cell"] for row in rows} == set(metrics)
     assert [float(row["perplexity"]) for row in rows] == [7.0, 6.0, 7.0, 6.0]
-    for path in (written / "metrics.json", written / "plots" / "perplexity.json"):
+    for path in (written / "cells.json", written / "plots" / "perplexity.json"):
         json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -187,7 +187,7 @@ def test_private_telemetry_is_said_and_shows_public_figures_alone(tmp_path: Path
     assert "held-out perplexity" not in words.replace("Perplexity on held-out records is not shown", "")
     assert "Perplexity on held-out records is not shown: telemetry is private" in words
     assert "public-set perplexity" in words
-    assert read_json(tmp_path / "metrics.json")["small.static.seed0"].get("eval_perplexity") is None
+    assert read_json(tmp_path / "cells.json")["small.static.seed0"].get("eval_perplexity") is None
 
 
 @pytest.mark.usefixtures("quick_pictures")

@@ -9,12 +9,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_pipeline import ROOT, merge, params, repository_params, write_params
+from tiny_pipeline import ROOT, apply_profile, merge, params, repository_params, write_params
 
 from dptune.errors import ConfigError
-from tasks.profile import apply_profile
+from tasks.profile import overrides
 from tasks.settings.params import load_settings
 from tasks.settings.params import merge as merge_settings
+from tasks.settings.strict_yaml import load_yaml
 
 PAPER = ROOT / "profiles" / "paper.yaml"
 
@@ -69,7 +70,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an epsilon twice": ({"experiment": {"epsilons": [2, 2.0]}}, "experiment.epsilons: 2.0 is given twice"),
     "a policy's seed twice": ({"policy": {"seeds": [1, 1]}}, "policy.seeds: 1 is given twice"),
     "a folder for a source": ({"data": {"source": "/etc"}}, "data.source"),
-    "an empty path": ({"data": {"path": ""}}, "data.path: is an empty text"),
+    "an empty path": ({"data": {"source": "table", "path": ""}}, "data.path: is an empty text"),
     "no folder to start from": ({"mechanisms": {"rldp": {"init_from": ""}}}, "mechanisms.rldp: init_from: is an empty"),
     "no mechanism": ({"experiment": {"mechanisms": []}}, "experiment.mechanisms"),
     "no device": ({"experiment": {"devices": []}}, "experiment.devices"),
@@ -185,7 +186,7 @@ def test_a_bad_override_is_refused(empty: Path, overrides: dict[str, Any]) -> No
 
 
 def test_the_path_variable_wins_over_the_file(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_params({"data": {"path": "file.csv"}})
+    write_params({"data": {"source": "table", "path": "file.csv"}})
     assert load_settings().data.uci_path == Path("file.csv")
     monkeypatch.setenv("DPTUNE_UCI_PATH", "/given.csv")
     assert load_settings().data.uci_path == Path("/given.csv")
@@ -279,10 +280,52 @@ def test_a_missing_profile_is_named(here: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_ready_made_study_is_valid(profile: Path) -> None:
-    chosen = load_settings(ROOT / "params.yaml", yaml.safe_load(profile.read_text())).experiment
-    assert chosen.mechanisms
-    assert chosen.epsilons
+def test_every_ready_made_study_is_valid(here: Path, profile: Path) -> None:
+    """DVC lays it over params.yaml value by value, so that mechanisms and models are the profile's alone."""
+    said = yaml.safe_load(profile.read_text())
+    apply_profile(profile)
+    settings = load_settings()
+    assert settings.experiment.mechanisms
+    assert settings.experiment.epsilons
+    merged = merge(repository_params(), said)
+    merged["mechanisms"].update(said.get("mechanisms", {}))
+    merged["experiment"]["models"] = said.get("experiment", {}).get(
+        "models", repository_params()["experiment"]["models"]
+    )
+    assert settings == load_settings(write(merged))
+
+
+def write(content: dict[str, Any]) -> Path:
+    """A parameter file of this content."""
+    path = Path("merged.yaml")
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def test_the_options_of_a_profile_are_words_for_a_shell() -> None:
+    """`dvc exp run $(python -m tasks.profile FILE)` must hand each of them on as one."""
+    for profile in (ROOT / "profiles").glob("*.yaml"):
+        assert [one for one in overrides(profile, ROOT / "params.yaml") if len(one.split()) != 1] == []
+
+
+def test_values_of_a_profile_reach_the_file_as_they_are(here: Path) -> None:
+    over = {
+        "data": {"source": "table", "path": "it's, {odd}: [x]\\.csv", "options": {"template": "{age}: {note}"}},
+        "mechanisms": {"static": {"max_grad_norm": 1e-05}, "mine": {"like": "static", "accounting": "published"}},
+        "experiment": {"name": "null", "epsilons": [1, 0.5], "devices": ["cuda:0"]},
+        "training": {"autocast": None, "gradient_checkpointing": True},
+    }
+    Path(over["data"]["path"]).write_text("age,note\n1,well\n")
+    Path("mine.yaml").write_text(yaml.safe_dump(over))
+    apply_profile(Path("mine.yaml"))
+    found = load_yaml(Path("params.yaml").read_text())
+    wanted = merge(repository_params(), over)
+    wanted["mechanisms"].update(over["mechanisms"])
+    assert found == wanted
+
+
+def test_a_number_as_dvc_writes_it_is_a_number() -> None:
+    assert load_yaml("[1e-05, 1E5, -2e+3, 1.0e-5, 1e, e5]") == [1e-05, 1e5, -2e3, 1e-05, "1e", "e5"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from tasks.paths import (
     SECRETS,
     SPLITS,
     TRAIN,
+    planted_secrets,
 )
 from tasks.stage import ERROR_FILE, USER_ERROR, keep_failure, run_stage
 
@@ -59,7 +60,7 @@ def test_only_the_owner_reads_what_the_stages_write(pipeline: Path) -> None:
     files = [path for path in Path("data").rglob("*") if path.is_file() and path.name != "mlflow.db"]
     assert len(files) > 12
     assert {path: oct(mode(path)) for path in files if mode(path) & 0o077} == {}
-    assert {oct(mode(path)) for path in (Path("data"), SECRETS.parent)} == {"0o700"}
+    assert {oct(mode(path)) for path in (Path("data"), SECRETS)} == {"0o700"}
 
 
 def test_private_records_are_closed_whatever_the_umask(pipeline: Path) -> None:
@@ -72,15 +73,15 @@ def test_private_records_are_closed_whatever_the_umask(pipeline: Path) -> None:
     private = [path for path in Path("data").rglob("*") if path.suffix in (".parquet", ".csv", ".json")]
     private = [path for path in private if "models" not in path.parts]
     assert {path: oct(mode(path)) for path in private if mode(path) != 0o600} == {}
-    assert mode(SECRETS.parent) == 0o700
+    assert mode(SECRETS) == 0o700
 
 
 def test_secrets_lie_in_their_folder_alone(pipeline: Path) -> None:
-    secrets = read_secrets(SECRETS)
+    secrets = read_secrets(planted_secrets())
     assert (len(secrets.extraction), len(secrets.audit)) == (4, 20)
-    assert [path.name for path in SECRETS.parent.iterdir()] == [SECRETS.name]
+    assert [path.name for path in SECRETS.iterdir()] == [planted_secrets().name]
     every = [canary.secret for canary in (*secrets.extraction, *secrets.audit)]
-    for path in (path for path in Path("data").rglob("*") if path.is_file() and path not in (SECRETS, TRAIN)):
+    for path in (path for path in Path("data").rglob("*") if path.is_file() and path not in (planted_secrets(), TRAIN)):
         content = path.read_bytes()
         assert not [secret for secret in every if secret.encode() in content], path
     planted = " ".join(read_records(TRAIN).text.to_pylist())
@@ -99,16 +100,19 @@ def test_the_manifest_is_for_everyone(pipeline: Path) -> None:
         "audit_candidates": 20,
         "unit": "record",
         "train_sha256": sha256(TRAIN),
-        "secrets_sha256": sha256(SECRETS),
+        "secrets_sha256": sha256(planted_secrets()),
     }
 
 
-def test_new_coins_are_tossed_every_time(pipeline: Path) -> None:
-    before = read_secrets(SECRETS)
+def test_new_coins_are_tossed_every_time_and_the_old_ones_stay(pipeline: Path) -> None:
+    """DVC may restore the data/canaries that the old ones belong to; an audit of those needs them."""
+    before, manifest = read_secrets(planted_secrets()), MANIFEST.read_bytes()
     plant()
-    after = read_secrets(SECRETS)
+    after = read_secrets(planted_secrets())
     assert {c.secret for c in before.audit}.isdisjoint(c.secret for c in after.audit)
     assert [c.carrier for c in before.audit] == [c.carrier for c in after.audit]
+    MANIFEST.write_bytes(manifest)
+    assert read_secrets(planted_secrets()) == before
 
 
 def test_no_patient_is_on_two_sides(pipeline: Path) -> None:
@@ -127,12 +131,12 @@ def test_a_stage_out_of_order_names_the_missing_file(empty: Path, stage: Callabl
 
 
 def test_too_many_canaries_are_refused_and_leave_the_old_files(pipeline: Path) -> None:
-    before = sha256(TRAIN), sha256(SECRETS), sha256(MANIFEST)
+    before = sha256(TRAIN), sha256(planted_secrets()), sha256(MANIFEST)
     write_params({"canaries": {"audit": 1000}})
     with pytest.raises(SystemExit) as ended:
         run_stage(plant)
     assert ended.value.code == USER_ERROR
-    assert (sha256(TRAIN), sha256(SECRETS), sha256(MANIFEST)) == before
+    assert (sha256(TRAIN), sha256(planted_secrets()), sha256(MANIFEST)) == before
 
 
 def ends(work: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> str:

@@ -90,7 +90,7 @@ def test_the_report_has_the_table_its_file_and_the_metric(tmp_path: Path) -> Non
     assert "50 %" in words
     (row,) = read_json(tmp_path / STEPS_FILE)
     assert (row["label"], row["baseline"], row["share"]) == ("small.rldp.seed0", "static", 0.5)
-    metrics = read_json(tmp_path / "metrics.json")
+    metrics = read_json(tmp_path / "cells.json")
     assert metrics["small.rldp.seed0"][NAME] == 0.5
     assert NAME not in metrics["small.static.seed0"]
 
@@ -108,7 +108,7 @@ def test_under_private_telemetry_there_is_no_share(tmp_path: Path) -> None:
     results = [private(one) for one in (*BASELINES, run("rldp", [7, 6, 5, 5], agent=True))]
     write_report(results, tmp_path, "tiny")
     assert read_json(tmp_path / STEPS_FILE) == []
-    assert NAME not in (tmp_path / "metrics.json").read_text()
+    assert NAME not in (tmp_path / "cells.json").read_text()
     words = " ".join(page(tmp_path).words.split())
     assert "Share of steps to the best baseline's final utility: not shown: telemetry is private" in words
 

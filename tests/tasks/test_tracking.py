@@ -39,7 +39,7 @@ from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.results import GUARANTEE
-from tasks.paths import DATA, SECRETS, TRAIN
+from tasks.paths import DATA, TRAIN, planted_secrets
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.
@@ -228,7 +228,7 @@ def test_epsilons_are_tags_that_never_promise_more_than_the_ledger(tracked: Trac
 
 
 def test_no_secret_is_in_the_database_or_the_artifacts(tracked: Tracked) -> None:
-    secrets = [c["secret"] for group in ("extraction", "audit") for c in read_json(SECRETS)[group]]
+    secrets = [c["secret"] for group in ("extraction", "audit") for c in read_json(planted_secrets())[group]]
     places = [Path("data/mlflow.db"), *(path for path in Path("data/mlartifacts").rglob("*") if path.is_file())]
     assert len(places) > 5
     for path in places:

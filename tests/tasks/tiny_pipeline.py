@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from tasks.experiment.cells import Cell, grid
+from tasks.profile import overrides
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
@@ -98,6 +99,13 @@ def write_params(*changes: dict[str, Any], path: Path = Path("params.yaml")) -> 
     except UnicodeEncodeError:  # half of a character, which the writer in C does not take
         text = yaml.safe_dump(content, sort_keys=False)
     path.write_text(text, encoding="utf-8")
+
+
+def apply_profile(profile: Path, path: Path = Path("params.yaml")) -> None:
+    """Write a profile over a parameter file as `dvc exp run` does with the options that `tasks.profile` prints."""
+    from dvc.utils.hydra import apply_overrides
+
+    apply_overrides(path, overrides(profile, path))
 
 
 def cells(*changes: dict[str, Any]) -> list[Cell]:
