@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -17,7 +18,9 @@ from flows.failures import FlowError
 from flows.server import cancel_run, start_server
 from tasks.stage import INTERRUPTED, say_error
 
-_SECONDS = 3.0
+#: Time for the end of a cell's step, and its checkpoint.
+_SECONDS = 8.0
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
@@ -49,18 +52,51 @@ class _Plain(logging.Filter):
         return not record.getMessage().startswith(("Starting temporary server", "Stopping temporary server"))
 
 
+def end_when_cancelled() -> None:
+    """Let this process end on SIGTERM as on Ctrl-C; Prefect sends it when a run is cancelled or its server ends.
+
+    Prefect itself would wait for the cells under way, and leave the runs within the run as running.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _stop_all()
+    os._exit(0)  # Prefect takes any other status for a crash
+
+
+def _stop_all() -> None:
+    """End every process that this one started, and tell Prefect. Cells end after their step, with a checkpoint."""
+    logging.disable(logging.CRITICAL)
+    children = _terminate()
+    cancel_run()
+    psutil.wait_procs(children, timeout=_SECONDS)
+    for child in psutil.Process().children(recursive=True):  # Prefect may have tried one again meanwhile
+        with suppress(psutil.Error):
+            child.kill()
+
+
+def _terminate() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.Error):
+            child.terminate()
+    return children
+
+
 @contextmanager
 def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
-    """Context in which Ctrl-C kills this process and all that it started. Files on disk are safe against kills.
+    """Context in which Ctrl-C and SIGTERM end this process and all that it started. Files on disk are safe.
 
     What Prefect itself makes of a KeyboardInterrupt took minutes.
     """
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        logging.disable(logging.CRITICAL)
-        cancel_run()
-        _end_children()
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        _stop_all()
         where = ""
         with suppress(Exception):  # nothing may keep the process from ending
             where = standing()
@@ -69,19 +105,9 @@ def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 
-    before: Any = signal.signal(signal.SIGINT, stop)
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _STOPS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _end_children() -> None:
-    """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL."""
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.Error):
-            child.terminate()
-    for child in psutil.wait_procs(children, timeout=_SECONDS)[1]:
-        with suppress(psutil.Error):
-            child.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -62,13 +62,17 @@ def _cancel(run: str) -> None:
     from prefect.client.schemas.objects import State
     from prefect.states import Cancelled
 
-    state: State[Any] = Cancelled(message="Stopped by Ctrl-C.")
-    own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)]))
+    state: State[Any] = Cancelled(message="Stopped; run again to go on.")
+    under_way: UUID | None = UUID(run)
     with suppress(Exception), get_client(sync_client=True) as client:  # the flow ends in any case
-        client.set_flow_run_state(UUID(run), state, force=True)
-        for task in client.read_task_runs(flow_run_filter=own):
-            if task.state is not None and not task.state.is_final():
-                client.set_task_run_state(task.id, state, force=True)
+        while under_way:  # this run, the run that it is a part of, and so on
+            client.set_flow_run_state(under_way, state, force=True)
+            own = FlowRunFilter(id=FlowRunFilterId(any_=[under_way]))
+            for task in client.read_task_runs(flow_run_filter=own):
+                if task.state is not None and not task.state.is_final():
+                    client.set_task_run_state(task.id, state, force=True)
+            part = client.read_flow_run(under_way).parent_task_run_id
+            under_way = client.read_task_run(part).flow_run_id if part else None
 
 
 def end_server_with_me() -> None:
