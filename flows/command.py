@@ -19,7 +19,7 @@ from flows.server import cancel_run, start_server
 from tasks.stage import INTERRUPTED, say_error
 
 #: Time for the end of a cell's step, and its checkpoint.
-_SECONDS = 8.0
+_SECONDS = 7.0
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 

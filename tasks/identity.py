@@ -36,7 +36,7 @@ NO_RESULT = {
     "dptune.files": "how a file is written, not what",
     "dptune.plugins": "it names the code of others, which has a digest of its own",
     "dptune.progress": "bars for people",
-    "dptune.training.stopping": "when a run stops; it goes on from its checkpoint",
+    "dptune.stopping": "when a run stops; it goes on from its checkpoint",
     "flows": "how long Prefect waits, and what it logs",
     "flows.command": "how a flow that failed or was stopped ends",
     "flows.failures": "the words of a failed flow",

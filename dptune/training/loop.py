@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from dptune.mechanisms.interfaces import Gradients
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
+from dptune.stopping import stop_request
 from dptune.training.gradients import BatchGradients
 from dptune.training.model import train_adapters
 from dptune.training.opening import open_rank, open_run
 from dptune.training.ranks import Ranks
 from dptune.training.run import RankRun, StepReport, contribute, seed_dropout
 from dptune.training.spec import RunSpec
-from dptune.training.stopping import stop_request
 
 
 def train(

@@ -19,13 +19,13 @@ import torch
 from torch.nn.functional import dropout
 
 from dptune.errors import ConfigError
+from dptune.stopping import stop_request
 from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.losses import model_losses
 from dptune.training.model import train_adapters
 from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_row, by_unit
 from dptune.training.run import Run, Step, seed_dropout
-from dptune.training.stopping import stop_request
 
 
 def shared_copy(model: Any) -> Any:

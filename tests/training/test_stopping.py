@@ -16,6 +16,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.stopping import stop_request
 from dptune.training.loop import train
 from dptune.training.lora import Lora
 from dptune.training.model import attach_lora
@@ -23,7 +24,6 @@ from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
-from dptune.training.stopping import stop_request
 from dptune.training.together import shared_copy, train_together
 
 STEPS = 7
@@ -98,3 +98,13 @@ def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert found == [False, signal.SIG_DFL]
+
+
+def test_a_process_in_the_background_goes_on_to_ignore_ctrl_c() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_request() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGINT, before)
