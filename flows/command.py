@@ -70,20 +70,19 @@ def _end(_signal: int, _frame: FrameType | None) -> None:
 def _stop_all() -> None:
     """End every process that this one started, and tell Prefect. Cells end after their step, with a checkpoint."""
     logging.disable(logging.CRITICAL)
-    children = _terminate()
-    cancel_run()
-    psutil.wait_procs(children, timeout=_SECONDS)
-    for child in psutil.Process().children(recursive=True):  # Prefect may have tried one again meanwhile
-        with suppress(psutil.Error):
-            child.kill()
+    cancel_run(_end_children)
 
 
-def _terminate() -> list[psutil.Process]:
+def _end_children() -> None:
+    """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL."""
     children = psutil.Process().children(recursive=True)
     for child in children:
         with suppress(psutil.Error):
             child.terminate()
-    return children
+    psutil.wait_procs(children, timeout=_SECONDS)
+    for child in psutil.Process().children(recursive=True):  # Prefect may have tried one again meanwhile
+        with suppress(psutil.Error):
+            child.kill()
 
 
 @contextmanager

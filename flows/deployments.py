@@ -214,7 +214,8 @@ def deployments() -> list[RunnerDeployment]:
 def serve_deployments() -> None:
     """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
     threading.Thread(target=_follow_file, daemon=True).start()
-    serve(*deployments(), limit=1, print_starting_message=False)
+    # A schedule that was paused at the end would stay paused at the next start.
+    serve(*deployments(), limit=1, pause_on_shutdown=False, print_starting_message=False)
 
 
 def _follow_file() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -43,15 +44,22 @@ def _block_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def cancel_run() -> None:
-    """Tell Prefect that this process' flow run, and its tasks under way, were cancelled; if it answers in time."""
+def cancel_run(meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Tell Prefect that this process' flow run, and its tasks under way, were cancelled; if it answers in time.
+
+    Args:
+        meanwhile: what else there is to do, while Prefect is told.
+    """
     from prefect.runtime import flow_run
 
-    if flow_run.id:
-        # In this context: it knows which server the flow's is.
-        telling = threading.Thread(target=copy_context().run, args=(_cancel, str(flow_run.id)), daemon=True)
-        telling.start()
-        telling.join(_SECONDS)
+    if not flow_run.id:
+        meanwhile()
+        return
+    # In this context: it knows which server the flow's is.
+    telling = threading.Thread(target=copy_context().run, args=(_cancel, str(flow_run.id)), daemon=True)
+    telling.start()
+    meanwhile()
+    telling.join(_SECONDS)
 
 
 def _cancel(run: str) -> None:
