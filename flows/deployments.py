@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import MinLen
-from prefect import flow, get_run_logger, serve
+from prefect import Flow, flow, get_run_logger, serve
 from prefect.client.schemas.objects import State
-from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.deployments.runner import RunnerDeployment
 from prefect.states import Failed
+from prefect.types.entrypoint import EntrypointType
 
 from dptune.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.errors import DptuneError
@@ -187,7 +188,7 @@ def _failed(sentence: str) -> State[Any]:
     return Failed(message=sentence)
 
 
-_FLOWS = {
+_FLOWS: dict[str, Flow[..., Any]] = {
     "study": study_form,
     "experiment": experiment_form,
     "audit": audit_form,

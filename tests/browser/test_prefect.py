@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -45,8 +44,11 @@ class Served:
     log: Path
     prefect: str
 
-    def api(self, path: str) -> Any:
-        with urlopen(f"{self.prefect}/api{path}") as answer:
+    def ask(self, path: str, body: Any = None) -> Any:
+        """What Prefect's API answers to GET, or to POST with a body."""
+        data = None if body is None else json.dumps(body).encode()
+        asking = Request(f"{self.prefect}/api{path}", data, {"Content-Type": "application/json"})
+        with urlopen(asking) as answer:
             return json.load(answer)
 
 
@@ -88,14 +90,22 @@ def wait_for_deployment(served: Served) -> Any:
     while True:  # only the test's own limit ends the wait
         assert served.process.poll() is None, served.log.read_text()
         with suppress(OSError):
-            return served.api("/deployments/name/study/study")
+            return served.ask("/deployments/name/study/study")
+        time.sleep(0.5)
+
+
+def wait_for_run(served: Served, deployment: str) -> str:
+    """The id of the first run that the deployment has."""
+    while True:
+        if found := served.ask("/flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}}):
+            return str(found[0]["id"])
         time.sleep(0.5)
 
 
 def wait_for_end(served: Served, run: str) -> Any:
     while True:
         assert served.process.poll() is None, served.log.read_text()
-        found = served.api(f"/flow_runs/{run}")
+        found = served.ask(f"/flow_runs/{run}")
         if found["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
             return found
         time.sleep(1)
@@ -118,9 +128,7 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Ser
     name.fill("from the form")
     keep(page, "prefect-form")
     page.get_by_role("button", name="Submit").click()
-    link = page.get_by_role("link", name="View run")
-    link.wait_for(timeout=_MILLISECONDS)
-    run = str(re.search(r"flow-run/([0-9a-f-]{36})", str(link.get_attribute("href")))[1])  # type: ignore[index]
+    run = wait_for_run(served, deployment["id"])
     ended = wait_for_end(served, run)
     assert ended["state_type"] == "COMPLETED", served.log.read_text()
     assert ended["name"] == f"from the form: nonprivate, static at epsilon {BUDGET:g}; 1 seed"
@@ -139,7 +147,4 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Ser
 
 
 def artifacts(served: Served, run: str) -> list[Any]:
-    body = json.dumps({"artifacts": {"flow_run_id": {"any_": [run]}}}).encode()
-    asking = Request(f"{served.prefect}/api/artifacts/filter", body, {"Content-Type": "application/json"})
-    with urlopen(asking) as answer:
-        return list(json.load(answer))
+    return list(served.ask("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}}))
