@@ -15,6 +15,7 @@ from dptune.files import private_directory, sha256, write_json
 from flows.command import run_flow
 from flows.experiment import available_devices
 from flows.failures import FlowError, flow_error
+from flows.progress_page import progress_page
 from flows.server import end_server_with_me
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.experiment.checks import check_models
@@ -50,7 +51,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     """
     end_server_with_me()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
-    device = available_devices(settings.experiment)[0]
+    device, show = available_devices(settings.experiment)[0], progress_page("audits")
     private_directory(AUDITS)
     configured = attack.with_options(result_storage=AUDITS.resolve())
     violations: list[str] = []
@@ -67,8 +68,9 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         else:
             violations += found
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
+        show(number / len(cells), f"{number} of {len(cells)} audits")
     if violations or errors:
-        _write_page()
+        _write_page(settings.experiment.name)
         summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
         failed = flow_error(summary, list(errors.values())) if errors else None
         raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
@@ -77,10 +79,10 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     return [str(file) for file in files.values()]
 
 
-def _write_page() -> None:
+def _write_page(name: str) -> None:
     """Write the report's page. DVC skips the report when this stage fails, and the page shows what was found."""
     try:
-        report()
+        report(name)
     except Exception as error:
         get_run_logger().warning("the report could not be written: %s", error)
 

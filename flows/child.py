@@ -2,18 +2,22 @@
 
     python -m flows.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
 
-Otherwise the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting.
+Otherwise the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting. A cell that
+trains ends after its step, with a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
 
 _SECONDS = 0.5
+#: Time for the end of a step. A module that does not wait for one ends at once.
+_GRACE_SECONDS = 8.0
 
 
 def child(module: str, *arguments: str) -> list[str]:
@@ -24,6 +28,8 @@ def child(module: str, *arguments: str) -> list[str]:
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
     os._exit(1)  # as a kill would; files on disk are safe against kills
 
 

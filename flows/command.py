@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -17,7 +18,9 @@ from flows.failures import FlowError
 from flows.server import cancel_run, start_server
 from tasks.stage import INTERRUPTED, say_error
 
-_SECONDS = 3.0
+#: Time for the end of a cell's step, and its checkpoint.
+_SECONDS = 7.0
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
@@ -49,31 +52,25 @@ class _Plain(logging.Filter):
         return not record.getMessage().startswith(("Starting temporary server", "Stopping temporary server"))
 
 
-@contextmanager
-def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
-    """Context in which Ctrl-C kills this process and all that it started. Files on disk are safe against kills.
+def end_when_cancelled() -> None:
+    """Let this process end on SIGTERM as on Ctrl-C; Prefect sends it when a run is cancelled or its server ends.
 
-    What Prefect itself makes of a KeyboardInterrupt took minutes.
+    Prefect itself would wait for the cells under way, and leave the runs within the run as running.
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        logging.disable(logging.CRITICAL)
-        cancel_run()
-        _end_children()
-        where = ""
-        with suppress(Exception):  # nothing may keep the process from ending
-            where = standing()
-        # Inside a flow, Prefect makes log lines of what is printed.
-        sys.stderr.write(f"\nstopped{where and ' '}{where}; run again to go on\n")
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)
 
-    before: Any = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _stop_all()
+    os._exit(0)  # Prefect takes any other status for a crash
+
+
+def _stop_all() -> None:
+    """End every process that this one started, and tell Prefect. Cells end after their step, with a checkpoint."""
+    logging.disable(logging.CRITICAL)
+    cancel_run(_end_children)
 
 
 def _end_children() -> None:
@@ -82,6 +79,34 @@ def _end_children() -> None:
     for child in children:
         with suppress(psutil.Error):
             child.terminate()
-    for child in psutil.wait_procs(children, timeout=_SECONDS)[1]:
+    psutil.wait_procs(children, timeout=_SECONDS)
+    for child in psutil.Process().children(recursive=True):  # Prefect may have tried one again meanwhile
         with suppress(psutil.Error):
             child.kill()
+
+
+@contextmanager
+def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
+    """Context in which Ctrl-C and SIGTERM end this process and all that it started. Files on disk are safe.
+
+    What Prefect itself makes of a KeyboardInterrupt took minutes.
+    """
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        _stop_all()
+        where = ""
+        with suppress(Exception):  # nothing may keep the process from ending
+            where = standing()
+        # Inside a flow, Prefect makes log lines of what is printed.
+        sys.stderr.write(f"\nstopped{where and ' '}{where}; run again to go on\n")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

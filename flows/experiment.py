@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -29,7 +29,9 @@ from dptune.progress import Meter
 from flows.child import child
 from flows.command import run_flow
 from flows.failures import CellError, flow_error
+from flows.names import grid_name
 from flows.places import free_place
+from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
 from flows.server import end_server_with_me
 from tasks import tracking
@@ -203,7 +205,7 @@ def _failures(
     groups: list[CellGroup], futures: list[PrefectFuture[list[str]]]
 ) -> tuple[list[str], list[BaseException]]:
     """Wait for every cell. Returns the labels of cells that failed, and their errors."""
-    logger, done = get_run_logger(), 0
+    logger, done, show = get_run_logger(), 0, progress_page("cells")
     failed: list[str] = []
     errors: list[BaseException] = []
     total = sum(len(group.cells) for group in groups)
@@ -212,6 +214,7 @@ def _failures(
             future.wait()
             state, done = future.state, done + len(group.cells)
             meter.update(done)
+            show(done / total, f"{done} of {total} cells")
             name = (state.name or state.type).lower() if state.is_final() else "lost with its worker, again and again"
             logger.info("%d of %d cells: %s %s", done, total, group.label, name)
             if not state.is_completed():
@@ -261,13 +264,18 @@ def _run_attached(label: str, command: list[str], home: Path, environment: Mappi
 
 
 def run_process(
-    label: str, command: list[str], home: Path | None = None, environment: Mapping[str, str] | None = None
+    label: str,
+    command: list[str],
+    home: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run a process and pass its output on line by line.
 
     Args:
         home: the process' working directory; None for this one's.
         environment: the process' environment; None for this one's.
+        on_line: called with each line.
 
     Raises: CellError with the last lines, if it ends with an error.
     """
@@ -285,6 +293,7 @@ def run_process(
         for line in _lines(process):
             last.append(line)
             logger.info("%s", line)
+            on_line(line)
         status = process.wait()
     finally:
         if process.poll() is None:
@@ -306,7 +315,8 @@ def main() -> None:
     settings = load_settings()
     check_inputs()
     check_models(settings)
-    run_flow(experiment, lambda: standing(_UNDER_WAY))
+    named = experiment.with_options(flow_run_name=lambda: grid_name(settings))
+    run_flow(named, lambda: standing(_UNDER_WAY))
 
 
 if __name__ == "__main__":

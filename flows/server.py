@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -43,15 +44,22 @@ def _block_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def cancel_run() -> None:
-    """Tell Prefect that this process' flow run, and its tasks under way, were cancelled; if it answers in time."""
+def cancel_run(meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Tell Prefect that this process' flow run, and its tasks under way, were cancelled; if it answers in time.
+
+    Args:
+        meanwhile: what else there is to do, while Prefect is told.
+    """
     from prefect.runtime import flow_run
 
-    if flow_run.id:
-        # In this context: it knows which server the flow's is.
-        telling = threading.Thread(target=copy_context().run, args=(_cancel, str(flow_run.id)), daemon=True)
-        telling.start()
-        telling.join(_SECONDS)
+    if not flow_run.id:
+        meanwhile()
+        return
+    # In this context: it knows which server the flow's is.
+    telling = threading.Thread(target=copy_context().run, args=(_cancel, str(flow_run.id)), daemon=True)
+    telling.start()
+    meanwhile()
+    telling.join(_SECONDS)
 
 
 def _cancel(run: str) -> None:
@@ -62,13 +70,17 @@ def _cancel(run: str) -> None:
     from prefect.client.schemas.objects import State
     from prefect.states import Cancelled
 
-    state: State[Any] = Cancelled(message="Stopped by Ctrl-C.")
-    own = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run)]))
+    state: State[Any] = Cancelled(message="Stopped; run again to go on.")
+    under_way: UUID | None = UUID(run)
     with suppress(Exception), get_client(sync_client=True) as client:  # the flow ends in any case
-        client.set_flow_run_state(UUID(run), state, force=True)
-        for task in client.read_task_runs(flow_run_filter=own):
-            if task.state is not None and not task.state.is_final():
-                client.set_task_run_state(task.id, state, force=True)
+        while under_way:  # this run, the run that it is a part of, and so on
+            client.set_flow_run_state(under_way, state, force=True)
+            own = FlowRunFilter(id=FlowRunFilterId(any_=[under_way]))
+            for task in client.read_task_runs(flow_run_filter=own):
+                if task.state is not None and not task.state.is_final():
+                    client.set_task_run_state(task.id, state, force=True)
+            part = client.read_flow_run(under_way).parent_task_run_id
+            under_way = client.read_task_run(part).flow_run_id if part else None
 
 
 def end_server_with_me() -> None:

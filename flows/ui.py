@@ -31,19 +31,6 @@ MLFLOW_PORT = int(os.environ.get("DPTUNE_MLFLOW_PORT", "5000"))
 _START_SECONDS = 180
 
 
-def serve_deployments() -> None:
-    """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
-    from flows.experiment import experiment
-
-    experiment.serve(
-        name="experiment",
-        description="The grid of params.yaml: models x mechanisms x epsilons x seeds. Finished cells are kept.",
-        tags=["dptune"],
-        limit=1,
-        print_starting_message=False,
-    )
-
-
 def run_ui() -> None:
     """Start the servers and the deployments; stop all of them when one ends or on Ctrl-C."""
     environment = dict(os.environ)
@@ -55,10 +42,11 @@ def run_ui() -> None:
         if own_prefect:
             _check_free(PREFECT_PORT, "DPTUNE_PREFECT_PORT")
             url = f"http://{HOST}:{PREFECT_PORT}"
-            processes.append(_start(["prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)]))
             environment["PREFECT_API_URL"] = f"{url}/api"
+            server = ["prefect", "server", "start", "--host", HOST, "--port", str(PREFECT_PORT)]
+            processes.append(_start(server, {**os.environ, **_page_settings(url)}))
             _wait_for(f"{url}/api/health", processes[-1])
-            print(f"Prefect UI:  {url}   (Deployments -> experiment -> Run, or add a schedule)", flush=True)
+            print(f"Prefect UI:  {url}   (Deployments -> study -> Run, or add a schedule)", flush=True)
         processes.append(_start(["flows.ui", "deployments"], environment))
         if mlflow:
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", mlflow)
@@ -73,6 +61,17 @@ def run_ui() -> None:
         print("stopping", flush=True)
     finally:
         _stop(processes)
+
+
+def _page_settings(url: str) -> dict[str, str]:
+    """Settings of Prefect's pages in the browser."""
+    return {
+        # Otherwise they ask the port of Prefect's own settings, whichever one the server has.
+        "PREFECT_SERVER_UI_API_URL": f"{url}/api",
+        # The second version of the pages asks a host of others for its configuration, before it reads any setting.
+        "PREFECT_SERVER_UI_V2_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
 
 
 def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -126,7 +125,12 @@ def main(
     only: Annotated[Literal["deployments"] | None, typer.Argument(help="serve the deployments without any UI")] = None,
 ) -> None:
     """Serve Prefect's and MLflow's UI, and the deployments."""
-    (serve_deployments if only else run_ui)()
+    if only:
+        from flows.deployments import serve_deployments
+
+        serve_deployments()
+    else:
+        run_ui()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dptune.mechanisms.interfaces import Gradients
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
+from dptune.stopping import stop_request
 from dptune.training.gradients import BatchGradients
 from dptune.training.model import train_adapters
 from dptune.training.opening import open_rank, open_run
@@ -40,7 +41,8 @@ def train(
         ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
             which an auditor's slots are empty.
 
-    A run whose controller moves the noise may use up its budget early; it then ends with fewer releases.
+    A run whose controller moves the noise may use up its budget early; it then ends with fewer releases. Ctrl-C and
+    SIGTERM stop a run at the end of a step, with a checkpoint, by a KeyboardInterrupt.
 
     Returns: the ledger, still open: the caller finishes it when the run's results are safe.
 
@@ -50,10 +52,14 @@ def train(
     run = open_run(spec, directory, entropy, on_step, ranks)
     seed_dropout(entropy, run.step)
     try:
-        while (step := run.begin()) is not None:
-            train_adapters(spec.model)
-            run.complete(step, gradients_of(run, step.batch))
-        run.end()
+        with stop_request() as asked:
+            while not asked() and (step := run.begin()) is not None:
+                train_adapters(spec.model)
+                run.complete(step, gradients_of(run, step.batch))
+            if not asked():
+                run.end()
+            elif run.step:
+                run.save()
     except BaseException:
         run.ledger.close()
         raise

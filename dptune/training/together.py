@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import dropout
 
 from dptune.errors import ConfigError
+from dptune.stopping import stop_request
 from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.losses import model_losses
@@ -67,18 +68,21 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
         base.eval()
         seed_dropout(runs[0].entropy, runs[0].step)
         active = list(range(len(runs)))
-        while active:
-            steps = {number: attempt(number, runs[number].begin) for number in active}
-            for number in active:
-                if steps[number] is None and number not in errors:
-                    attempt(number, runs[number].end)
-            active = [number for number in active if steps[number] is not None]
-            shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
-            for number in active:
-                train_adapters(runs[number].spec.model)
-                clipped = runs[number].spec.mechanism.clipper.gradients(_RunGradients(shared, number))
-                attempt(number, runs[number].complete, steps[number], clipped)
-            active = [number for number in active if number not in errors]
+        with stop_request() as asked:
+            while active and not asked():
+                steps = {number: attempt(number, runs[number].begin) for number in active}
+                for number in active:
+                    if steps[number] is None and number not in errors:
+                        attempt(number, runs[number].end)
+                active = [number for number in active if steps[number] is not None]
+                shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
+                for number in active:
+                    train_adapters(runs[number].spec.model)
+                    clipped = runs[number].spec.mechanism.clipper.gradients(_RunGradients(shared, number))
+                    attempt(number, runs[number].complete, steps[number], clipped)
+                active = [number for number in active if number not in errors]
+            for number in (number for number in active if asked() and runs[number].step):
+                attempt(number, runs[number].save)
     except BaseException:
         for run in runs:
             run.ledger.close()

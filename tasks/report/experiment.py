@@ -44,12 +44,16 @@ CELLS, METRICS = "cells.json", "metrics.json"
 _MOST_CONTROLLERS = 24
 
 
-def report() -> None:
-    """Read every cell that the last experiment listed, and write data/report."""
+def report(name: str | None = None) -> None:
+    """Read every cell that the last experiment listed, and write data/report.
+
+    Args:
+        name: name of the experiment; None takes that of params.yaml.
+    """
     results = read_results(EXPERIMENT, RUNS)
     ledgers = [RunFolder(RUNS / name).ledger for name in listed_cells(EXPERIMENT)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
-    others, name = unlisted_spendings(RUNS, listed_cells(EXPERIMENT)), load_settings().experiment.name
+    others, name = unlisted_spendings(RUNS, listed_cells(EXPERIMENT)), name or load_settings().experiment.name
     write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)

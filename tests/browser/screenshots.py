@@ -5,6 +5,7 @@ A face that another program serves is one more entry of ``SHOTS``, with its addr
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -50,8 +51,19 @@ def take(browser: Any, shot: Shot, data: Path, directory: Path) -> Path:
     """Take one picture of the first screen. Raises: ValueError if it is larger than 300 kB."""
     address = shot.page if shot.page.startswith("http") else data / shot.page
     with visit(browser, address, shot.width, shot.scheme) as one:
-        image = Image.open(BytesIO(one.page.screenshot())).convert("RGB")
-    path = directory / f"{shot.name}.png"
+        return write(one.page, directory / f"{shot.name}.png")
+
+
+def keep(page: Any, name: str) -> None:
+    """Take a picture of a page that a test opened, if DPTUNE_SCREENSHOTS names a folder for it."""
+    if folder := os.environ.get("DPTUNE_SCREENSHOTS"):
+        page.wait_for_timeout(1500)
+        write(page, Path(folder) / f"{name}.png")
+
+
+def write(page: Any, path: Path) -> Path:
+    """Write a picture of what a page shows now. Raises: ValueError if it is larger than 300 kB."""
+    image = Image.open(BytesIO(page.screenshot())).convert("RGB")
     image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size} bytes: more than {_MOST_BYTES}")

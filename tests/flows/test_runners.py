@@ -221,10 +221,10 @@ sys.exit(process.wait())
 """
 
 
-def parent(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+def parent(tmp_path: Path, body: str, before: str = "") -> subprocess.Popen[str]:
     (tmp_path / "work_of_a_test.py").write_text(body)
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", PARENT.format(module="work_of_a_test")]
+    command = [sys.executable, "-c", before + PARENT.format(module="work_of_a_test")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
@@ -243,6 +243,42 @@ def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert psutil.wait_procs([child], timeout=240)[1] == []
+
+
+HOLDING = """
+from pathlib import Path
+from flows.places import free_place
+held = free_place(["cpu"], 1, Path({places!r}))
+held.__enter__()
+"""
+STEPPING = """
+import os, time
+from dptune.stopping import stop_request
+with stop_request() as asked:
+    print("begun", flush=True)
+    while not (asked() and os.path.exists(os.environ["GO"])):
+        time.sleep(0.1)
+    open(os.environ["DONE"], "w").write("the step and its checkpoint")
+"""
+
+
+def test_of_a_killed_flow_the_place_is_free_at_once_and_the_cell_ends_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, done = tmp_path / "places", tmp_path / "done"
+    monkeypatch.setenv("DONE", str(done))
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    process = parent(tmp_path, STEPPING, HOLDING.format(places=str(places)))
+    assert process.stdout is not None
+    lines = sorted([process.stdout.readline().strip(), process.stdout.readline().strip()])
+    child = psutil.Process(int(lines[0]))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with free_place(["cpu"], 1, places):
+        assert child.is_running(), "it is under way still, and holds no place"
+        (tmp_path / "go").touch()
+    assert psutil.wait_procs([child], timeout=240)[1] == []
+    assert done.read_text() == "the step and its checkpoint"
 
 
 SERVED = """

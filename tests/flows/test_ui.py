@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from safetensors import safe_open
 from tiny_pipeline import read_json, write_params
 
 from dptune.privacy.ledger_file import read_ledger
@@ -157,6 +158,45 @@ def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: 
     wait_for(lambda: not interface.left())
     assert not listening(interface.prefect)
     assert not listening(interface.mlflow)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface: Interface) -> None:
+    """A run of 3000 epochs would take hours."""
+
+    def deployment() -> Any:
+        assert interface.process.poll() is None, interface.log.read_text()
+        return ask(f"{interface.api}/deployments/name/experiment/experiment")
+
+    def start() -> Any:
+        body = {"parameters": {"epochs": 3000.0}, "state": {"type": "SCHEDULED"}}
+        return ask(f"{interface.api}/deployments/{found['id']}/create_flow_run", body)
+
+    def releases() -> int:
+        return sum(path.read_text().count('"kind":"release"') for path in RUNS.glob("*/ledger.jsonl"))
+
+    def cells() -> list[psutil.Process]:
+        interface.note()
+        return [
+            one for one in interface.seen.values() if one.is_running() and "tasks.experiment.finetune" in one.cmdline()
+        ]
+
+    found = wait_for(deployment)
+    run = start()
+    wait_for(lambda: releases() > 3)
+    assert len(cells()) == 1
+    ask(f"{interface.api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    wait_for(lambda: not cells())
+    wait_for(lambda: ask(f"{interface.api}/flow_runs/{run['id']}")["state_type"] == "CANCELLED")
+    paid = releases()
+    (checkpoint,) = RUNS.glob("*/checkpoint.safetensors")
+    with safe_open(checkpoint, "np") as file:
+        progress = json.loads(file.metadata()["progress"])
+    assert progress["releases"] == progress["step"] == paid, "nothing that was paid for is lost"
+    start()
+    wait_for(lambda: releases() > paid)
+    assert len(list(RUNS.glob("*/ledger.jsonl"))) == 1, "the same run goes on"
 
 
 class Other(BaseHTTPRequestHandler):

@@ -1,0 +1,237 @@
+"""The deployments that `make ui` serves: flows whose parameters are a form with the values of params.yaml.
+
+Each flow here is the one of its module, with one field for each setting that is often changed. A run that is refused or
+fails says in its state what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import MinLen
+from prefect import Flow, flow, get_run_logger, serve
+from prefect.client.schemas.objects import State
+from prefect.deployments.runner import RunnerDeployment
+from prefect.states import Failed
+from prefect.types.entrypoint import EntrypointType
+
+from dptune.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
+from dptune.errors import DptuneError
+from flows.audit import audit
+from flows.command import end_when_cancelled
+from flows.experiment import experiment
+from flows.failures import FlowError
+from flows.form import Label, changes, file_values
+from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name
+from flows.pages import show_file, show_results
+from flows.policy import policy
+from flows.prediction import prediction
+from flows.study import study
+from tasks.paths import POLICY, PREDICTION
+from tasks.settings.params import load_settings
+from tasks.stage import last_error
+
+PARAMS = Path("params.yaml")
+_SECONDS = 2.0
+Labels = Annotated[list[Label], MinLen(1)]
+Seeds = Annotated[list[Seed], MinLen(1)]
+Sections = dict[str, Any]
+
+
+@flow(name="study", flow_run_name=grid_form_name, log_prints=True)
+def study_form(
+    name: str, mechanisms: Labels, epsilons: list[Epsilon], seeds: Seeds, epochs: Epochs, overrides: Sections
+) -> Any:
+    """Data, public model, experiment, audit and report in one run.
+
+    What is done already is not done again: stages that nothing changed, finished cells, finished audits.
+
+    Args:
+        name: name of the experiment in MLflow and on the report.
+        mechanisms: labels of entries under `mechanisms` in params.yaml.
+        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
+        seeds: seeds of the adapters' initialisation.
+        epochs: passes over the records.
+        overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
+    """
+    given = changes("study", locals())
+    return _outcome(lambda: study.fn(overrides=given))
+
+
+@flow(name="experiment", flow_run_name=grid_form_name, log_prints=True)
+def experiment_form(
+    name: str,
+    mechanisms: Labels,
+    epsilons: list[Epsilon],
+    seeds: Seeds,
+    epochs: Epochs,
+    runner: str,
+    overrides: Sections,
+) -> Any:
+    """The cells alone: models x mechanisms x epsilons x seeds. Finished cells are kept.
+
+    Args:
+        name: name of the experiment in MLflow and on the report.
+        mechanisms: labels of entries under `mechanisms` in params.yaml.
+        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
+        seeds: seeds of the adapters' initialisation.
+        epochs: passes over the records.
+        runner: threads, dask, ray, or the address of a running cluster.
+        overrides: other sections to merge over params.yaml, such as {"training": {"expected_batch_size": 128}}.
+    """
+    given = changes("experiment", locals())
+
+    def work() -> Any:
+        folders = experiment.fn(overrides=given)
+        show_results(load_settings(PARAMS, given).experiment.name)
+        return folders
+
+    return _outcome(work)
+
+
+@flow(name="audit", flow_run_name=audit_form_name, log_prints=True)
+def audit_form(
+    generations: Rows,
+    records: CountOrZero,
+    shadows: FewOrZero,
+    step_trials: CountOrZero,
+    seed: Seed,
+    overrides: Sections,
+) -> Any:
+    """The attacks on every cell of the last experiment; those that were made with these settings are kept.
+
+    Args:
+        generations: samples of the extraction attack.
+        records: training records, and as many held-out ones, for the membership attacks.
+        shadows: models that the likelihood-ratio attack trains for itself: 4 or more, or 0.
+        step_trials: trials of the white-box audit of the private step, in each world: 500 or more, or 0.
+        seed: seed of samples and of the choice of records.
+        overrides: other sections to merge over params.yaml, such as {"audit": {"candidates": 63}}.
+    """
+    given = changes("audit", locals())
+
+    def work() -> Any:
+        files = audit.fn(overrides=given)
+        show_results(load_settings(PARAMS, given).experiment.name)
+        return files
+
+    return _outcome(work)
+
+
+@flow(name="prediction", flow_run_name=prediction_form_name, log_prints=True)
+def prediction_form(
+    models: list[Count],
+    epsilons: list[Epsilon],
+    tokens: list[Count],
+    public_weights: list[float],
+    records: Rows,
+    overrides: Sections,
+) -> Any:
+    """Answers within a budget: ensembles on disjoint shards, and the protocols that answer from them.
+
+    Args:
+        models: slots of an ensemble; each number tunes one ensemble.
+        epsilons: budgets to compare.
+        tokens: how many answers a budget must last for.
+        public_weights: least weights of the public model, of the provable variant.
+        records: held-out records that protocols are scored on.
+        overrides: other sections to merge over params.yaml, such as {"prediction": {"alpha": 4}}.
+    """
+    given = changes("prediction", locals())
+
+    def work() -> Any:
+        folder = prediction.fn(overrides=given)
+        show_file("private prediction", PREDICTION / "prediction.html")
+        return folder
+
+    return _outcome(work)
+
+
+@flow(name="policy", flow_run_name=policy_form_name, log_prints=True)
+def policy_form(name: str, seeds: Seeds, audit_trials: CountOrZero, processes: Count, overrides: Sections) -> Any:
+    """Private reinforcement learning: every study of params.yaml, and the attack on its releases.
+
+    Args:
+        name: name of the experiment in MLflow.
+        seeds: seeds of environments and initial policies.
+        audit_trials: trials of the white-box attack on the mean update: 500 or more, or 0.
+        processes: runs side by side.
+        overrides: other sections to merge over params.yaml, such as {"policy": {"rlhf": null}}.
+    """
+    given = changes("policy", locals())
+
+    def work() -> Any:
+        page = policy.fn(overrides=given)
+        show_file("private reinforcement learning", POLICY / "policy.html")
+        return page
+
+    return _outcome(work)
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    """The work's result; a failed state with cause and fix for what is refused or has failed."""
+    end_when_cancelled()
+    try:
+        return work()
+    except FlowError as error:
+        return _failed(f"{error.summary}: {error.cause}")
+    except (DptuneError, OSError) as error:
+        return _failed(last_error(error))
+
+
+def _failed(sentence: str) -> State[Any]:
+    get_run_logger().error("%s", sentence)
+    return Failed(message=sentence)
+
+
+_FLOWS: dict[str, Flow[..., Any]] = {
+    "study": study_form,
+    "experiment": experiment_form,
+    "audit": audit_form,
+    "prediction": prediction_form,
+    "policy": policy_form,
+}
+
+
+def deployments() -> list[RunnerDeployment]:
+    """Every deployment, its form filled with the values of params.yaml."""
+    settings = load_settings(PARAMS)
+    made: list[Any] = [
+        one.to_deployment(
+            name,
+            parameters=file_values(name, settings),
+            tags=["dptune"],
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        for name, one in _FLOWS.items()
+    ]
+    return made
+
+
+def serve_deployments() -> None:
+    """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
+    threading.Thread(target=_follow_file, daemon=True).start()
+    # A schedule that was paused at the end would stay paused at the next start.
+    serve(*deployments(), limit=1, pause_on_shutdown=False, print_starting_message=False)
+
+
+def _follow_file() -> None:
+    """Register the deployments again whenever params.yaml was changed, so that forms show its values."""
+    before = _stamp()
+    while True:
+        time.sleep(_SECONDS)
+        if (now := _stamp()) != before:
+            before = now
+            try:
+                for deployment in deployments():
+                    deployment.apply()
+            except Exception as error:
+                print(f"forms keep their values: {error}", flush=True)
+
+
+def _stamp() -> int:
+    return PARAMS.stat().st_mtime_ns if PARAMS.exists() else 0

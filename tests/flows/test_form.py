@@ -1,0 +1,136 @@
+"""Forms of the deployments: the file's values, refusals that name the field, and runs that say what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_pipeline import BUDGET, write_params
+
+from flows import deployments as module
+from flows.deployments import deployments
+from flows.form import FIELDS, OVERRIDES, changes, file_values
+from flows.names import grid_words
+from flows.ui import _page_settings
+from tasks.settings.params import load_settings
+
+GRID = {"name": "faults", "mechanisms": ["static"], "epsilons": [1.0, 4.0], "seeds": [0, 1, 2], "epochs": 0.5}
+
+
+def at(content: dict[str, Any], path: str) -> Any:
+    for key in path.split("."):
+        content = content[key]
+    return content
+
+
+def served() -> dict[str, Any]:
+    return {one.name: one for one in deployments()}
+
+
+def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
+    write_params({"experiment": {"epsilons": [1, 4]}, "policy": {"seeds": [7]}, "prediction": {"tokens": [512]}})
+    content = yaml.safe_load(Path("params.yaml").read_text())
+    found = served()
+    assert set(found) == set(FIELDS) == {"study", "experiment", "audit", "prediction", "policy"}
+    for name, fields in FIELDS.items():
+        shown = found[name].parameters
+        assert shown == {field: at(content, path) for field, path in fields.items()} | {OVERRIDES: {}}
+        schema = found[name]._parameter_openapi_schema
+        assert set(schema.properties) == set(schema.required) == set(shown), "and each is a field of the form"
+        assert all(entry["description"] for entry in schema.properties.values())
+
+
+def test_mechanisms_are_chosen_from_those_of_the_file(pipeline: Path) -> None:
+    write_params({"mechanisms": {"mine": {"like": "static", "max_grad_norm": 0.2}}})
+    offered = served()["study"]._parameter_openapi_schema.properties["mechanisms"]["items"]["enum"]
+    assert offered == list(load_settings().mechanisms)
+    assert "mine" in offered
+
+
+def test_what_a_form_says_is_merged_over_the_file(pipeline: Path) -> None:
+    before = Path("params.yaml").read_bytes()
+    given = changes("study", {**GRID, "overrides": {"audit": {"shadows": 4}, "experiment": {"seeds": [9]}}})
+    settings = load_settings(overrides=given)
+    assert (settings.experiment.name, settings.experiment.epsilons) == ("faults", (1.0, 4.0))
+    assert (settings.training.epochs, settings.audit.shadows) == (0.5, 4)
+    assert settings.experiment.seeds == (9,), "overrides win"
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_the_files_own_values_change_nothing(pipeline: Path) -> None:
+    write_params()
+    settings = load_settings()
+    for name in FIELDS:
+        assert load_settings(overrides=changes(name, file_values(name, settings))) == settings
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"epsilons": [1.0, 1.0]}, "experiment.epsilons"),
+        ({"seeds": [3, 3]}, "experiment.seeds"),
+        ({"overrides": {"audit": {"shadows": 1}}}, "audit.shadows"),
+        ({"overrides": {"training": {"epoch": 3}}}, "training.epoch"),
+        ({"overrides": {"data": {"synthetic": {"encounters": 60}}}}, "overrides.data"),
+    ],
+)
+def test_a_refused_value_is_named_before_any_work(
+    server: str, pipeline: Path, changed: dict[str, Any], field: str
+) -> None:
+    given = {**GRID, "epsilons": [BUDGET], "overrides": {}, **changed}
+    before = {path: path.stat().st_mtime_ns for path in Path("data").rglob("*")}
+    state = module.study_form(**given, return_state=True)
+    assert state.is_failed()
+    assert field in str(state.message)
+    assert "Fix: " in str(state.message)
+    assert {path: path.stat().st_mtime_ns for path in Path("data").rglob("*")} == before
+
+
+def test_a_value_of_the_wrong_type_is_refused_before_the_flow_starts(server: str, pipeline: Path) -> None:
+    state = module.study_form(**{**GRID, "epsilons": [-1.0], "overrides": {}}, return_state=True)
+    assert state.is_failed()
+    assert "epsilons" in str(state.message)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (("faults", ["static", "rldp"], [1.0, 4.0], [0, 1, 2]), "faults: static, rldp at epsilon 1, 4; 3 seeds"),
+        (("plain", ["nonprivate"], [], [0]), "plain: nonprivate; 1 seed"),
+        (("many", list("abcdef"), [0.5], [0]), "many: a, b, c, d and 2 more at epsilon 0.5; 1 seed"),
+    ],
+)
+def test_a_run_is_called_by_what_it_runs(given: Any, name: str) -> None:
+    assert grid_words(*given) == name
+
+
+def test_forms_follow_a_change_of_the_file(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_params()
+    shown: list[list[float]] = []
+
+    class Enough(BaseException):
+        pass
+
+    def register() -> list[Any]:
+        shown.append(load_settings().experiment.epsilons)  # type: ignore[arg-type]
+        raise Enough
+
+    steps = iter([lambda: None, lambda: write_params({"experiment": {"epsilons": [3]}})])
+    monkeypatch.setattr(module, "deployments", register)
+    monkeypatch.setattr(module.time, "sleep", lambda _: next(steps)())
+    with pytest.raises(Enough):
+        module._follow_file()
+    assert shown == [(3.0,)]
+
+
+def test_the_page_asks_the_port_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's own setting read back, for its names may change."""
+    from prefect.settings.models.root import Settings
+
+    for name, value in _page_settings("http://127.0.0.1:4300").items():
+        monkeypatch.setenv(name, value)
+    page = Settings().server.ui
+    assert page.api_url == "http://127.0.0.1:4300/api"
+    assert page.v2_enabled is False

@@ -1,0 +1,110 @@
+"""The study flow: its parts in order, from a form with other values than the file's, to a new report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
+
+from dptune.files import write_text
+from flows.deployments import study_form
+from flows.failures import FlowError
+from flows.study import _ALL_STAGES, DATA_STAGES, study
+from tasks import tracking
+from tasks.experiment.finetune import run_cell
+from tasks.paths import EXPERIMENT, REPORT
+
+QUICK = {
+    "experiment": {"mechanisms": ["static"]},
+    "training": {"max_length": 400},
+    "audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0},
+}
+# Stands for DVC: the data is there already.
+_DVC = """
+import pathlib, sys
+pathlib.Path("asked").write_text(" ".join(sys.argv[1:]))
+print("Stage 'checks' didn't change, skipping\\nRunning stage 'pretrain':", flush=True)
+if pathlib.Path("refused").exists():
+    print("error: data.path: is missing. Fix: give one.\\nERROR: failed to reproduce 'acquire'", flush=True)
+    sys.exit(255)
+"""
+
+
+@pytest.fixture
+def checkout(server: str, pipeline: Path) -> Iterator[Path]:
+    """A pipeline whose one cell is finished, and whose DVC is a stand-in."""
+    write_text(Path("dvc/__main__.py"), _DVC)
+    write_text(Path("dvc/__init__.py"), "")
+    cell = static(QUICK)
+    write_text(cell.directory / "cell.json", cell.model_dump_json())
+    run_cell(cell, "cpu", tracking.parent_run("renamed", {}))
+    yield pipeline
+    sys.modules.pop("dvc", None)
+
+
+def artifacts(kind: str) -> list[Any]:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return [one for one in client.read_artifacts() if one.type == kind]
+
+
+def test_a_study_from_a_form_ends_with_a_new_report_and_leaves_the_file_alone(checkout: Path) -> None:
+    form = {"mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35, "overrides": {}}
+    before = Path("params.yaml").read_bytes()
+    state = study_form(name="renamed", **form, return_state=True)
+    assert state.is_completed(), state.message
+    assert Path("asked").read_text() == f"repro {' '.join(DATA_STAGES)}"
+    page = (REPORT / "report.html").read_text()
+    assert "<title>dptune report: renamed</title>" in page
+    assert read_json(EXPERIMENT)["name"] == "renamed"
+    assert Path("params.yaml").read_bytes() == before
+    (results,) = [one for one in artifacts("markdown") if one.description == "The cells of renamed"]
+    assert "| `static` | " in results.data
+    assert "ε published | ε noise only | ε certified | ε audited" in results.data
+    assert str((REPORT / "report.html").resolve()) in results.data
+    assert "artifacts/report/report.html" in results.data, "MLflow's"
+    done = {one.key: (one.data, one.description) for one in artifacts("progress")}
+    assert done["study"] == (100.0, "done")
+    assert done["cells"] == (100.0, "1 of 1 cells")
+    assert done["audits"] == (100.0, "1 of 1 audits")
+
+
+def test_a_stage_that_fails_ends_the_study_with_its_sentence(checkout: Path) -> None:
+    Path("refused").touch()
+    with pytest.raises(FlowError, match="the data could not be made") as caught:
+        study()
+    assert caught.value.cause == "data.path: is missing. Fix: give one."
+    assert not EXPERIMENT.exists()
+
+
+def test_dvc_makes_all_that_the_experiment_reads() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    made = {
+        out: name
+        for name, stage in stages.items()
+        for one in stage["outs"]
+        for out in ([one] if isinstance(one, str) else one)
+    }
+    needed = {made[path] for path in stages["experiment"]["deps"] if path in made}
+    assert needed == set(DATA_STAGES)
+    before = set(needed)
+    while more := {made[path] for name in before for path in stages[name]["deps"] if path in made} - before:
+        before |= more
+    assert before == set(_ALL_STAGES), "the share that is done counts them"
+
+
+def test_a_study_without_a_file_says_so(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_params()
+    Path("params.yaml").unlink()
+    state = study_form(
+        name="x", mechanisms=["static"], epsilons=[1], seeds=[0], epochs=1, overrides={}, return_state=True
+    )
+    assert state.is_failed()
+    assert "params.yaml" in str(state.message)

@@ -1,0 +1,110 @@
+"""Ctrl-C and SIGTERM: a run ends after its step, with a checkpoint of every release that was charged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import FAMILIES, adapted, close, each_record, make_header, make_plan, records
+
+from dptune.mechanisms.registry import build
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.stopping import stop_request
+from dptune.training.loop import train
+from dptune.training.lora import Lora
+from dptune.training.model import attach_lora
+from dptune.training.opening import open_run
+from dptune.training.per_sample import lora_pairs
+from dptune.training.run import StepReport
+from dptune.training.spec import RunSpec
+from dptune.training.together import shared_copy, train_together
+
+STEPS = 7
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+def spec(entropy: OsEntropy, model: Any = None, tokens: Any = None) -> RunSpec:
+    """A run that writes no checkpoint of its own before its end."""
+    model, tokens = model or adapted(), tokens or records()
+    mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    plan = make_plan(steps=STEPS, checkpoint_every=100)
+    return RunSpec(model, tokens, each_record(tokens), mechanism, plan, make_header(entropy))
+
+
+def signal_at(step: int, number: int) -> Any:
+    """Send the signal in the midst of a step, as a terminal or Prefect would."""
+
+    def on_step(report: StepReport) -> None:
+        if report.step == step:
+            os.kill(os.getpid(), number)
+
+    return on_step
+
+
+@SIGNALS
+def test_a_run_that_is_stopped_goes_on_with_every_release_that_it_paid_for(
+    tmp_path: Path, opened: list[Ledger], number: int
+) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        train(spec(OsEntropy()), tmp_path, OsEntropy(), signal_at(3, number))
+    assert signal.getsignal(number) is before
+    assert read_ledger(RunFolder(tmp_path).ledger).releases == 3, "it ended after that step"
+    steps: list[tuple[int, int]] = []
+    close(train(spec(OsEntropy()), tmp_path, OsEntropy(), lambda report: steps.append((report.step, report.releases))))
+    assert steps == [(n, n) for n in range(4, STEPS + 1)], "a lost step would make the first number the smaller one"
+
+
+def test_runs_side_by_side_are_all_saved(tmp_path: Path, opened: list[Ledger]) -> None:
+    base, tokens = FAMILIES["gpt2"](), records()
+    folders = [tmp_path / "one", tmp_path / "two"]
+
+    def start(on_step: Any) -> list[Any]:
+        models = [attach_lora(shared_copy(base), Lora(rank=2, alpha=4, dropout=0.0), init_seed=n) for n in (0, 1)]
+        specs = [spec(OsEntropy(), model, tokens) for model in models]
+        return [open_run(one, folder, OsEntropy(), on_step) for one, folder in zip(specs, folders, strict=True)]
+
+    with pytest.raises(KeyboardInterrupt):
+        train_together(base, start(signal_at(2, signal.SIGTERM)))
+    assert [read_ledger(RunFolder(folder).ledger).releases for folder in folders] == [2, 2]
+    again = start(lambda report: None)
+    assert [run.step for run in again] == [2, 2]
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_request() as asked:  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it waited")
+
+
+def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
+    found: list[Any] = []
+
+    def work() -> None:
+        with stop_request() as asked:
+            found.extend([asked(), signal.getsignal(signal.SIGTERM)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False, signal.SIG_DFL]
+
+
+def test_a_process_in_the_background_goes_on_to_ignore_ctrl_c() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_request() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGINT, before)
