@@ -202,7 +202,8 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     # With all digits: an epsilon that was rounded up would be another budget.
     given = [f"--epsilon {settings.epsilon!r} --delta {schedule.delta!r} --mechanism {settings.mechanism}"]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
-    given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)} --learning-rate {schedule.learning_rate!r}")
+    given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)}")
+    given.append(f"--learning-rate {schedule.learning_rate!r}")
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
     if columns.get("unit"):
         given.append(f"--records-per-unit {settings.records_per_unit}")

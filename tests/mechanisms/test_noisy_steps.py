@@ -1,6 +1,7 @@
 """Noisy steps of every mechanism, as they were when they were first written down: a change of code moves none of them.
 
-Fixed entropy, third step (geoclip: the first). To rounding, for machines differ in their last bit; other noise would be nowhere near.
+Fixed entropy, third step (geoclip: the first). To rounding, for machines differ in their last bit; other noise would be
+nowhere near.
 """
 
 from __future__ import annotations
