@@ -140,7 +140,7 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Ser
     keep(page, "prefect-run")
     (results,) = [one for one in artifacts(served, run) if one["type"] == "markdown"]
     page.goto(f"{served.prefect}/artifacts/artifact/{results['id']}")
-    page.get_by_role("cell", name="ε certified").first.wait_for(timeout=_MILLISECONDS)
+    page.locator("th", has_text="ε certified").first.wait_for(timeout=_MILLISECONDS)
     page.get_by_role("link", name="The report in MLflow").wait_for()
     keep(page, "prefect-results")
     assert [url for url in asked if url.startswith("http") and not url.startswith(served.prefect)] == []
