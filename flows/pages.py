@@ -20,7 +20,7 @@ from tasks.report.experiment import PAGE, read_audits
 from tasks.report.numbers import digits4, epsilon_text, spread_text
 from tasks.report.table import Audit, ResultRow, table
 
-_HEAD = ("mechanism", "ε published", "ε noise only", "ε certified", "ε audited", "perplexity", "gain kept", "remarks")
+_HEAD = ("mechanism", "ε published", "ε noise only", "ε certified", "ε audited", "perplexity", "gain kept")
 _ABSENT = "-"
 
 
@@ -49,7 +49,7 @@ def show_file(what: str, file: Path) -> None:
 
 
 def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:
-    """The report's answer and its table in Markdown."""
+    """The report's answer and its table in Markdown; numbers in brackets lead to the notes below it."""
     found, metric = list(results), perplexity_metric(results)
     rows = table(over_seeds(found, metric), audits, rankings(found))
     parts = ["\n\n".join([*answer_lines(found), *further_lines(found)])]
@@ -70,11 +70,11 @@ def _row(row: ResultRow) -> str:
         audited += f" of {epsilon_text(row.most)}"
     spread = f" ± {spread_text(group.spread, group.mean)}" if len(group.results) > 1 else ""
     prices = [epsilon_text(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
-    remarks = ", ".join(f"{remark.word} ({remark.note})" for remark in row.warnings)
-    name = f"**`{group.mechanism}`**" if row.best else f"`{group.mechanism}`"
+    notes = "".join(f" ({remark.note})" for remark in row.warnings)
+    name = (f"**`{group.mechanism}`**" if row.best else f"`{group.mechanism}`") + notes
     kept = _ABSENT if row.share is None or not math.isfinite(row.share) else f"{100 * row.share:.0f} %"
     worth = f"{digits4(group.mean)}{spread}"
-    return _line([name, *prices, f"**{epsilon_text(first['epsilon_certified'])}**", audited, worth, kept, remarks])
+    return _line([name, *prices, f"**{epsilon_text(first['epsilon_certified'])}**", audited, worth, kept])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -134,12 +134,13 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Ser
     assert ended["name"] == f"from the form: nonprivate, static at epsilon {BUDGET:g}; 1 seed"
     assert "<title>dptune report: from the form</title>" in Path("data/report/report.html").read_text()
     assert Path("params.yaml").read_bytes() == before
-    page.goto(f"{served.prefect}/runs/flow-run/{run}?tab=Artifacts")
+    page.goto(f"{served.prefect}/runs/flow-run/{run}")
+    page.get_by_text("Artifacts", exact=True).first.click(timeout=_MILLISECONDS)
     page.get_by_text("results", exact=True).first.wait_for(timeout=_MILLISECONDS)
     keep(page, "prefect-run")
     (results,) = [one for one in artifacts(served, run) if one["type"] == "markdown"]
     page.goto(f"{served.prefect}/artifacts/artifact/{results['id']}")
-    page.get_by_role("cell", name="ε certified").first.wait_for(timeout=_MILLISECONDS)
+    page.locator("th", has_text="ε certified").first.wait_for(timeout=_MILLISECONDS)
     page.get_by_role("link", name="The report in MLflow").wait_for()
     keep(page, "prefect-results")
     assert [url for url in asked if url.startswith("http") and not url.startswith(served.prefect)] == []
