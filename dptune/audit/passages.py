@@ -8,6 +8,7 @@ from typing import Any
 from dptune.audit.likelihood import Passage
 from dptune.corpus.canaries import content_with, suffix
 from dptune.corpus.reading.record import Chat, Content, PromptTarget
+from dptune.training.chat_template import render_chat
 
 
 def passage_of(content: Content, tokenizer: Any) -> Passage:
@@ -36,7 +37,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _rendered(messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options)) if messages else ""
+    return render_chat(messages, tokenizer, **options) if messages else ""
 
 
 def canary_passage(carrier: str, secret: str, form: str, tokenizer: Any) -> Passage:

@@ -61,6 +61,7 @@ _OPTIONS = {
     "data.format": "--format",
     "data.records_are": "--records-are",
     "data.unit": "--unit",
+    "data.public": "--public",
     "data.split": "--eval-share",
     "data.revision": "datasets saved to a folder",
     "model.source": "--model",

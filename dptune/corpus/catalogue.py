@@ -15,6 +15,7 @@ They are registered by plug-ins (``dptune.plugins``): modules that are named, an
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -206,7 +207,9 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
     except DptuneError:
         raise
     except Exception as error:  # whatever a plug-in may raise
-        problem = f"source {name!r} failed ({type(error).__name__}: {error})"
+        # Not the message of the exception, which may hold a record.
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"source {name!r} failed ({type(error).__name__} at line {line.lineno} of {Path(line.filename).name})"
         raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
 
 

@@ -29,6 +29,7 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
+from dptune.training.chat_template import render_chat
 from dptune.training.data import open_ids
 from dptune.training.model import ModelSource, load_base, load_tokenizer
 from dptune.units import RECORD
@@ -71,7 +72,7 @@ class Deployment:
     def _ids(self, prompt: str) -> list[int]:
         if self.manifest.form == "messages" and prompt:
             said = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            text = render_chat(said, self.tokenizer, add_generation_prompt=True)
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return open_ids([prompt], self.tokenizer)[0]
 

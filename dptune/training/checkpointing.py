@@ -27,13 +27,16 @@ def checkpointed(model: torch.nn.Module, *, enabled: bool = True) -> Iterator[No
     Raises: ConfigError for a model whose layers transformers does not mark for it.
     """
     layers = layers_of(model) if enabled else []
+    own = [vars(layer).get("forward") for layer in layers]  # what hooks and patches put in the class's place
     try:
         for layer in layers:
             layer.forward = partial(_run, layer.forward)
         yield
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, own, strict=True):
             vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:

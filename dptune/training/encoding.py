@@ -20,6 +20,7 @@ from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
+from dptune.training.chat_template import dated_template, render_chat
 from dptune.training.data import Tokens, tokenize, with_context
 from dptune.training.token_file import token_batch
 
@@ -166,7 +167,7 @@ def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
     with _template_errors(record):
         (text,), (spans,) = render_jinja_template(
             conversations=[list(chat.messages)],
-            chat_template=_template(tokenizer),
+            chat_template=dated_template(tokenizer),
             return_assistant_tokens_mask=True,
             **tokenizer.special_tokens_map,
         )
@@ -206,7 +207,7 @@ def _render(record: Record, messages: Sequence[Any], tokenizer: Any, **options: 
     if not messages:
         return ""  # an assistant speaks first; templates take no empty chat
     with _template_errors(record):
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        return render_chat(messages, tokenizer, **options)
 
 
 @contextmanager

@@ -92,7 +92,12 @@ def keep_layout(model: Any) -> Any:
 
 
 def states_of(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors by which weights in 4 bits are scaled; none for other weights."""
+    """The tensors by which weights in 4 bits become numbers; none for other weights.
+
+    Scales may be in 8 bits themselves: then they have scales, an offset and a table of their own.
+    """
     state = getattr(parameter, "quant_state", None)
-    scales = [getattr(state, "absmax", None), getattr(getattr(state, "state2", None), "absmax", None)]
-    return [scale for scale in scales if isinstance(scale, torch.Tensor)]
+    of_scales = getattr(state, "state2", None)
+    found = [getattr(state, name, None) for name in ("absmax", "code", "offset")]
+    found += [getattr(of_scales, name, None) for name in ("absmax", "code")]
+    return [one for one in found if isinstance(one, torch.Tensor)]

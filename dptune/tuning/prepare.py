@@ -174,7 +174,9 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
         return None
     tokens = tokens_of(records, tokenizer, length, settings.loss_on)
     if 2 * tokens.truncated > len(records) and not settings.cut_records:
-        problem = f"{tokens.truncated} of {len(records)} records have more than {length - 1} tokens"
+        private = settings.telemetry == "private"
+        share = "more than half of the" if private else f"{tokens.truncated} of {len(records)}"
+        problem = f"{share} records have more than {length - 1} tokens"
         raise ConfigError("max_length", problem, fix="raise it, give shorter records, or allow it with cut_records")
     if tokens.without_loss == len(records):
         problem = "leaves no token of any record that counts in the loss"
@@ -208,7 +210,9 @@ def _few_units_warning(units: int, delta: float) -> list[str]:
 
 
 def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: TuneSettings) -> list[str]:
-    """Warnings about the train records."""
+    """Warnings about the train records; none under private telemetry, for they are statistics of private records."""
+    if settings.telemetry == "private":
+        return []
     found, count = [], len(sides.train)
     if tokens.truncated:
         found.append(

@@ -6,8 +6,11 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from annotated_types import Ge, Le
+
+from dptune.bounds import LearningRate, Rank, Seed
 from dptune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,22 +76,7 @@ class TuneSettings:
     label: str = "own records"
 
     def __post_init__(self) -> None:
-        for name in (
-            "epsilon",
-            "delta",
-            "batch",
-            "epochs",
-            "learning_rate",
-            "rank",
-            "alpha",
-            "rows",
-            "records_per_unit",
-        ):
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigError(
-                    name, f"{value!r} is not a positive number", fix=f"give one, such as {_SUCH_AS[name]}"
-                )
+        self._check_numbers()
         if self.delta is not None and self.delta >= 1:
             raise ConfigError(
                 "delta", f"{self.delta:g} is no probability below 1", fix="use less than 1 over the units"
@@ -105,6 +93,23 @@ class TuneSettings:
         if "noise_multiplier" in self.options:
             problem = "is what the budget decides"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    def _check_numbers(self) -> None:
+        """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise ConfigError(
+                    name, f"{value!r} is not a positive number", fix=f"give one, such as {_SUCH_AS[name]}"
+                )
+        for name in _WHOLE:
+            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool):
+                raise ConfigError(name, f"{value!r} is no whole number", fix=f"give one, such as {_SUCH_AS[name]}")
+        for name in _SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(name, f"{value!r} is no boolean", fix="use True or False")
+        for name, bounds in (("learning_rate", LearningRate), ("rank", Rank), ("seed", Seed)):
+            _check_bounds(name, getattr(self, name), bounds)
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:
@@ -128,7 +133,22 @@ _SUCH_AS = {
     "alpha": 16,
     "rows": 16,
     "records_per_unit": 4,
+    "seed": 0,
 }
+
+
+_POSITIVE = tuple(name for name in _SUCH_AS if name != "seed")
+_WHOLE = ("rank", "alpha", "rows", "records_per_unit", "seed")
+_SWITCHES = ("cut_records", "gradient_checkpointing", "rslora", "load_in_4bit")
+
+
+def _check_bounds(name: str, value: Any, bounds: Any) -> None:
+    """Raise ConfigError for a number beyond the bounds that ``dptune.bounds`` annotates its type with."""
+    for bound in get_args(bounds)[1:] if value is not None else ():
+        if isinstance(bound, Ge) and not value >= bound.ge:
+            raise ConfigError(name, f"{value!r} is below {bound.ge}", fix=f"use {bound.ge} or more")
+        if isinstance(bound, Le) and not value <= bound.le:
+            raise ConfigError(name, f"{value!r} is above {bound.le}", fix=f"use {bound.le} or less")
 
 
 def _is_number(value: object) -> bool:

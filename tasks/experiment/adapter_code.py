@@ -14,7 +14,7 @@ import torch
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 _OVERRIDE = "mlflow.pyfunc.load_model(uri, model_config={'base': 'FOLDER OR HUB NAME'})"
 
@@ -33,12 +33,18 @@ class ScoringAdapter(PythonModel):
             _check_base(Path(base), config["base_sha256"])
         self.width = int(config["max_length"])
         self.tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+        compute = getattr(torch, config["dtype"])
+        as_trained = {}
+        if config["load_in_4bit"]:  # needs bitsandbytes
+            chosen = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+            as_trained["quantization_config"] = chosen
         model = AutoModelForCausalLM.from_pretrained(
             base,
             revision=revision,
-            dtype=getattr(torch, config["dtype"]),
+            dtype=compute,
             use_safetensors=True,
             trust_remote_code=False,
+            **as_trained,
         )
         self.model = PeftModel.from_pretrained(model, context.artifacts["adapter"]).eval()
 
@@ -53,8 +59,9 @@ class ScoringAdapter(PythonModel):
 
     @torch.no_grad()
     def _score(self, text: str) -> tuple[float, int]:
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens = torch.tensor([[*ids, self.tokenizer.eos_token_id][: self.width - 1]])
+        ids, end = self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id
+        ended = ids if end is None or ids[-1:] == [end] else [*ids, end]
+        tokens = torch.tensor([ended[: self.width - 1]])
         logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
         scores = torch.log_softmax(logits[:, :-1].double(), dim=-1)
         return float(scores.gather(-1, tokens[:, 1:, None]).sum()), tokens.shape[1] - 1

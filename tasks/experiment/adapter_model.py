@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ import yaml
 
 from dptune.files import write_text
 from dptune.privacy.run_folder import RunFolder
+from dptune.training.lora import Lora
 from dptune.tuning.card import card_text
 from dptune.tuning.deliverable import write_card
 from dptune.tuning.verifying import section_of
@@ -65,11 +67,19 @@ def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
             **cell.options,
             **{name.replace("_", " "): training[name] for name in shown},
             "steps": result["planned_releases"],
-            "LoRA rank": cell.lora.rank,
-            "LoRA alpha": cell.lora.alpha,
+            **{f"LoRA {name.replace('_', ' ')}": value for name, value in _chosen(cell.lora).items()},
+            "base weights": f"{cell.model.dtype}{', 4 bits' if cell.model.load_in_4bit else ''}",
             "seed of the start": cell.seed,
         },
     }
+
+
+def _chosen(lora: Lora) -> dict[str, Any]:
+    """Rank, alpha, and what else differs from the defaults."""
+    default = Lora()
+    names = (item.name for item in fields(lora))
+    always = ("rank", "alpha")
+    return {name: value for name in names if (value := getattr(lora, name)) != getattr(default, name) or name in always}
 
 
 def _save(target: Path, adapter: Path, cell: Cell) -> None:
@@ -79,6 +89,7 @@ def _save(target: Path, adapter: Path, cell: Cell) -> None:
 
     outputs = Schema([ColSpec("double", "log_likelihood"), ColSpec("long", "tokens")])
     local = Path(cell.model.source).is_dir()
+    packages = [*_PACKAGES, "bitsandbytes"] if cell.model.load_in_4bit else _PACKAGES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for an example of an input, which would be stored
         mlflow.pyfunc.save_model(
@@ -86,12 +97,13 @@ def _save(target: Path, adapter: Path, cell: Cell) -> None:
             python_model=str(_CODE),
             artifacts={MODEL: str(adapter)},
             signature=ModelSignature(inputs=Schema([ColSpec("string")]), outputs=outputs),
-            pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _PACKAGES],
+            pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in packages],
             model_config={
                 "base": cell.model.source,
                 "revision": cell.model.revision,
                 "base_sha256": cell.inputs["model"] if local else None,
                 "dtype": cell.model.dtype,
+                "load_in_4bit": cell.model.load_in_4bit,
                 "max_length": cell.training.max_length,
             },
         )

@@ -15,7 +15,7 @@ from dptune.bounds import Rows, Seed
 from dptune.corpus.catalogue import SourceSettings, find_source
 from dptune.corpus.files import form_at, source_of
 from dptune.corpus.reading.formats import FORMATS
-from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.source import RecordSource, refuse_same
 from dptune.errors import ConfigError, DataError, DptuneError
 from dptune.units import RECORD
 from tasks.paths import RAW_MANIFEST
@@ -90,6 +90,7 @@ class Data(StrictModel):
         if self.public_source is None:
             problem = f"source {self.source} takes no public records of yours: synthetic narratives serve"
             raise ConfigError("data.public", problem, fix="leave it empty")
+        refuse_same(self.path, self.public)
         form = form_at(self.public_source, public=True)
         if self.form not in (None, form):
             spelt = {"text": "texts", "pair": "prompts with completions", "messages": "chats"}

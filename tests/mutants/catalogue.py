@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.lists import (
     audits,
+    checkpointing,
     ledger,
     mechanisms,
     policy,
@@ -17,5 +18,18 @@ from tests.mutants.lists import (
 )
 from tests.mutants.mutant import Mutant
 
-PARTS = (pricing, ledger, randomness, mechanisms, records, training, prediction, policy, audits, tuning, telemetry)
+PARTS = (
+    pricing,
+    ledger,
+    randomness,
+    mechanisms,
+    records,
+    training,
+    prediction,
+    policy,
+    audits,
+    tuning,
+    telemetry,
+    checkpointing,
+)
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

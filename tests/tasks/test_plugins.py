@@ -573,7 +573,7 @@ def test_rows_that_cannot_be_read_are_refused_before_any_stage(
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ({"source": "failing"}, r"their_source\.py: source 'failing' failed \(OSError: no such host\)"),
+        ({"source": "failing"}, r"source 'failing' failed \(OSError at line \d+ of their_source\.py\)"),
         ({"source": "counted", "options": {"count": 3}}, "has 3 texts, of 10 at least"),
         ({"source": "counted", "options": {"count": 0}}, "has 0 texts"),
         ({"source": "counted", "options": {"count": 12, "word": "\udcff"}}, "row 1: a record is no text"),

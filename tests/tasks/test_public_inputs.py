@@ -118,6 +118,8 @@ def test_public_records_of_ones_own_are_what_cells_validate_on(pipeline: Path) -
             {"source": "synthetic", "path": None, "public": "public.jsonl"},
             "synthetic takes no public records",
         ),
+        ({"public": "./own.jsonl"}, r"data\.public: holds the private records themselves"),
+        ({"public": "copy.jsonl"}, r"data\.public: holds the private records themselves"),
         ({"public": "nowhere.jsonl"}, r"nowhere\.jsonl: there is no such file"),
         (
             {"public": "texts.jsonl"},
@@ -132,7 +134,8 @@ def test_public_records_that_do_not_fit_are_refused_before_anything_runs(
     tiny_tuning.write_jsonl(empty / "own.jsonl", PAIRS)
     tiny_tuning.write_jsonl(empty / "texts.jsonl", [{"text": "A text."}] * 12)
     tiny_tuning.write_jsonl(empty / "bad.jsonl", [{"words": "A text."}] * 12)
-    shutil.copy(empty / "own.jsonl", empty / "public.jsonl")
+    shutil.copy(empty / "own.jsonl", empty / "copy.jsonl")
+    tiny_tuning.write_jsonl(empty / "public.jsonl", PAIRS[::-1])
     own = {"source": "jsonl", "path": "own.jsonl", "unit": "record"}
     write_params({"data": own | change, "canaries": {"extraction": 0, "audit": 0}, "audit": {"records": 0}})
     with pytest.raises(ConfigError, match=problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiny_models import CPU, FAMILIES, adapted, gpt2, records, row_gradient, wei
 from torch.profiler import ProfilerActivity, profile
 
 from dptune.errors import ConfigError
+from dptune.training import checkpointing
 from dptune.training.checkpointing import checkpointed, layers_of
 from dptune.training.federated import local_update
 from dptune.training.model import Lora, attach_lora
@@ -93,9 +95,9 @@ def test_runs_that_share_a_pass_end_where_each_ends_without_it(tmp_path: Path) -
 
 def test_a_run_ends_where_it_ends_without_it(tmp_path: Path) -> None:
     ends = []
-    for checkpointing in (False, True):
-        (cell,) = cells(records(), ["static"], gradient_checkpointing=checkpointing)
-        ends.append(alone(cell, gpt2(), records(), tmp_path / str(checkpointing)))
+    for chosen in (False, True):
+        (cell,) = cells(records(), ["static"], gradient_checkpointing=chosen)
+        ends.append(alone(cell, gpt2(), records(), tmp_path / str(chosen)))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -132,3 +134,43 @@ def test_a_model_without_such_layers_is_refused_by_name() -> None:
         checkpointed(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_a_layers_own_forward_comes_back() -> None:
+    """Hooks of other libraries, and patches, stand in an instance, in the place of its class's method."""
+    model = adapted("llama")
+    layer, other = layers_of(model)[:1] * 2
+    patched = partial(layer.forward)
+    layer.forward = patched
+    with checkpointed(model):
+        assert other.forward is not patched
+    assert vars(layer)["forward"] is patched
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows by one whenever a layer is run so that it keeps its inputs alone."""
+    calls: list[object] = []
+    real = checkpointing.checkpoint
+    monkeypatch.setattr(checkpointing, "checkpoint", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
+    return calls
+
+
+def test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients(again: list[object], tmp_path: Path) -> None:
+    """Equal results show nothing of it: without checkpoints they are the same."""
+    base, tokens = gpt2(), records()
+    one, two, three = cells(tokens, ["static"] * 3, gradient_checkpointing=True)
+    opened(one, base, tokens, tmp_path / "rehearsed").ledger.close()
+    rehearsed = len(again)
+    assert rehearsed
+    alone(two, base, tokens, tmp_path / "alone")
+    assert len(again) > 2 * rehearsed
+    runs = [opened(cell, base, tokens, tmp_path / f"shared{cell.seed}") for cell in (three, one)]
+    again.clear()
+    assert side_by_side(base, runs) == [None] * 2
+    assert again
+    again.clear()
+    model = adapted("llama")
+    pairs = lora_pairs(model)
+    local_update(model, pairs, tokens, np.arange(4), rows=2, steps=1, learning_rate=0.1, checkpointing=True)
+    assert again

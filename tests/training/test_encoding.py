@@ -20,6 +20,7 @@ from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
 from dptune.corpus.records import encode_content
 from dptune.errors import ConfigError, DataError
 from dptune.training import token_file
+from dptune.training.chat_template import render_chat
 from dptune.training.data import Tokens, plain_ids, tokenize
 from dptune.training.encoding import record_batches, stored_tokens, summary, tokens_of
 from dptune.training.losses import sequence_losses
@@ -271,3 +272,14 @@ def test_stored_records_have_the_tokens_of_the_records_and_one_left_out_has_none
     found = stored_tokens([encode_content(content), ""], chosen, form=form, file="a", max_length=40)
     assert found.rows[0].tolist() == tokens_of(records(content), chosen, 40).rows[0].tolist()
     assert found.rows[1].tolist() == [chosen.eos_token_id]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by prefixes", "by marks"])
+def test_a_template_that_prints_the_date_gives_one_text_for_ever(template: str) -> None:
+    call = "{{ strftime_now('%d %b %Y, 100 %%') }}"
+    dated = f"\n{{% if strftime_now is defined %}}{call}{{% endif %}}\n {template}"
+    told, expected = tokenizer(template=dated), tokenizer(template=dated.replace(call, "26 Jul 2024, 100 %"))
+    said = chat("hello", "a cat")
+    assert render_chat(said.messages, told) == render_chat(said.messages, expected)
+    assert "26 Jul 2024, 100 %" in render_chat(said.messages, told)
+    assert encoded(said, told) == encoded(said, expected)

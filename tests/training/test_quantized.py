@@ -14,6 +14,7 @@ from peft import PeftModel
 from test_per_sample import computed, error, looped
 from test_together import alone, assert_close, cells, opened, side_by_side
 from tiny_models import CPU, FAMILIES, records, trainable, weights, with_prompts
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dptune.errors import ConfigError
 from dptune.training import quantized
@@ -96,6 +97,10 @@ def test_runs_share_one_base_with_its_scales(tmp_path: Path) -> None:
     for name, weight in shared.named_parameters():
         assert copied[name].data_ptr() == weight.data_ptr()
         assert getattr(copied[name], "quant_state", None) is getattr(weight, "quant_state", None)
+    layers = dict(shared_copy(shared).named_modules())
+    held = {name: module.quant_state for name, module in shared.named_modules() if hasattr(module, "quant_state")}
+    assert held
+    assert all(layers[name].quant_state is state for name, state in held.items())
     group = cells(tokens, ["static", "quantile"], learning_rate=1e-3)
     expected = [alone(cell, shared, tokens, tmp_path / f"alone{cell.seed}") for cell in group]
     runs = [opened(cell, shared, tokens, tmp_path / f"{cell.seed}") for cell in group]
@@ -111,6 +116,19 @@ def test_the_checksum_of_frozen_weights_sees_numbers_and_scales() -> None:
     weight = model.model.layers[0].self_attn.q_proj.weight
     for tensor in (weight.data, weight.quant_state.absmax):
         kept = tensor.clone()
+        tensor.view(-1)[0] += 1
+        assert frozen_fingerprint(model) != before
+        tensor.copy_(kept)
+        assert frozen_fingerprint(model) == before
+
+
+def test_the_checksum_sees_scales_that_are_quantised_themselves(tmp_path: Path) -> None:
+    twice = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    AutoModelForCausalLM.from_pretrained(saved("llama"), quantization_config=twice).save_pretrained(tmp_path)
+    model = load_base(ModelSource(str(tmp_path)), CPU)
+    state = model.model.layers[0].self_attn.q_proj.weight.quant_state
+    for tensor in (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code):
+        before, kept = frozen_fingerprint(model), tensor.clone()
         tensor.view(-1)[0] += 1
         assert frozen_fingerprint(model) != before
         tensor.copy_(kept)

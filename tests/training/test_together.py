@@ -329,6 +329,7 @@ def test_runs_of_other_adapters_entropy_or_kind_are_refused_too(tmp_path: Path) 
 
     together._check(base, [first, second])
     refused("other adapters", pairs=[replace(pair, scaling=9.0) for pair in second.pairs])
+    refused("other adapters", pairs=[replace(pair, dropout=0.5) for pair in second.pairs])
     refused("other adapters", pairs=second.pairs[:1])
     refused("entropy", entropy=OsEntropy())
     local = build("dp_lora_fed", {"noise_multiplier": 1.0, "pairs": len(second.pairs)})

@@ -88,8 +88,8 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
         return whole(spec, *others)
 
     monkeypatch.setattr(module, "train", noted)
-    base = open_base(checkpoint(), asked())
-    found = suggest(base, asked(), UNITS, public, trials=True)
+    wanted = asked(gradient_checkpointing=True)
+    found = suggest(open_base(checkpoint(), wanted), wanted, UNITS, public, trials=True)
     rates = [spec.plan.learning_rate for spec in specs]
     assert rates == [rates[2] * factor for factor in FACTORS]
     assert list(found.trials) == rates
@@ -98,6 +98,7 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
     for spec in specs:
         assert spec.mechanism.noise.noise_multiplier == calibrated
         assert (spec.plan.steps, spec.plan.expected_batch_size) == (found.schedule.steps, found.schedule.batch)
+        assert spec.plan.gradient_checkpointing, "or trials of a model that fits with it alone would run out of memory"
         assert spec.header.data == "public records"
     assert len({id(spec.mechanism) for spec in specs}) == len(specs)
 

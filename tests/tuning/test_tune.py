@@ -26,6 +26,7 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.model import trainable_state
+from dptune.tuning import run
 from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import HELD_OUT, PUBLIC
@@ -154,6 +155,9 @@ def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert json.loads(again.stdout.splitlines()[-1])["complete"]
     assert (tmp_path / "out" / "ledger.jsonl").read_bytes() == ledger
+    scaled = command(*arguments, "--alpha-pattern", "c_attn=9", "--rslora")
+    assert scaled.exit_code == 2
+    assert "--alpha-pattern" in scaled.stderr, "another function of the same numbers"
     other = command(*arguments, "--learning-rate", "0.5")
     assert other.exit_code == 2
     assert "--out: " in other.stderr
@@ -165,12 +169,18 @@ def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     assert not re.search("[0-9a-f]{32}", said), "a digest of records, or its salt, is for no log"
 
 
-def test_checkpointing_changes_no_setting_of_a_run(tmp_path: Path) -> None:
-    """A run that did not fit into memory goes on with it."""
+def test_checkpointing_changes_no_setting_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that did not fit into memory goes on with it, and the training gets it."""
+    asked: list[bool] = []
+    real = run.train
+    monkeypatch.setattr(
+        run, "train", lambda spec, *a: (asked.append(spec.plan.gradient_checkpointing), real(spec, *a))[1]
+    )
     file, out = write_csv(tmp_path / "a.csv", rows()), tmp_path / "out"
     for more in (["--gradient-checkpointing"], ["--rows", "8"]):
         done = command("--data", str(file), "--unit", "customer_id", *ARGUMENTS, "--out", str(out), *more)
         assert done.exit_code == 0, done.output
+    assert asked[0]
     assert check_deliverable(out / "adapter").complete
 
 
@@ -217,9 +227,11 @@ def test_a_loaded_model_in_4_bits_is_tuned() -> None:
 def test_private_telemetry_tells_no_statistic_of_private_records(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "r.csv", rows())
     out = tmp_path / "out"
-    done = command("--data", str(data), *ARGUMENTS, "--telemetry", "private", "--out", str(out))
+    shortened = ["--max-length", "8", "--cut-records"]
+    done = command("--data", str(data), *ARGUMENTS, *shortened, "--telemetry", "private", "--out", str(out))
     assert done.exit_code == 0, done.output
     assert "perplexity_" not in done.stdout
+    assert " of 40 " not in done.output, "how many records are cut, say"
     assert "records_" not in done.stdout.replace("records_per_unit", "")
     assert json.loads((out / "result.json").read_text())["perplexity"] == {}
     assert "Not told: telemetry is private" in (out / "adapter" / "README.md").read_text()

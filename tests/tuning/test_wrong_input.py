@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError
 from dptune.files import locked
 from dptune.tuning.settings import TuneSettings
@@ -62,6 +64,18 @@ def test_a_wrong_option_is_named_with_its_fix(name: str, tmp_path: Path) -> None
     assert problem in line, line
     assert fix in line.partition("Fix: ")[2], line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["records.csv", "link.csv", "copy.csv"])
+def test_private_records_are_not_taken_for_public_ones(name: str, tmp_path: Path) -> None:
+    """Controllers, validation and private telemetry would use and show them at no cost."""
+    data = write_csv(tmp_path / "records.csv", rows())
+    (tmp_path / "link.csv").symlink_to(data)
+    shutil.copy(data, tmp_path / "copy.csv")
+    line = refused(tmp_path, "--public", str(tmp_path / name), data=data)
+    assert "--public: holds the private records themselves" in line
+    with pytest.raises(ConfigError, match="holds the private records"):
+        RecordSource(own := rows(), public=own)
 
 
 def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
@@ -272,3 +286,21 @@ def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path
     weights = 6_738_415_616
     assert memory[""] > memory["--gradient-checkpointing"] > 4 * weights
     assert 4 * weights > memory["--dtype bfloat16"] > 2 * weights
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"rank": 8.5}, "rank: 8.5 is no whole number"),
+        ({"rank": 10**9}, "rank: 1000000000 is above 4096"),
+        ({"learning_rate": 1e9}, "learning_rate: 1000000000.0 is above 10"),
+        ({"seed": -1}, "seed: -1 is below 0"),
+        ({"seed": True}, "seed: True is no whole number"),
+        ({"records_per_unit": 1.5}, "records_per_unit: 1.5 is no whole number"),
+        ({"load_in_4bit": "false"}, "load_in_4bit: 'false' is no boolean"),
+        ({"gradient_checkpointing": "no"}, "gradient_checkpointing: 'no' is no boolean"),
+    ],
+)
+def test_numbers_and_switches_of_the_call_are_checked(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        TuneSettings.of(epsilon=4.0, **given)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
 from dptune.errors import ConfigError
+from dptune.files import sha256
 
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
@@ -100,6 +101,7 @@ class RecordSource:
             raise ConfigError("data", f"{' and '.join(ways)} cannot be given like this", fix=fix)
         if self.template is not None:
             template_columns(self.template)
+        refuse_same(self.data, self.public)
 
     def format_of(self, path: Path) -> Format:
         """The format of a file: ``format`` if it is given, else by the file's ending.
@@ -116,6 +118,26 @@ class RecordSource:
             problem = f"the ending of {path.name} tells no format"
             raise ConfigError("data.format", problem, fix=f"give data.format, one of {', '.join(FORMATS)}")
         return self.format or by_ending or "text"
+
+
+def refuse_same(data: Data | None, public: Data | None) -> None:
+    """Raises: ConfigError if the public records are the private ones: what is computed from them costs no budget."""
+    if data is None or public is None:
+        return
+    paths = [Path(one) for one in (data, public) if isinstance(one, str | Path)]
+    if data is public or (len(paths) == 2 and _are_same(*paths)):
+        problem = "holds the private records themselves, which would then be used and shown at no cost"
+        raise ConfigError("data.public", problem, fix="give records of nobody, or none")
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Whether two paths name one file or folder, or two files of the same bytes."""
+    if not (one.exists() and other.exists()):
+        return one == other
+    if one.samefile(other):
+        return True
+    files = one.is_file() and other.is_file() and one.stat().st_size == other.stat().st_size
+    return files and sha256(one) == sha256(other)
 
 
 def is_hub_name(source: RecordSource, data: Data) -> bool:

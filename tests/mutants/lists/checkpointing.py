@@ -1,0 +1,165 @@
+"""Layers that run again, frozen weights in 4 bits, and public records that are private."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+OPENING = "dptune/training/opening.py"
+PER_SAMPLE = "dptune/training/per_sample.py"
+CHECKPOINTING = "dptune/training/checkpointing.py"
+CHECKPOINTED = "tests/training/test_checkpointing.py"
+
+MUTANTS = (
+    Mutant(
+        "masks_drawn_again",
+        "a layer that runs again would do so under other dropout masks, and the gradient be of no function",
+        CHECKPOINTING,
+        "use_reentrant=False, **named",
+        "use_reentrant=False, preserve_rng_state=False, **named",
+        (f"{CHECKPOINTED}::test_gradients_and_losses_are_those_without_it",),
+    ),
+    Mutant(
+        "layers_that_run_twice_pass",
+        "of a layer that runs twice one gradient would overwrite the other, and the rest stay unclipped",
+        PER_SAMPLE,
+        "if (pair, weight) in self._tapped and not again:",
+        "if (pair, weight) in self._tapped and again:",
+        ("tests/training/test_per_sample.py::test_a_layer_that_runs_twice_is_refused",),
+    ),
+    Mutant(
+        "columns_that_nothing_filled",
+        "columns of a layer without a gradient would be what the memory last held, another record's say",
+        PER_SAMPLE,
+        "if self._filled != self._tapped:",
+        "if not self._filled <= self._tapped:",
+        ("tests/training/test_per_sample.py::test_a_layer_that_no_loss_depends_on_is_refused",),
+    ),
+    Mutant(
+        "scales_unseen",
+        "a base in 4 bits with other scales would pass for the same",
+        "dptune/training/model.py",
+        "for part in states_of(parameter):",
+        "for part in ():",
+        ("tests/training/test_quantized.py::test_the_checksum_of_frozen_weights_sees_numbers_and_scales",),
+    ),
+    Mutant(
+        "private_records_told_public",
+        "private records would be read as public, by controllers, validation and private telemetry, at no cost",
+        "dptune/corpus/files.py",
+        "found = read(source, source.public, public=True)",
+        "found = read(source, None, public=True)",
+        ("tests/tasks/test_public_inputs.py::test_public_records_of_ones_own_are_what_cells_validate_on",),
+    ),
+    Mutant(
+        "secret_in_the_prompt",
+        "a secret that stands in a prompt has no loss and is never learned: no attack could show anything",
+        "dptune/corpus/canaries.py",
+        "return PromptTarget(carrier, suffix(secret))",
+        "return PromptTarget(carrier + suffix(secret), suffix(secret))",
+        ("tests/corpus/test_canaries.py::test_a_secret_is_what_is_answered",),
+    ),
+    Mutant(
+        "clients_checkpoint_nothing",
+        "the setting would do nothing for clients",
+        "dptune/training/federated.py",
+        "with checkpointed(model, enabled=checkpointing):",
+        "with checkpointed(model, enabled=False):",
+        (f"{CHECKPOINTED}::test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients",),
+    ),
+    Mutant(
+        "shared_passes_checkpoint_nothing",
+        "the setting would do nothing where runs share passes",
+        "dptune/training/together.py",
+        "checkpointed(self._base, enabled=plan.gradient_checkpointing)",
+        "checkpointed(self._base, enabled=False)",
+        (f"{CHECKPOINTED}::test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients",),
+    ),
+    Mutant(
+        "runs_checkpoint_nothing",
+        "the setting would do nothing in a run",
+        "dptune/training/gradients.py",
+        "checkpointing=plan.gradient_checkpointing,",
+        "checkpointing=False,",
+        (f"{CHECKPOINTED}::test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients",),
+    ),
+    Mutant(
+        "rehearsed_without_checkpoints",
+        "a layer that is another one when it runs again would be found after the first charge, or never",
+        OPENING,
+        "rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)",
+        "rehearse(model, pairs)",
+        (f"{CHECKPOINTED}::test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients",),
+    ),
+    Mutant(
+        "scales_of_scales_unseen",
+        "a base whose scales are quantised too could have others, and pass for the same",
+        "dptune/training/quantized.py",
+        'found += [getattr(of_scales, name, None) for name in ("absmax", "code")]',
+        "pass",
+        ("tests/training/test_quantized.py::test_the_checksum_sees_scales_that_are_quantised_themselves",),
+    ),
+    Mutant(
+        "scales_copied",
+        "every run over a shared base would hold its scales again",
+        "dptune/training/together.py",
+        "for shared in chain(frozen, scales)}",
+        "for shared in frozen}",
+        ("tests/training/test_quantized.py::test_runs_share_one_base_with_its_scales",),
+    ),
+    Mutant(
+        "other_dropout_in_a_pass",
+        "a run would be trained with another run's dropout",
+        "dptune/training/together.py",
+        "p.up.weight.shape, p.scaling, p.dropout)",
+        "p.up.weight.shape, p.scaling)",
+        ("tests/training/test_together.py::test_runs_of_other_adapters_entropy_or_kind_are_refused_too",),
+    ),
+    Mutant(
+        "resumed_with_other_alphas",
+        "a run could go on as another function, and its card would name the second",
+        "dptune/tuning/run.py",
+        '("device", "rows", "gradient_checkpointing"):',
+        '("device", "rows", "gradient_checkpointing", "alpha_pattern", "rslora"):',
+        ("tests/tuning/test_tune.py::test_the_same_command_again_makes_nothing_new",),
+    ),
+    Mutant(
+        "tune_checkpoints_nothing",
+        "the option would do nothing in tune",
+        "dptune/tuning/prepare.py",
+        "gradient_checkpointing=self.settings.gradient_checkpointing,",
+        "gradient_checkpointing=False,",
+        ("tests/tuning/test_tune.py::test_checkpointing_changes_no_setting_of_a_run",),
+    ),
+    Mutant(
+        "trials_checkpoint_nothing",
+        "trials of a model that only fits with it would run out of memory",
+        "dptune/tuning/suggest.py",
+        "        gradient_checkpointing=settings.gradient_checkpointing,\n",
+        "",
+        ("tests/tuning/test_suggest.py::test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run",),
+    ),
+    Mutant(
+        "a_patched_layer_loses_its_patch",
+        "from the second step on a patched model would be another function",
+        CHECKPOINTING,
+        "                layer.forward = forward",
+        "                pass",
+        (f"{CHECKPOINTED}::test_a_layers_own_forward_comes_back",),
+    ),
+    Mutant(
+        "private_records_for_public_ones",
+        "controllers would follow private losses, and private telemetry show them, at no cost",
+        "dptune/corpus/reading/source.py",
+        "refuse_same(self.data, self.public)",
+        "pass",
+        ("tests/tuning/test_wrong_input.py::test_private_records_are_not_taken_for_public_ones",),
+    ),
+    Mutant(
+        "warnings_count_private_records",
+        "private telemetry would tell how many records are cut",
+        "dptune/tuning/prepare.py",
+        "        return []\n    found, count",
+        "        pass\n    found, count",
+        ("tests/tuning/test_tune.py::test_private_telemetry_tells_no_statistic_of_private_records",),
+    ),
+)
