@@ -13,9 +13,12 @@ from tests.browser.chromium import NAMES, chromium, executable
 from tests.browser.samples import write_pages
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium; without one, or without Playwright, the test is skipped."""
+    """A Chromium; without one, or without Playwright, the test is skipped.
+
+    Not the session's: while it runs, so does an event loop in this thread, in which Prefect's functions are coroutines.
+    """
     if find_spec("playwright") is None:
         pytest.skip("playwright is not installed: pip install 'dptune[dev]'")
     if executable() is None:

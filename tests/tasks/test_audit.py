@@ -439,7 +439,7 @@ def _other_data(directory: Path) -> None:
         (_no_ledger, r"ledger.jsonl: is missing: an adapter without its ledger has no epsilon to check"),
         (_unfinished, r"ledger.jsonl: is not finished"),
         (_damaged, r"ledger.jsonl: is damaged"),
-        (_other_secrets, r"canaries.json: is not what was planted"),
+        (_other_secrets, r"secrets/[0-9a-f]{16}.json: is not what was planted"),
         (_other_adapter, r"adapter: does not fit data/models/public"),
         (_renamed_weights, r"adapter_model.safetensors: its weights are those of another model"),
         (_another_runs_adapter, r"adapter_model.safetensors: is not what the run of this ledger wrote"),

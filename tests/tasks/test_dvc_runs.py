@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _environment(patch)
         definition = yaml.safe_load((ROOT / "dvc.yaml").read_text())
         for name, stage in definition["stages"].items():
-            stage["cmd"] = f"{sys.executable} stand_in.py {name}"
+            stage["cmd"] = f"{shlex.quote(sys.executable)} stand_in.py {name}"
             stage["deps"] = ["stand_in.py", *(path for path in stage["deps"] if path.startswith("data/"))]
         Path("dvc.yaml").write_text(yaml.safe_dump(definition, sort_keys=False))
         Path("stand_in.py").write_text(_STAND_IN.replace("\\\\", "\\"))
@@ -252,7 +253,7 @@ def test_a_bad_profile_ends_with_its_error(checkout: Path) -> None:
 
 def test_the_table_of_experiments_has_at_most_twelve_columns(checkout: Path) -> None:
     dvc("exp", "run", "--temp", "--name", "two", "--set-param", "experiment.epsilons=[1,4]")
-    shown = run("sh", "-c", f"{sys.executable} -m dvc exp show --csv {_options()}")
+    shown = run("sh", "-c", f"{shlex.quote(sys.executable)} -m dvc exp show --csv {_options()}")
     columns = next(csv.reader(shown.splitlines()))
     assert {"Experiment", "perplexity", "epsilon_certified", "experiment.epsilons"} <= set(columns)
     assert "two" in shown

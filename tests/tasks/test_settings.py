@@ -186,6 +186,7 @@ def test_a_bad_override_is_refused(empty: Path, overrides: dict[str, Any]) -> No
 
 
 def test_the_path_variable_wins_over_the_file(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file.csv").write_text("text\nA visit.\n")
     write_params({"data": {"source": "table", "path": "file.csv"}})
     assert load_settings().data.uci_path == Path("file.csv")
     monkeypatch.setenv("DPTUNE_UCI_PATH", "/given.csv")

@@ -251,7 +251,7 @@ def test_a_python_without_dependencies_says_what_to_run() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env={})
     assert ended.returncode == 1
     assert ended.stdout == ""
-    assert re.fullmatch(r"error: \S+ has no dptune\. Fix: run `make repro`, or first `.*activate`\.\n", ended.stderr)
+    assert re.fullmatch(r"error: .+ has no dptune\. Fix: run `make repro`, or first `.*activate`\.\n", ended.stderr)
 
 
 def test_a_stage_finds_the_environments_python_where_none_is_activated(tmp_path: Path) -> None:
