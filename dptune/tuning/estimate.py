@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -62,8 +63,13 @@ def estimate(
 
 def _product_speed(base: Base) -> float:
     """Operations a second of a matrix product of the model's width and dtype on its device."""
-    states, weights = _ones(base, _ROWS, base.width), _ones(base, base.width, base.width)
-    return 2 * states.numel() * base.width / _seconds(lambda: states @ weights)
+    weights, rows, seconds = _ones(base, base.width, base.width), 0, 0.0
+    # A CPU may take a minute for all rows in bfloat16: fewer are as slow, row by row.
+    while seconds < _MEASURED_SECONDS / 4 and rows < _ROWS:
+        rows = min(8 * rows or 8, _ROWS)
+        states = _ones(base, rows, base.width)
+        seconds = _seconds(partial(torch.matmul, states, weights))
+    return 2 * rows * base.width * base.width / seconds
 
 
 def _vector_speed(base: Base) -> float:
@@ -78,11 +84,13 @@ def _ones(base: Base, *shape: int) -> torch.Tensor:
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
     """Time of one call; a device answers when it is asked for a number."""
+    start = time.monotonic()
     work().sum().item()  # the first one also starts the device
+    together = 4 if time.monotonic() - start < _MEASURED_SECONDS / 4 else 1
     start, done = time.monotonic(), 0
     while (passed := time.monotonic() - start) < _MEASURED_SECONDS or not done:
-        for _ in range(4):
+        for _ in range(together):
             result = work()
         result[0, 0].item()
-        done += 4
+        done += together
     return passed / done
