@@ -422,6 +422,6 @@ def test_no_damage_ends_in_a_traceback(name: str, data: st.DataObject) -> None:
 
 def test_no_private_value_shows_in_a_representation() -> None:
     secret = [{"text": "TOPSECRET", "who": "TOPSECRET"}]
-    source = RecordSource(secret, unit="who", split=GivenSides(eval=secret), public=secret)
+    source = RecordSource(secret, unit="who", split=GivenSides(eval=secret), public=[*secret])
     assert "TOPSECRET" not in repr(source) + repr(read(source)) + repr(read_sides(source))
     assert str(unit_key("TOPSECRET")) not in repr(read(source))
