@@ -23,7 +23,7 @@ _GRID = {
     "seeds": "experiment.seeds",
     "epochs": "training.epochs",
 }
-#: Of each deployment, the entry of params.yaml that a field of its form stands for.
+#: Which entry of params.yaml each field of a form stands for, by the name of the deployment.
 FIELDS: dict[str, dict[str, str]] = {
     "study": _GRID,
     "experiment": {**_GRID, "runner": "experiment.runner"},

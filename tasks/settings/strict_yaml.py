@@ -33,7 +33,7 @@ class _OnceLoader(yaml.SafeLoader):
         return made
 
 
-# As YAML 1.2 has it, and DVC writes and reads it. To YAML 1.1, which PyYAML follows, this is a text.
+# DVC writes such numbers as 1e-05, which YAML 1.2 takes for a number, and YAML 1.1, which PyYAML follows, for a text.
 _OnceLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
