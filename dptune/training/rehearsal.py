@@ -109,14 +109,18 @@ def _alone(model: Any, pairs: list[PairModules], ids: torch.Tensor) -> torch.Ten
 
 @contextmanager
 def _random_up_factors(pairs: list[PairModules]) -> Iterator[None]:
-    """Context in which every B factor holds small random numbers; the old values come back at its end."""
+    """Context in which every B factor holds small random numbers; the old values come back at its end.
+
+    The larger a pair's scaling, the smaller they are: an adapter a hundred times the base's size would fill the model
+    with numbers whose rounding looks like mixed rows.
+    """
     generator = torch.Generator().manual_seed(2)
     before = [pair.up.weight.detach().clone() for pair in pairs]
     try:
         with torch.no_grad():
             for pair in pairs:
                 weight = pair.up.weight
-                weight.copy_(0.02 * torch.randn(weight.shape, generator=generator))
+                weight.copy_(0.02 / max(1.0, pair.scaling) * torch.randn(weight.shape, generator=generator))
         yield
     finally:
         with torch.no_grad():

@@ -105,6 +105,12 @@ def test_a_rehearsal_leaves_the_model_as_it_was(bits: torch.dtype) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_no_scaling_looks_like_mixed_rows(family: str) -> None:
+    model = attach_lora(tiny(family), Lora(2, 1_000_000, 0.0, "all-linear"), 0)
+    rehearse(model, lora_pairs(model))
+
+
 def test_rows_times_tokens_side_by_side_are_as_they_are_alone(tmp_path: Path) -> None:
     """Two runs of OPT's feed-forward layers in one pass, with batches packed across them."""
     base, tokens, found = tiny("opt"), records(), []
