@@ -26,7 +26,7 @@ class Tokens:
             prompt's, is stored as ``~id``, which is negative (``with_context``): ids and loss mask cannot get
             separated, and code that takes rows for plain ids fails instead of training on prompts.
         padding: token id that fills the right-hand side of a batch.
-        width: width of every batch in tokens, longer than any record, whatever records it holds.
+        width: width of the widest batch in tokens, longer than any record, whatever records it holds.
         truncated: number of records that were longer than the limit.
     """
 
@@ -36,24 +36,32 @@ class Tokens:
     truncated: int = 0
 
     def batch(
-        self, indices: NDArray[np.int64], device: torch.device, *, height: int | None = None
+        self,
+        indices: NDArray[np.int64],
+        device: torch.device,
+        *,
+        height: int | None = None,
+        width: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and mask of these records, both (height, width), padded on the right.
 
         The mask holds ``losses.PADDING``, ``COUNTED`` or ``CONTEXT`` for every position.
 
-        The shape is public and at least one position is always padding, because kernels round differently
-        by shape and by whether there is padding: with a shape that followed the records, one record would
-        move the gradients of all others by up to half a percent in bfloat16, beyond what clipping bounds.
+        The shape follows from public settings and a unit's own length (``by_width``), and at least one position is
+        always padding, because kernels round differently by shape and by whether there is padding: with a shape
+        that followed the batch, one record would move the gradients of all others by up to half a percent in
+        bfloat16, beyond what clipping bounds.
 
         Args:
             height: rows in all, at least as many as indices; None takes their number. Rows beyond them hold one
                 token and have no loss.
+            width: tokens, more than any of these records has; None takes ``self.width``.
         """
         chosen = [self.rows[index] for index in indices]
         height = len(chosen) if height is None else height
-        ids = np.full((height, self.width), self.padding, dtype=np.int64)
-        mask = np.full((height, self.width), PADDING, dtype=np.int64)
+        width = self.width if width is None else width
+        ids = np.full((height, width), self.padding, dtype=np.int64)
+        mask = np.full((height, width), PADDING, dtype=np.int64)
         mask[len(chosen) :, 0] = COUNTED
         for position, row in enumerate(chosen):
             ids[position, : len(row)] = plain_ids(row)
@@ -341,6 +349,39 @@ class MicroBatch:
         owners = np.full(height, self.units)
         owners[: len(self.owners)] = self.owners
         return torch.from_numpy(owners).to(device)
+
+
+def public_widths(width: int, expected_batch_size: float, rows: int) -> tuple[int, ...]:
+    """The widths that micro-batches may have, descending: ``width``, and halves of it where a batch is large.
+
+    Each width has a last micro-batch that is filled up, so that n widths cost up to a micro-batch more than one. There
+    are as many as keep that below a quarter of the batch, at most four, none below 16 tokens.
+
+    Args:
+        rows: physical batch size.
+    """
+    halves = [width]
+    while len(halves) < 4 and expected_batch_size >= rows * 2 ** (len(halves) + 1) and halves[-1] >= 32:
+        halves.append(-(-halves[-1] // 2))
+    return tuple(halves)
+
+
+def by_width(
+    batch: list[NDArray[np.int64]], tokens: Tokens, widths: Sequence[int]
+) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
+    """The units of a drawn batch by the width that their longest record needs, widest first.
+
+    A unit's width follows from its own drawn records and public widths alone, so that no unit changes the shape in
+    which another's gradient is computed.
+
+    Args:
+        widths: descending; the first is more than any record has.
+    """
+    longest = [max(len(tokens.rows[record]) for record in unit) for unit in batch]
+    needed = [min(width for width in widths if width > length) for length in longest]
+    for width in widths:
+        if units := [unit for unit, own in zip(batch, needed, strict=True) if own == width]:
+            yield width, units
 
 
 def micro_batches(batch: list[NDArray[np.int64]], rows: int) -> Iterator[MicroBatch]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.privacy.entropy import uniform
-from dptune.training.data import micro_batches
+from dptune.training.data import by_width, micro_batches, public_widths
 from dptune.training.federated import local_update
 from dptune.training.per_sample import PairGradients, per_sample_gradients
 from dptune.training.run import RankRun
@@ -27,21 +27,23 @@ class BatchGradients:
     batch: list[NDArray[np.int64]] = field(repr=False)
 
     def of_losses(self) -> Iterator[PairGradients]:
-        """Yield per-sample gradients, one micro-batch at a time; all micro-batches have one shape."""
+        """Yield per-sample gradients, one micro-batch at a time, by ``public_widths`` from the widest to the least."""
         run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.spec.plan
-        for part in micro_batches(self.batch, plan.physical_batch_size):
-            ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
-            owners = part.owners_of(len(ids), device)
-            yield per_sample_gradients(
-                run.spec.model,
-                run.pairs,
-                ids,
-                mask,
-                owners,
-                part.units,
-                autocast=plan.autocast_dtype,
-                checkpointing=plan.gradient_checkpointing,
-            )
+        tokens, rows = run.spec.tokens, plan.physical_batch_size
+        for width, units in by_width(self.batch, tokens, public_widths(tokens.width, plan.expected_batch_size, rows)):
+            for part in micro_batches(units, rows):
+                ids, mask = tokens.batch(part.records, device, height=rows, width=width)
+                owners = part.owners_of(len(ids), device)
+                yield per_sample_gradients(
+                    run.spec.model,
+                    run.pairs,
+                    ids,
+                    mask,
+                    owners,
+                    part.units,
+                    autocast=plan.autocast_dtype,
+                    checkpointing=plan.gradient_checkpointing,
+                )
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
         """Local updates, one micro-batch for every drawn unit that has records."""

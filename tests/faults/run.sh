@@ -210,11 +210,11 @@ P
   run python -m flows.experiment; check "learning rate 1e30 in params.yaml: refused before any work" refused 'training.learning_rate'
   cp params.kept params.yaml
   merge_params 'mechanisms: {wild: {like: static, learning_rate: 10}}
-lora: {alpha: 1000000}
+lora: {alpha: 1000000, target_modules: [lm_head]}
 experiment: {mechanisms: [wild]}'
   flow; check "a cell whose rate times scale is beyond reason: fails and says that it diverged" refused 'small.wild.*diverged'
   check "it has no result, and its ledger stays" eval '[ ! -e data/runs/small.wild*/result.json ] && [ -s data/runs/small.wild*/ledger.jsonl ]'
-  merge_params 'lora: {alpha: 16}
+  merge_params 'lora: {alpha: 16, target_modules: [c_attn]}
 experiment: {mechanisms: [static]}'; flow
   run python -m flows.audit; run python -m tasks.report.experiment
   check "a report of the other cells works, and counts what the diverged one has spent" eval '[ "$RC" = 0 ] && grep -q "small.static" data/report/report.html && grep -q "small.wild" data/report/report.html'

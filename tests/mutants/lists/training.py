@@ -7,11 +7,45 @@ from tests.mutants.mutant import Mutant
 RUN = "dptune/training/run.py"
 OPENING = "dptune/training/opening.py"
 PER_SAMPLE = "dptune/training/per_sample.py"
+DATA = "dptune/training/data.py"
+WIDTHS = "tests/training/test_widths.py"
 LOOP = "tests/training/test_loop.py"
 CHARGE = "self.ledger.charge(mechanism.release(knobs, plan.sample_rate))"
 DRAW = "self.own_units.draw(plan.sample_rate, self.entropy)"
 
 MUTANTS = (
+    Mutant(
+        "width_of_the_longest_drawn",
+        "a long record would change the shape, and so the rounding, of every other record's gradient",
+        DATA,
+        "needed = [min(width for width in widths if width > length) for length in longest]",
+        "needed = [min(width for width in widths if width > max(longest)) for _ in longest]",
+        (f"{WIDTHS}::test_a_unit_has_the_least_width_that_holds_it_whoever_else_is_drawn",),
+    ),
+    Mutant(
+        "width_without_room_for_padding",
+        "a record that fills its width has another kernel than one that does not",
+        DATA,
+        "if width > length) for length in longest",
+        "if width >= length) for length in longest",
+        (f"{WIDTHS}::test_a_unit_has_the_least_width_that_holds_it_whoever_else_is_drawn",),
+    ),
+    Mutant(
+        "last_micro_batch_of_a_width_is_not_filled",
+        "how many short records were drawn would show in the rounding of all of them",
+        "dptune/training/gradients.py",
+        "tokens.batch(part.records, device, height=rows, width=width)",
+        "tokens.batch(part.records, device, width=width)",
+        (f"{WIDTHS}::test_gradients_are_those_of_each_record_alone_and_no_newcomer_moves_them",),
+    ),
+    Mutant(
+        "least_width_is_lost",
+        "short records would never be trained on, though each of them is charged",
+        DATA,
+        "    for width in widths:\n        if units :=",
+        "    for width in widths[:1]:\n        if units :=",
+        (f"{WIDTHS}::test_a_unit_has_the_least_width_that_holds_it_whoever_else_is_drawn",),
+    ),
     Mutant(
         "rehearsal_of_one_row",
         "a layer that mixes all records but the first would be trained",

@@ -1,0 +1,93 @@
+"""Micro-batches of several widths: a unit's shape is its own, and no unit is lost or moves another's gradient."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tiny_models import CPU, adapted, make_plan, row_gradient
+
+from dptune.training.data import Tokens, by_width, public_widths
+from dptune.training.gradients import BatchGradients
+from dptune.training.per_sample import lora_pairs
+
+LENGTHS = st.lists(st.lists(st.integers(0, 128), min_size=1, max_size=3), max_size=12)
+
+
+def drawn(lengths: list[list[int]]) -> tuple[Tokens, list[np.ndarray]]:
+    """Records of these lengths, unit by unit, and a batch of all units."""
+    rows = [np.ones(length, dtype=np.int32) for unit in lengths for length in unit]
+    edges = np.cumsum([0, *map(len, lengths)])
+    batch = [np.arange(start, end) for start, end in pairwise(edges)]
+    return Tokens(rows, padding=0, width=129), batch
+
+
+@example(lengths=[[65], [33], [17, 1]], newcomer=[65], at=1)  # records that just do not fit
+@given(lengths=LENGTHS, newcomer=st.lists(st.integers(0, 128), min_size=1, max_size=3), at=st.integers(0, 12))
+def test_a_unit_has_the_least_width_that_holds_it_whoever_else_is_drawn(
+    lengths: list[list[int]], newcomer: list[int], at: int
+) -> None:
+    widths = (129, 65, 33, 17)
+
+    def assigned(units: list[list[int]]) -> list[tuple[int, list[int]]]:
+        tokens, batch = drawn(units)
+        return sorted(
+            (width, [len(tokens.rows[record]) for record in unit])
+            for width, found in by_width(batch, tokens, widths)
+            for unit in found
+        )
+
+    expected = [(min(width for width in widths if width > max(unit)), unit) for unit in lengths]
+    assert assigned(lengths) == sorted(expected)
+    among = [*lengths[:at], newcomer, *lengths[at:]]
+    own = (min(width for width in widths if width > max(newcomer)), newcomer)
+    assert assigned(among) == sorted([*expected, own])
+
+
+@given(width=st.integers(4, 5000), batch=st.floats(0.1, 1e6), rows=st.integers(1, 512))
+def test_widths_are_halves_and_their_last_micro_batches_cost_little(width: int, batch: float, rows: int) -> None:
+    widths = public_widths(width, batch, rows)
+    assert widths[0] == width
+    assert all(after == (before + 1) // 2 for before, after in pairwise(widths))
+    assert len(widths) <= 4
+    assert widths[-1] >= min(width, 16)
+    if len(widths) > 1:
+        assert rows * sum(widths[1:]) <= batch * width / 4 + 4 * rows  # a token a row: halves are rounded up
+
+
+def test_gradients_are_those_of_each_record_alone_and_no_newcomer_moves_them() -> None:
+    """Every row is bit for bit the same when a long record joins, though it comes first; and it is the loop's."""
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(1, 97, size=size).astype(np.int32) for size in (31, 3, 5, 15, 7, 20, 4, 9)]
+    tokens, model = Tokens(rows, padding=0, width=32), adapted("llama", randomised=True)
+    plan = make_plan(expected_batch_size=64.0, physical_batch_size=3)
+    assert public_widths(32, 64.0, 3) == (32, 16)
+    seen: list[tuple[int, ...]] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _layer, inputs: seen.append(tuple(inputs[0].shape)))
+    run: Any = SimpleNamespace(pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan))
+
+    def found(chosen: list[int]) -> dict[int, torch.Tensor]:
+        """The gradient of each chosen record, in the order in which widths bring them."""
+        batch = [np.array([number]) for number in chosen]
+        order = [int(unit[0]) for _, units in by_width(batch, tokens, (32, 16)) for unit in units]
+        parts = [part.matrix() for part in BatchGradients(run, batch).of_losses()]
+        return dict(zip(order, torch.cat(parts), strict=True))
+
+    alone = {number: row_gradient(model, row) for number, row in enumerate(rows)}
+    model.eval()
+    seen.clear()
+    without, joined = found([1, 2, 3, 4, 6, 7]), found([0, 1, 2, 3, 4, 6, 7])
+    assert set(seen) == {(3, 32), (3, 16)}
+    assert all(torch.equal(without[number], joined[number]) for number in without)
+    for number, gradient in found(list(range(8))).items():
+        torch.testing.assert_close(gradient, alone[number].double(), rtol=2e-4, atol=1e-6)
+
+
+def test_a_batch_takes_the_width_that_is_asked_for() -> None:
+    ids, mask = Tokens([np.array([5, 6], dtype=np.int32)], 0, 32).batch(np.array([0]), CPU, height=2, width=16)
+    assert ids.shape == mask.shape == (2, 16)
