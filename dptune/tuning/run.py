@@ -259,6 +259,8 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
         **{name: value for name, value in asdict(prepared.schedule).items() if name != "reasons"},
         "salt": salt,
     }
+    if checkpoint := prepared.base.checkpoint:
+        asked["dtype"] = checkpoint.dtype  # by default it follows the device, and a resumed run may have another
     for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
         del asked[name]
     written = json.loads(json.dumps(asked))

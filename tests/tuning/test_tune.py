@@ -162,6 +162,9 @@ def test_the_same_command_again_makes_nothing_new(tmp_path: Path) -> None:
     assert other.exit_code == 2
     assert "--out: " in other.stderr
     assert "--learning-rate: 0.02 then, 0.5 now" in other.stderr
+    assert command(*arguments, "--dtype", "float32").exit_code == 0, "what a CPU takes by default"
+    halves = command(*arguments, "--dtype", "bfloat16")
+    assert "dtype: float32 then, bfloat16 now" in halves.stderr, "also where a device changes the default"
     assert other.stdout == ""  # no table of what will not be done
     write_csv(tmp_path / "r.csv", rows()[1:])
     said = command(*arguments).stderr
