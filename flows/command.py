@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from flows.failures import FlowError
-from flows.server import cancel_run, start_server
+from flows.server import cancel_run, start_server, watched_processes
 from tasks.stage import INTERRUPTED, say_error
 
 #: Time for the end of a cell's step, and its checkpoint.
@@ -74,15 +74,27 @@ def _stop_all() -> None:
 
 
 def _end_children() -> None:
-    """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL."""
-    children = psutil.Process().children(recursive=True)
+    """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL.
+
+    Not Prefect's temporary server, which is being told at the same time; it ends with this process.
+    """
+    children = _children()
     for child in children:
         with suppress(psutil.Error):
             child.terminate()
     psutil.wait_procs(children, timeout=_SECONDS)
-    for child in psutil.Process().children(recursive=True):  # Prefect may have tried one again meanwhile
+    for child in _children():  # Prefect may have tried one again meanwhile
         with suppress(psutil.Error):
             child.kill()
+
+
+def _children() -> list[psutil.Process]:
+    kept, found = watched_processes(), []
+    for child in psutil.Process().children():
+        if child.pid not in kept:
+            with suppress(psutil.Error):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 @contextmanager

@@ -98,4 +98,9 @@ def end_server_with_me() -> None:
         _watched[server.pid] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
+def watched_processes() -> set[int]:
+    """Process ids of the temporary server and its watcher: they end with this process, and until then can be told."""
+    return {*_watched, *(watcher.pid for watcher in _watched.values())}
+
+
 _watched: dict[int, subprocess.Popen[bytes]] = {}  # holds a reference: a garbage-collected Popen would close its pipe
