@@ -53,7 +53,7 @@ refused() { # refused REGEX: status 2, no traceback, and the error with its fix 
   [ "$RC" = 2 ] && clean && tail -n 1 "$LOG" | grep -qE -- "^error: .*($1).*Fix: "
 }
 eq() { [ "$1" = "$2" ]; }
-copy() { cp -a "$W/$1" "$W/$2"; cd "$W/$2" || exit 1; export PREFECT_HOME=$PWD/data/prefect; }
+copy() { rm -rf "$W/$2"; cp -a "$W/$1" "$W/$2"; cd "$W/$2" || exit 1; export PREFECT_HOME=$PWD/data/prefect; }
 merge_params() { printf '%s\n' "$1" > "$W/over.yaml"; python "$HERE/merge.py" "$W/over.yaml" > /dev/null || exit 1; }
 flow() { run python -m flows.experiment; }
 
