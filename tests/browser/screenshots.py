@@ -64,6 +64,7 @@ def keep(page: Any, name: str) -> None:
 def write(page: Any, path: Path) -> Path:
     """Write a picture of what a page shows now. Raises: ValueError if it is larger than 300 kB."""
     image = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    path.parent.mkdir(parents=True, exist_ok=True)
     image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size} bytes: more than {_MOST_BYTES}")
