@@ -104,6 +104,7 @@ def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
 
 #: As in params.yaml and profiles/comparison.yaml; without dp_lora_fed, whose step is a round of local training.
 ENTRIES: dict[str, dict[str, Any]] = {name: {} for name in MECHANISMS if name != "dp_lora_fed"} | {
+    "banded": {"bands": 2},
     "rldp": {"interval": 8, "warmup": 8, "batch_size": 4},
     "rldp_ab": {"like": "rldp", "design": "AB", "interval": 8, "warmup": 8, "batch_size": 4},
     "rldp_published": {"interval": 8, "warmup": 8, "batch_size": 4},

@@ -56,10 +56,13 @@ class CraftedCanaries:
     def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
         """Check that every canary has its slot and a coordinate of its own in every pair.
 
-        Raises: ConfigError if not, or if the mechanism trains locally.
+        Raises: ConfigError if not, or if the mechanism trains locally or correlates its noise.
         """
         if mechanism.clipper.federation is not None:
             raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
+        if mechanism.bands > 1:
+            problem = f"add up single steps, which tell next to nothing of {mechanism.name}'s {mechanism.bands} bands"
+            raise ConfigError("canaries.crafted", problem, fix="use 0")
         if not np.array_equal(planted, self.included):
             raise ConfigError("canaries.crafted", "the run's slots are not the auditor's", fix="use units.with_slots")
         if min(pair_sizes) < len(self.included):

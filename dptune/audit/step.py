@@ -152,9 +152,12 @@ def audit_step(
         trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
         entropy: source of noise and coins.
 
-    Raises: ConfigError for too few trials, or a confidence, sample rate or delta out of range.
+    Raises: ConfigError for too few trials, a confidence, sample rate or delta out of range, or correlated noise.
     """
     _check(trials, confidence, delta, steps, sample_rate)
+    if mechanism.bands > 1:
+        problem = f"{mechanism.name} has {mechanism.bands}, and one of its steps alone tells next to nothing"
+        raise ConfigError("bands", problem, fix="audit it with bands=1, whose noise is that before it is correlated")
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
     total = 1 + 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)  # 1: the step that opens the stage

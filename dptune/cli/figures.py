@@ -11,6 +11,7 @@ from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import repriced_epsilon
 from dptune.privacy.mixture_figures import mixture_figures
+from dptune.privacy.strategy import column_norm, relative_error
 
 if TYPE_CHECKING:
     from dptune.mechanisms.mechanism import Mechanism
@@ -35,6 +36,22 @@ def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
         "sample_rate": schedule.sample_rate,
         "steps": schedule.steps,
         "delta": schedule.delta,
+        **_of_bands(mechanism.coefficients, schedule.sample_rate, schedule.steps),
+    }
+
+
+def _of_bands(strategy: tuple[float, ...], sample_rate: float, steps: int) -> dict[str, Any]:
+    """The bands of correlated noise, and the noise that they leave over that of independent noise at one multiplier."""
+    if not strategy:
+        return {}
+    bands = len(strategy)
+    return {
+        "bands": bands,
+        "group_sample_rate": bands * sample_rate,
+        "visits": -(-steps // bands),
+        "column_norm": column_norm(strategy),
+        "noise_in_last_sum_over_independent": relative_error(strategy, steps, "last"),
+        "noise_in_mean_sum_over_independent": relative_error(strategy, steps, "mean"),
     }
 
 
@@ -79,7 +96,9 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
     header = contents.header
     releases = sorted(contents.composition, key=lambda release: release.noise_multiplier)
     effective = sorted({release.effective_noise_multiplier for release in releases})
-    rates = sorted({release.sample_rate for release in releases})
+    strategy = next((release.coefficients for release in releases), ())
+    # A row of correlated noise states the rate of a unit in the rows of its own group.
+    rates = sorted({release.sample_rate / (len(release.coefficients) or 1) for release in releases})
     return {
         "mechanism": header.mechanism,
         "noise_multiplier": _one_or_range([release.noise_multiplier for release in releases]),
@@ -87,6 +106,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "sample_rate": _one_or_range(rates),
         "steps": contents.releases,
         "delta": header.delta,
+        **_of_bands(strategy, rates[0] if rates else 0.0, contents.releases),
         **of_prices(contents.epsilons),
         **_repriced_ledger(contents),
         **mixture_figures(contents.composition, header.delta),

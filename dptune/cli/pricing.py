@@ -39,7 +39,7 @@ def account(
 ) -> None:
     """Print the three epsilons of a run: as published, of the noise alone, and certified."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, price
+    from dptune.mechanisms.planning import Schedule, fitted, price
     from dptune.mechanisms.registry import build
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
@@ -55,7 +55,7 @@ def account(
         return
     check_mechanism(mechanism)
     schedule = Schedule(*rate_and_steps(sample_rate, steps), delta)
-    built = build(mechanism, read_options(options))
+    built = fitted(build(mechanism, read_options(options)), schedule)
     show(figures.of_run(built, schedule, price(built, schedule)), as_json)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.laplace_mixtures import InverseScale
@@ -282,6 +282,11 @@ class Noise(Protocol):
         """(name, number) pairs that only a published accountant reads."""
         ...
 
+    @property
+    def correlated(self) -> CorrelatedNoise | None:
+        """The noise itself if its rows depend on one another; None if every row's noise is drawn by itself."""
+        ...
+
     def law(self, noise_multiplier: float) -> InverseScale | None:
         """Law of a Laplace mixture's inverse scale, for a radius of 1; None for other families."""
         ...
@@ -294,6 +299,51 @@ class Noise(Protocol):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """Noisy float32 sums; drawn even when every sum is zero."""
+        ...
+
+
+class CorrelatedNoise(Noise, Protocol):
+    """Noise whose rows are correlated by a banded strategy, see ``dptune.privacy.strategy``.
+
+    A certified epsilon is true if ``add_row`` adds noise_multiplier x scale x w_r, with w of that strategy, made of z
+    that is drawn afresh for every row and kept nowhere else.
+    """
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """The strategy (c_0 .. c_(b-1)), b the bands; empty for one band, which is independent noise."""
+        ...
+
+    def check(self, clipper: Clipper, controller: Controller) -> None:
+        """Raise ConfigError unless the clipper bounds and the controller moves nothing that the price rests on."""
+        ...
+
+    def start(self, facts: RunFacts) -> None:
+        """Prepare for a run: forget all earlier rows. Raises ConfigError if its memory would be too large."""
+        ...
+
+    def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
+        """Numbers of bands to choose from, in rising order; one if it is fixed."""
+        ...
+
+    def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:
+        """The noise with the strategy for a run of these steps, of ``bands`` if its own number is open.
+
+        Raises: ConfigError for more bands than steps, or so many that a unit would be drawn with a probability above 1.
+        """
+        ...
+
+    def expected_error(self, steps: int) -> float:
+        """The error that its strategy is chosen by, for a noise multiplier of 1, over that of independent noise."""
+        ...
+
+    def add_row(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy, row: int
+    ) -> tuple[list[torch.Tensor], float]:
+        """Noisy float32 sums of row ``row`` of the ledger, and the standard deviation of w in it.
+
+        Rows from before are used only if the very last row was made here; else the recursion begins again.
+        """
         ...
 
 
@@ -318,6 +368,11 @@ class AdditiveNoise:
     def claims(self) -> tuple[tuple[str, float], ...]:
         """Returns no claims: no published accountant reads any."""
         return ()
+
+    @property
+    def correlated(self) -> CorrelatedNoise | None:
+        """Returns None: every row's noise is drawn by itself."""
+        return None
 
     def law(self, noise_multiplier: float) -> InverseScale | None:
         """Returns None: the noise is no Laplace mixture."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,12 @@ from dptune.mechanisms.interfaces import Clipper, Controller, Gradients, Knobs, 
 from dptune.plugins import plugins_of
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import STEP_NOISES, UNBOUNDED, Release
+from dptune.privacy.strategy import column_norm
 
 if TYPE_CHECKING:
     import torch
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         self._check_noise()
+        if self.noise.correlated is not None:
+            self.noise.correlated.check(self.clipper, self.controller)
         self.controller.check(self._initial, self.pairs)
         if self.private and not math.isfinite(self.clipper.sensitivity(self._initial, self.pairs)):
             raise ConfigError(
@@ -76,7 +81,7 @@ class Mechanism:
         """
         bases = type(self.noise).__mro__
         named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
-        return not any("add" in vars(base) or "_draw" in vars(base) for base in bases[:named])
+        return not any(name in vars(base) for base in bases[:named] for name in ("add", "_draw", "add_row"))
 
     @property
     def _initial(self) -> Knobs:
@@ -90,11 +95,13 @@ class Mechanism:
             )
 
     def start(self, facts: RunFacts) -> None:
-        """Tell the controller about the run, and check that its first step can be made.
+        """Tell controller and noise about the run, and check that its first step can be made.
 
         Raises: ConfigError, before anything is charged.
         """
         self.controller.start(facts)
+        if self.noise.correlated is not None:
+            self.noise.correlated.start(facts)
         self.scales(self.knobs())
         self._refuse_statistics_without_noise()
 
@@ -117,13 +124,39 @@ class Mechanism:
         """The knobs of the next step, fixed before its batch is drawn."""
         return self.controller.knobs(self._initial)
 
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Coefficients of the strategy that correlates the noise of rows; empty for independent noise."""
+        return self.noise.correlated.coefficients if self.noise.correlated is not None else ()
+
+    @property
+    def bands(self) -> int:
+        """The number of groups that units are dealt into, each drawn in every b-th row; 1 for independent noise."""
+        return len(self.coefficients) or 1
+
+    def group_sample_rate(self, sample_rate: float) -> float:
+        """Probability that a unit enters a row of its own group, where it enters ``sample_rate`` of all rows.
+
+        Raises: ConfigError if there are so many bands that it would be above 1.
+        """
+        rate = self.bands * sample_rate
+        if rate > 1 + _ROUNDING:
+            problem = f"{self.bands} bands at sample rate {sample_rate:.6g} would draw a unit with chance {rate:.4g}"
+            raise ConfigError("bands", problem, fix=f"use at most {int(1 / sample_rate + _ROUNDING)} bands")
+        return min(rate, 1.0)
+
+    def sensitivity(self, knobs: Knobs) -> float:
+        """Joint sensitivity of a release in units of ``scales``: the clipper's times the norm of the strategy."""
+        norm = column_norm(self.coefficients)
+        return self.clipper.sensitivity(knobs, self.pairs) * (1.0 if abs(norm - 1) <= _ROUNDING else norm)
+
     def effective_noise_multiplier(self, knobs: Knobs) -> float:
         """Noise per unit of joint sensitivity, statistics included."""
-        return knobs.noise_multiplier / self.clipper.sensitivity(knobs, self.pairs)
+        return knobs.noise_multiplier / self.sensitivity(knobs)
 
     def at_effective_noise_multiplier(self, knobs: Knobs, effective: float) -> Knobs:
         """The same knobs with another noise multiplier."""
-        return replace(knobs, noise_multiplier=effective * self.clipper.sensitivity(knobs, self.pairs))
+        return replace(knobs, noise_multiplier=effective * self.sensitivity(knobs))
 
     def statistics(self, knobs: Knobs) -> Statistics | None:
         """The statistics that a step with these knobs releases beside the gradients, or None. Reads no data."""
@@ -131,19 +164,22 @@ class Mechanism:
             return None
         return self.controller.statistics(knobs, self.effective_noise_multiplier(knobs))
 
-    def release(self, knobs: Knobs, sample_rate: float) -> Release:
+    def release(self, knobs: Knobs, sample_rate: float, row: int = 0) -> Release:
         """What the ledger is charged for a step with these knobs. Reads no data.
+
+        With correlated noise a release is about one group of the units, which ``row``, the number of releases before
+        it, decides; a ledger refuses any other there.
 
         Noise that has left its start counts as adaptive even if the controller does not declare it: without a filter
         nothing is then certified.
         """
-        statistics = self.statistics(knobs)
+        statistics, coefficients = self.statistics(knobs), self.coefficients
         return Release(
-            sample_rate=sample_rate,
+            sample_rate=self.group_sample_rate(sample_rate),
             # An accountant that read the multiplier of unproven noise would certify a guarantee that nobody proved.
             noise_multiplier=0.0 if self.noise.family in UNBOUNDED else knobs.noise_multiplier,
             # Without noise the clipper's sensitivity may be infinite, which a release refuses; its family says enough.
-            sensitivity=self.clipper.sensitivity(knobs, self.pairs) if self.private else 1.0,
+            sensitivity=self.sensitivity(knobs) if self.private else 1.0,
             noise=self.noise.family,
             statistics=("gradient sum", *(statistics.names if statistics else ())),
             raw_inputs=self.controller.raw_inputs,
@@ -151,6 +187,8 @@ class Mechanism:
             norm=self.clipper.norm,
             law=self.noise.law(knobs.noise_multiplier),
             claims=self.noise.claims,
+            part=row % len(coefficients) if coefficients else None,
+            coefficients=coefficients,
         )
 
     def _has_moved(self, knobs: Knobs) -> bool:
@@ -196,6 +234,7 @@ class Mechanism:
         expected_batch_size: float,
         entropy: Entropy,
         total: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
+        row: int = 0,
     ) -> Released:
         """Clip, sum over the micro-batches of one Poisson batch, add noise once.
 
@@ -210,21 +249,32 @@ class Mechanism:
             entropy: the source of the noise.
             total: turns the exact sums of these micro-batches into those of the whole batch, if other processes hold
                 parts of it.
+            row: number of the release in its ledger, from 0; it matters to correlated noise alone.
         """
         if self.controller.raw_inputs:
             batches = list(batches)
             knobs = self._peek(batches, zeros, knobs)
         scales = self.scales(knobs) if self.private else self.clipper.scales(knobs, self.pairs)
         sums = total(self.exact_sums(batches, zeros, knobs))
-        noisy = self.noise.add(sums, scales, knobs.noise_multiplier, entropy)
+        noisy, spread = self._noised(sums, scales, knobs.noise_multiplier, entropy, row)
         statistics = noisy.pop() if self.statistics(knobs) else None
         return Released(
             gradient=self.clipper.restore(noisy, zeros, knobs, expected_batch_size),
             blocks=noisy,
             statistics=statistics,
             knobs=knobs,
-            deviations=tuple(self.noise.deviation(knobs.noise_multiplier) * scale for scale in scales[: len(noisy)]),
+            deviations=tuple(
+                spread * self.noise.deviation(knobs.noise_multiplier) * scale for scale in scales[: len(noisy)]
+            ),
         )
+
+    def _noised(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy, row: int
+    ) -> tuple[list[torch.Tensor], float]:
+        """Noisy sums, and the standard deviation of their noise over multiplier times scale."""
+        if self.coefficients and self.noise.correlated is not None:
+            return self.noise.correlated.add_row(sums, scales, noise_multiplier, entropy, row)
+        return self.noise.add(sums, scales, noise_multiplier, entropy), 1.0
 
     def _peek(self, batches: list[Gradients], zeros: list[torch.Tensor], knobs: Knobs) -> Knobs:
         import torch

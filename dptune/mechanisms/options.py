@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from dptune.errors import ConfigError
 
@@ -70,7 +70,13 @@ def _help(cls: type) -> dict[str, str]:
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """Convert a value from YAML or the command line to the option's type. Raises ConfigError if it cannot."""
+    """Convert a value from YAML or the command line to the option's type. Raises ConfigError if it cannot.
+
+    Of two types, "auto" or a number, say, the words of the first come before the second.
+    """
+    if get_origin(kind) is Union:
+        words, other = get_args(kind)
+        return value if value in get_args(words) else convert(name, value, other)
     if get_origin(kind) is Literal:
         return _choice(name, value, get_args(kind))
     if kind is bool:

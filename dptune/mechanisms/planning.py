@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
@@ -19,6 +20,7 @@ from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
 from dptune.privacy.parts import disjoint
 from dptune.privacy.release import Composition
+from dptune.privacy.strategy import visits
 
 _ALMOST_ALL = 0.99
 
@@ -41,8 +43,33 @@ class Calibrated:
 
 
 def planned(mechanism: Mechanism, schedule: Schedule) -> Composition:
-    """The releases of a run whose knobs stay where they start."""
-    return Counter({mechanism.release(mechanism.knobs(), schedule.sample_rate): schedule.steps})
+    """The releases of a run whose knobs stay where they start; with correlated noise, those about each group.
+
+    Raises: ConfigError for more bands than steps, or so many that a unit would be drawn with a chance above 1.
+    """
+    if mechanism.bands > schedule.steps:
+        problem = f"{mechanism.bands} are more than the {schedule.steps} steps"
+        raise ConfigError("bands", problem, fix=f"use at most {schedule.steps}")
+    return Counter(
+        {
+            mechanism.release(mechanism.knobs(), schedule.sample_rate, row=group): rows
+            for group, rows in enumerate(visits(schedule.steps, mechanism.bands))
+        }
+    )
+
+
+def fitted(mechanism: Mechanism, schedule: Schedule, bands: int | None = None) -> Mechanism:
+    """The mechanism with its noise fitted to the schedule, if its rows are correlated; else the mechanism itself.
+
+    Args:
+        bands: the number of bands where the mechanism leaves it open.
+
+    Raises: ConfigError where the number stays open, or does not go with the schedule.
+    """
+    noise = mechanism.noise.correlated
+    if noise is None:
+        return mechanism
+    return replace(mechanism, noise=noise.fitted(schedule.sample_rate, schedule.steps, bands))
 
 
 def price(
@@ -65,6 +92,9 @@ def calibrated(
 ) -> Calibrated:
     """The mechanism with the least noise whose epsilon, as ``accounting`` counts, meets the budget.
 
+    Correlated noise is fitted to the schedule. Where its number of bands is open, it is the one with the least expected
+    error: the error of the strategy times the noise multiplier that the budget asks for with it.
+
     A mechanism that moves its noise gets a Renyi filter, fixed here; it starts at the noise that, held constant, would
     spend the filter's whole budget.
 
@@ -75,6 +105,55 @@ def calibrated(
     Raises: ConfigError if no noise reaches the budget: the mechanism leaks, say.
     """
     probe = build_with(1.0)
+    noise = probe.noise.correlated
+    if noise is None:
+        return _calibrated(build_with, probe, epsilon, schedule, accounting)
+    choices = noise.bands_to_try(schedule.sample_rate, schedule.steps)
+    bands = choices[0] if len(choices) == 1 else _best_bands(probe, epsilon, schedule, choices)
+
+    def fit(multiplier: float) -> Mechanism:
+        return fitted(build_with(multiplier), schedule, bands)
+
+    return _calibrated(fit, fitted(probe, schedule, bands), epsilon, schedule, accounting)
+
+
+def _best_bands(probe: Mechanism, epsilon: float, schedule: Schedule, choices: tuple[int, ...]) -> int:
+    """The number of bands with the least expected error at the budget, by a coarse price; the smaller of equal ones.
+
+    The error falls with the number of bands and then rises. After two that are no better than the best, no more are
+    tried.
+    """
+    best, least, worse = choices[0], math.inf, 0
+    for bands in choices:
+        chosen = fitted(probe, schedule, bands)
+        assert chosen.noise.correlated is not None
+        error = _quick_noise(chosen, epsilon, schedule) * chosen.noise.correlated.expected_error(schedule.steps)
+        if error < least:
+            best, least, worse = bands, error, 0
+        elif (worse := worse + 1) == 2:
+            break
+    return best
+
+
+def _quick_noise(probe: Mechanism, epsilon: float, schedule: Schedule) -> float:
+    """The multiplier that meets the budget by a coarse price, for a mechanism whose knobs never move."""
+    parts = disjoint(planned(probe, schedule))
+
+    def epsilon_of(noise: float) -> float:
+        return max(
+            quick_epsilon(
+                Counter({replace(release, noise_multiplier=noise): count for release, count in part.items()}),
+                schedule.delta,
+            )
+            for part in parts
+        )
+
+    return calibrate(epsilon_of, epsilon)
+
+
+def _calibrated(
+    build_with: Callable[[float], Mechanism], probe: Mechanism, epsilon: float, schedule: Schedule, accounting: str
+) -> Calibrated:
     leaks = probe.release(probe.knobs(), schedule.sample_rate).leaks
     if accounting == "certified" and leaks:
         raise ConfigError(
@@ -102,8 +181,11 @@ def calibrated(
 
     def dearest(noise: float, epsilon_of: Callable[[Composition, float], float]) -> float:
         mechanism = build_with(noise)
-        mine = planned(mechanism, schedule)
-        return max(epsilon_of(mine + theirs, schedule.delta) for theirs in disjoint(mechanism.controller.inherited))
+        return max(
+            epsilon_of(mine + theirs, schedule.delta)
+            for mine in disjoint(planned(mechanism, schedule))
+            for theirs in disjoint(mechanism.controller.inherited)
+        )
 
     # Here leaks need no price: certified accounting refused them above, noise_only leaves them out.
     found = calibrate(

@@ -63,7 +63,7 @@ class RenyiFilter:
 
     def cost(self, release: Release) -> float:
         """rho(alpha) of one Gaussian release, at its effective noise multiplier. Infinite for any other."""
-        if release.noise != "gaussian":
+        if release.noise != "gaussian" or release.coefficients:  # releases about parts of the units do not add up
             return math.inf
         return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
 

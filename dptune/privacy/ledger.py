@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from dptune.files import fsync_directory
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
+from dptune.privacy.cyclic_rows import row_problem
 from dptune.privacy.ledger_file import (
     GENESIS,
     LedgerContents,
@@ -37,6 +38,7 @@ class Ledger:
         self.header = contents.header
         self.releases = contents.releases
         self.chain = contents.chain
+        self._last = contents.last
         self._gate = gate
         self._descriptor = descriptor
         self._length, self._process = os.fstat(descriptor).st_size, os.getpid()
@@ -152,8 +154,12 @@ class Ledger:
 
         Raises:
             BudgetError: the release would pass the budget. Nothing was written.
-            LedgerError: the disk refused the line. Nothing counts as released.
+            LedgerError: the disk refused the line, or the release is not the row that correlated noise has here (see
+                ``cyclic_rows``). Nothing counts as released.
         """
+        if problem := row_problem(self._last, release, self.releases):
+            fix = f"resume with the noise that the run was started with; or {fresh_start(self.path.parent)}"
+            raise LedgerError(f"{self.path}: the next release {problem}. Fix: {fix}.")
         if not self.admits(release):
             raise BudgetError(
                 f"release {self.releases + 1} would pass the budget epsilon {self.header.epsilon} "
@@ -161,6 +167,7 @@ class Ledger:
             )
         self._write(f"{release_body(release)}{self.releases}}}")
         self.releases += 1
+        self._last = release
         self._gate.count(release)
 
     def finish(self) -> None:

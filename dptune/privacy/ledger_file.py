@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.accountants import Epsilons
+from dptune.privacy.cyclic_rows import row_problem
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import OtherFormatError, RunHeader
 
@@ -76,6 +77,8 @@ def read_ledger(path: Path) -> LedgerContents:
         elif isinstance(content, _Charge):
             if content.step != releases:
                 raise _bad_line(path, number, f"is not step {releases}: lines are missing or reordered")
+            if problem := row_problem(last, content.release, content.step):
+                raise _bad_line(path, number, problem)
             last = content.release
             composition[last] += 1
             releases += 1

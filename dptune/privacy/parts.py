@@ -82,7 +82,8 @@ def _split(composition: Composition) -> tuple[Composition, list[Composition]]:
         if release.part is None:
             everybody[release] += count
         else:
-            parts.setdefault(release.part, Counter())[replace(release, part=None)] += count
+            # The strategy is priced by then: its rate, its sensitivity and its parts say all that a bound reads.
+            parts.setdefault(release.part, Counter())[replace(release, part=None, coefficients=())] += count
     return everybody, list({frozenset(part.items()): part for part in parts.values()}.values())
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.strategy import check_strategy, column_norm
 
 #: The count of each distinct release. No accountant here depends on their order.
 Composition = Counter["Release"]
@@ -55,6 +56,9 @@ class Release:
             prompt, in both directions, when one unit of privacy changes. For tokens only.
         part: number of the part of the units that it concerns, or None for all of them. Code that sets it must ensure
             that no unit is in two parts; releases of different parts then do not add up (parallel composition).
+        coefficients: strategy (c_0 .. c_(b-1)) of correlated noise, see ``strategy``; empty for independent noise. The
+            noise multiplier is then that of z, of which the noise is made, the sample rate that of a unit in the rows
+            of its own group, and the part that group. A ledger holds such a release at a step of that group alone.
     """
 
     sample_rate: float
@@ -69,6 +73,7 @@ class Release:
     claims: tuple[tuple[str, float], ...] = ()
     renyi: tuple[float, float] | None = None
     part: int | None = None
+    coefficients: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -90,6 +95,7 @@ class Release:
             raise ConfigError("part", f"{self.part!r} is no number of a part", fix="count parts from 0")
         self._check_law()
         self._check_renyi()
+        self._check_strategy()
 
     @classmethod
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
@@ -115,6 +121,20 @@ class Release:
         plain = self.sample_rate == self.sensitivity == 1.0 and not self.adaptive
         if not (plain and abs(self.noise_multiplier / _renyi_multiplier(order, epsilon) - 1) <= _CONSISTENT):
             raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
+
+    def _check_strategy(self) -> None:
+        if not self.coefficients:
+            return
+        check_strategy(self.coefficients)
+        if (self.noise, self.norm, self.adaptive, self.law) != ("gaussian", "l2", False, None):
+            problem = "goes with Gaussian noise of a fixed multiplier on sums that are bounded in l2, and nothing else"
+            raise ConfigError("coefficients", problem, fix="use independent noise")
+        if self.part is None or self.part >= len(self.coefficients):
+            problem = f"{self.part} is no group of {len(self.coefficients)} bands"
+            raise ConfigError("part", problem, fix="count groups from 0 up to the bands")
+        if not self.sensitivity >= column_norm(self.coefficients) * (1 - _CONSISTENT):
+            problem = f"{self.sensitivity} is below the norm of the strategy, {column_norm(self.coefficients)}"
+            raise ConfigError("sensitivity", problem, fix="give the clipper's sensitivity times that norm")
 
     def _check_law(self) -> None:
         if self.noise.endswith("laplace_mixture") != (self.law is not None):
@@ -145,7 +165,10 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         """The release in plain JSON types, from which ``from_dict`` makes an equal one."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        data = {key: _plain(value) for key, value in asdict(self).items()}
+        if not self.coefficients:
+            del data["coefficients"]  # so that ledgers of independent noise stay as they were
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Release:
@@ -154,6 +177,10 @@ class Release:
         Raises: ConfigError for missing or unknown keys and for values of the wrong type or range.
         """
         known = {field.name for field in fields(cls)}
+        given = data.get("coefficients", ())
+        if "coefficients" in data and not (isinstance(given, list) and given and all(map(_is_number, given))):
+            raise ConfigError("coefficients", f"{given!r} is no list of numbers", fix="write c_0 .. c_(b-1)")
+        data = {**data, "coefficients": given}
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")
         for key in ("sample_rate", "noise_multiplier", "sensitivity"):

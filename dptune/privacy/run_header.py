@@ -90,6 +90,9 @@ class RunHeader:
             raise ConfigError(
                 "published_accountant", f"unknown {self.published_accountant!r}", fix="use a known accountant"
             )
+        if any(release.coefficients for release, _ in self.inherited):
+            problem = "holds rows of correlated noise, which nobody has priced together with another run's"
+            raise ConfigError("inherited", problem, fix="start from a run of independent noise")
         if self.accounting == "certified" and self.leaks and self.epsilon is not None:
             raise ConfigError(
                 "accounting",

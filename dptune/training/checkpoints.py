@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from dptune.errors import DivergedError, DptuneError
 from dptune.files import replacing
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import chain_after
 from dptune.privacy.set_aside import fresh_start
@@ -40,6 +41,7 @@ class Progress:
         releases: length of the ledger when the checkpoint was written.
         chain: the ledger's checksum at that length.
         controller: the controller's state; as public as what it reads.
+        restarts: lengths of the ledger at which correlated noise began anew, because the process before had ended.
     """
 
     run_id: str
@@ -47,6 +49,7 @@ class Progress:
     releases: int
     chain: str
     controller: dict[str, Any]
+    restarts: list[int] = field(default_factory=list)
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
@@ -117,6 +120,20 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     return replace(progress, controller=progress.controller | controller)
 
 
+def progress_of(path: Path) -> Progress:
+    """The progress that a checkpoint states, without its weights. Raises: CheckpointError if it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return Progress(**json.loads(file.metadata()["progress"]))
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _damage_error(path, str(error)) from None
+
+
+def restarts(path: Path, mechanism: Mechanism) -> dict[str, int]:
+    """How often correlated noise may have begun anew in a run, by name, from its checkpoint; {} for other noise."""
+    return {"restarts": len(progress_of(path).restarts)} if mechanism.bands > 1 else {}
+
+
 def _damage_error(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged ({why}). Fix: restore it; or {fresh_start(path.parent)}.")
 
@@ -134,6 +151,11 @@ def _check_progress(path: Path, progress: Progress) -> None:
         raise _damage_error(path, "its step or number of releases is no whole number")
     if not 0 <= progress.step <= progress.releases:
         raise _damage_error(path, f"it says step {progress.step} of {progress.releases} releases")
+    rows = progress.restarts
+    if not isinstance(rows, list) or any(type(row) is not int for row in rows) or rows != sorted(set(rows)):
+        raise _damage_error(path, "its restarts are no rising row numbers")
+    if rows and not 0 < rows[0] <= rows[-1] <= progress.releases:
+        raise _damage_error(path, f"its restarts lie beyond its {progress.releases} releases")
 
 
 def _check_tensors(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
+from dptune.training.groups import Turn, hash_keys
 from dptune.training.losses import CONTEXT, COUNTED, PADDING
 from dptune.units import RECORD, check_unit
 
@@ -122,15 +123,6 @@ def open_ids(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     end = tokenizer.eos_token_id
     found = tokenizer(list(texts), truncation=False, verbose=False)["input_ids"]
     return [list(ids[:-1] if len(ids) > 1 and ids[-1] == end else ids) for ids in found]
-
-
-def hash_keys(keys: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """A public 64-bit hash of each key by itself; keys in a row spread evenly. Equal for equal keys of any width."""
-    # The key is 2^64 over the golden ratio; the rest is the finaliser of SplitMix64.
-    mixed = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 class _Singles(Sequence[NDArray[np.int64]]):
@@ -301,14 +293,27 @@ class PrivacyUnits:
         own = replace(self, members=_Span(self.members, range(start, end)))
         return own if rank == 0 else replace(own, planted=self.planted[:0])
 
-    def draw(self, sample_rate: float, entropy: Entropy) -> list[NDArray[np.int64]]:
+    def draw(self, sample_rate: float, entropy: Entropy, turn: Turn | None = None) -> list[NDArray[np.int64]]:
         """A Poisson batch of units: for each drawn unit, the records (at most ``most``) it brings. May be empty.
 
         A unit without a record is left out of the batch and of its counts. An auditor's slot brings one negative
         number, which ``split_batch`` reads. Takes time in proportion to the batch, however many units there are.
+
+        Args:
+            turn: the group that is drawn from; a unit of another group never enters. None draws from all units.
         """
-        drawn = (self._brought(int(unit)) for unit in poisson_sample(entropy, len(self), sample_rate))
+        chosen = poisson_sample(entropy, len(self), sample_rate)
+        if turn is not None:
+            chosen = chosen[turn.holds(self._numbers(chosen))]
+        drawn = (self._brought(int(unit)) for unit in chosen)
         return [self._choose(records, entropy) for records in drawn if len(records)]
+
+    def _numbers(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers that units have in the whole run, of which these may be one rank's part; slots come last."""
+        if not isinstance(self.members, _Span):
+            return units
+        first, own, everybody = self.members.numbers.start, len(self.members), len(self.members.whole)
+        return np.where(units < own, first + units, everybody + units - own)
 
     def _brought(self, unit: int) -> NDArray[np.int64]:
         slot = unit - len(self.members)

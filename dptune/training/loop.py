@@ -78,7 +78,7 @@ def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
     train_adapters(spec.model)
     while (order := ranks.broadcast(None, rank.weights[0].device)) is not None:
         ranks.copy(rank.weights)
-        batch = rank.own_units.draw(spec.plan.sample_rate, entropy)
+        batch = rank.own_units.draw(order.sample_rate, entropy, order.turn)
         contribute(rank, order, gradients_of(rank, batch))
 
 

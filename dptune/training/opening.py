@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, refuse_used
 
+_log = logging.getLogger(__name__)
+
 
 def open_run(
     spec: RunSpec,
@@ -54,6 +57,7 @@ def open_run(
         on_step=on_step,
         initial=initial,
         step=progress.step,
+        restarts=sorted({*progress.restarts, *_restarts(spec.mechanism, ledger)}),
     )
     try:
         if spec.auditor is not None:
@@ -90,7 +94,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
                 tokens.truncated,
             ),
             "records": _digest(tokens, units) if ranks.world > 1 else "",
-            "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins),
+            "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins, mechanism.coefficients),
             "plan": spec.plan,
             "entropy": entropy.leaks,
         }
@@ -207,6 +211,19 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
         ledger.close()
         raise
     return ledger, progress
+
+
+def _restarts(mechanism: Mechanism, ledger: Ledger) -> list[int]:
+    """The ledger's length if correlated noise begins anew here, for the process that made its rows is gone."""
+    if mechanism.bands == 1 or not ledger.releases:
+        return []
+    _log.warning(
+        "%s: correlated noise begins anew at release %d, as the noise of past releases is never written. The price is "
+        "the same; a little more noise stays in the weights.",
+        ledger.path,
+        ledger.releases + 1,
+    )
+    return [ledger.releases]
 
 
 def _restore(mechanism: Mechanism, progress: Progress, checkpoint: Path) -> None:

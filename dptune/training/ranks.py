@@ -34,6 +34,7 @@ import torch.distributed as dist
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Statistics
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.training.groups import Turn
 
 _LONGEST_WAIT = timedelta(hours=12)  # longer than any evaluation of a living rank; a dead one is noticed at once
 
@@ -49,10 +50,14 @@ class Order:
     Attributes:
         knobs: knobs to clip with.
         statistics: statistics to sum beside the gradients.
+        sample_rate: the rate that was charged, to draw with.
+        turn: the group of units to draw from; None draws from all.
     """
 
     knobs: Knobs
     statistics: Statistics | None
+    sample_rate: float
+    turn: Turn | None
 
 
 @dataclass(frozen=True)

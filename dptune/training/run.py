@@ -2,7 +2,7 @@
 
 knobs    = mechanism.knobs()                 # from past releases only                               begin
 ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
-batch    = units.draw(q)                     # Poisson, secret coins; may be empty
+batch    = units.draw(q)                     # Poisson, secret coins; may be empty (correlated noise: of one group)
 released = mechanism.privatise(per-sample gradients of the batch, knobs)                           # complete
 optimizer.step(released.gradient)
 controller.observe(released)
@@ -38,6 +38,7 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.evaluation import mean_loss
+from dptune.training.groups import Turn
 from dptune.training.model import assert_trained
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
@@ -80,11 +81,13 @@ class Step:
         knobs: the knobs that it was charged with.
         batch: indices of the records of each drawn unit.
         planted: the auditor's slots that were drawn.
+        row: number of its release in the ledger, from 0.
     """
 
     knobs: Knobs
     batch: list[NDArray[np.int64]] = field(repr=False)
     planted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64), repr=False)
+    row: int = 0
 
 
 @dataclass
@@ -112,7 +115,11 @@ class RankRun:
 
 @dataclass
 class Run(RankRun):
-    """An open run, whose ledger this process has locked: rank 0's. ``open_run`` makes it."""
+    """An open run, whose ledger this process has locked: rank 0's. ``open_run`` makes it.
+
+    Attributes:
+        restarts: lengths of the ledger at which correlated noise began anew.
+    """
 
     ledger: Ledger
     optimizer: torch.optim.Optimizer
@@ -120,6 +127,7 @@ class Run(RankRun):
     on_step: Callable[[StepReport], None]
     initial: dict[str, torch.Tensor] = field(repr=False)
     step: int
+    restarts: list[int] = field(default_factory=list)
 
     def begin(self) -> Step | None:
         """Choose the knobs, charge the release, draw the batch; None when the run is over, its weights then saved.
@@ -134,11 +142,14 @@ class Run(RankRun):
             self.save()
             return None
         knobs = knobs or mechanism.knobs()
-        self.ledger.charge(mechanism.release(knobs, plan.sample_rate))
+        row = self.ledger.releases
+        release = mechanism.release(knobs, plan.sample_rate, row)
+        turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row)
+        self.ledger.charge(release)
         mark_used(self.spec, self.ledger.header.run_id)
-        self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs)))
+        self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn))
         self.ranks.copy(self.weights)
-        return Step(knobs, *split_batch(self.own_units.draw(plan.sample_rate, self.entropy)))
+        return Step(knobs, *split_batch(self.own_units.draw(release.sample_rate, self.entropy, turn)), row)
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
@@ -173,7 +184,8 @@ class Run(RankRun):
         Raises: DivergedError, OSError.
         """
         controller = self.spec.mechanism.controller.state_dict()
-        progress = Progress(self.ledger.header.run_id, self.step, self.ledger.releases, self.ledger.chain, controller)
+        ledger = self.ledger
+        progress = Progress(ledger.header.run_id, self.step, ledger.releases, ledger.chain, controller, self.restarts)
         save_checkpoint(RunFolder(self.directory).checkpoint, self.spec.model, self.optimizer, progress)
 
 
@@ -208,7 +220,7 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: TrainingPlan) -> Kno
         if not math.isfinite(allowed):
             return None
         knobs = mechanism.at_effective_noise_multiplier(knobs, allowed)
-    return knobs if ledger.admits(mechanism.release(knobs, plan.sample_rate)) else None
+    return knobs if ledger.admits(mechanism.release(knobs, plan.sample_rate, ledger.releases)) else None
 
 
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:
@@ -218,7 +230,9 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     zeros = _zeros(run.pairs)
     planted = run.spec.auditor.gradients(mechanism, step.planted, zeros) if run.spec.auditor else []
     batches = chain(raw.watching(gradients), planted)
-    released = mechanism.privatise(batches, zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total)
+    released = mechanism.privatise(
+        batches, zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total, step.row
+    )
     if run.spec.auditor:
         run.spec.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
     learning_rate = plan.learning_rate_at(run.step)

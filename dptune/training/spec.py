@@ -94,7 +94,7 @@ def refuse_used(spec: RunSpec, run_id: str = "") -> None:
 
     Raises: ConfigError.
     """
-    for field_name, part in (("model", spec.model), ("mechanism", spec.mechanism.controller)):
+    for field_name, part in _used_up(spec):
         if getattr(part, _OWNER, run_id) != run_id:
             problem = "was trained by another run, whose releases this ledger does not hold"
             raise ConfigError(field_name, problem, fix="make a new model and mechanism for every run")
@@ -102,8 +102,16 @@ def refuse_used(spec: RunSpec, run_id: str = "") -> None:
 
 def mark_used(spec: RunSpec, run_id: str) -> None:
     """Note, for ``refuse_used``, whose releases the model and the controller follow from now on; copies keep it."""
-    for part in (spec.model, spec.mechanism.controller):
+    for _, part in _used_up(spec):
         object.__setattr__(part, _OWNER, run_id)  # a controller may be frozen
+
+
+def _used_up(spec: RunSpec) -> list[tuple[str, Any]]:
+    """The parts that keep something of a run; correlated noise keeps its past, which no second run may have."""
+    parts = [("model", spec.model), ("mechanism", spec.mechanism.controller)]
+    if spec.mechanism.noise.correlated is not None:
+        parts.append(("mechanism", spec.mechanism.noise))
+    return parts
 
 
 def header_of(

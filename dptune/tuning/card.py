@@ -70,6 +70,7 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str
     """
     header, prices = contents.header, contents.epsilons
     rates = sorted({release.sample_rate for release in contents.composition})
+    bands = max((len(release.coefficients) for release in contents.composition), default=0)
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
     whose = (
         "one record"
@@ -83,11 +84,14 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str
         "epsilon_audited": "not measured",
         "delta": f"{header.delta:g}",
         "unit": whose,
-        "neighbours": "data sets of which one lacks a unit of the other (add or remove)",
+        "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
+        + (", whose number stays empty, so that all others keep their groups" if bands else ""),
         "units": f"{header.units} in training: public, and covered by no epsilon",
         "mechanism": header.mechanism,
-        "noise": f"{_range(noises)} times the sensitivity",
-        "sampling": f"Poisson: at each of {contents.releases} steps each unit by a secret coin of {_range(rates)}",
+        "noise": f"{_range(noises)} times the sensitivity" + (f", correlated over {bands} steps" if bands else ""),
+        "sampling": f"Poisson: at each of {contents.releases} steps each unit"
+        + (f" of one of {bands} groups in turn" if bands else "")
+        + f" by a secret coin of {_range(rates)}",
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",

@@ -23,6 +23,7 @@ from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.progress import Meter
+from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
@@ -187,7 +188,8 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
                     raise DivergedError(f"the run diverged: perplexity on {name} is {value}. Fix: {DIVERGED}.")
             write_weights(model, base.tokenizer, folder, base.name, base.revision)
             figures = {name: [before[name], after[name]] for name in after}
-            write_json(folder.result, _result(prepared, figures) | {"releases": ledger.releases})
+            counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
+            write_json(folder.result, _result(prepared, figures) | counted)
             ledger.finish()
     return model
 
@@ -223,6 +225,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     return {
         "mechanism": settings.mechanism,
         **schedule.options,
+        **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
         "expected batch": schedule.batch,
         "epochs": schedule.epochs,
         "steps": schedule.steps,

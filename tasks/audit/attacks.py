@@ -83,7 +83,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     if (canaries := read_crafted(directory)) is not None:
         audit |= _crafted_attack(canaries, target)
     audit["sampling"] = _sampling(target)
-    if settings.step_trials:
+    if settings.step_trials and not any(release.coefficients for release in target.contents.composition):
         audit["step"] = _step(target, directory, checks)
     audit["violations"] = violations(audit)
     write_json(audit_file(directory), audit)
@@ -329,7 +329,8 @@ def _sampling(target: Target) -> dict[str, Any]:
         units.with_slots(np.ones(cell.crafted, dtype=bool)),
         np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
         plan_of(cell.training, len(units), expected_batch_size).sample_rate,
-        min(release.sample_rate for release in target.contents.composition),
+        # With correlated noise a unit of the right group is charged its rate there, b times that of an ordinary draw.
+        min(release.sample_rate / (len(release.coefficients) or 1) for release in target.contents.composition),
         1 - target.alarm_confidence,
         OsEntropy(),
     ).to_dict()

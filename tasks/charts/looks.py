@@ -43,6 +43,7 @@ def _look(hue: tuple[str, str], shape: str, *, hollow: bool = False) -> Look:
 #: Registered mechanisms in the order of legends.
 _KNOWN = {
     "static": _look(INK, "circle"),
+    "banded": _look(INK, "diamond"),
     "per_pair": _look(GREEN, "square"),
     "dp_lora": _look(GREEN, "triangle-up"),
     "dp_lora_fed": _look(GREEN, "diamond"),

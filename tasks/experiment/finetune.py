@@ -29,6 +29,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
+from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
@@ -278,6 +279,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     result["together"] = together
+    result |= restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
     write_json(RunFolder(directory).result, result)

@@ -17,6 +17,7 @@ from dptune.mechanisms.registry import MECHANISMS
 KNOWN = {
     "adaclip": (1.46254444, 1.80273533),
     "auto_s": (1.46180248, 1.79334831),
+    "banded": (1.46079922, 1.79293156),
     "autoclip_published": (3.18109727, 4.63990319),
     "dc_sgd_e": (4.49606323, 5.39973956),
     "dc_sgd_p": (1.78221679, 2.17755608),

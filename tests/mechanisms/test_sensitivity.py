@@ -49,6 +49,7 @@ SOUND: dict[str, Entry] = {
     "dp_lora_fed": ("dp_lora_fed", {}),
     "static": ("static", {}),
     "per_pair": ("per_pair", {}),
+    "banded": ("banded", {}),
     "per_pair, global": ("per_pair", {"allocation": "global", "pair_radius": 2.0, "stabiliser": 0.1}),
     "per_pair, weights": ("per_pair", {"allocation": "global", "weights": (1.0, 2.0, 30.0)}),
     "per_pair, RLDP's noise": ("per_pair", {"noise_unit": "pair", "noise_multiplier": 0.4}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.lists import (
     audits,
+    banded,
     checkpointing,
     ledger,
     mechanisms,
@@ -23,6 +24,7 @@ PARTS = (
     ledger,
     randomness,
     mechanisms,
+    banded,
     records,
     training,
     prediction,

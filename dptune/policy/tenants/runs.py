@@ -17,7 +17,8 @@ from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy
-from dptune.training.data import PrivacyUnits, Tokens, hash_keys
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.groups import hash_keys
 from dptune.training.loop import train
 from dptune.training.lora import Lora
 from dptune.training.model import attach_lora

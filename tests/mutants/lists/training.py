@@ -10,8 +10,8 @@ PER_SAMPLE = "dptune/training/per_sample.py"
 DATA = "dptune/training/data.py"
 WIDTHS = "tests/training/test_widths.py"
 LOOP = "tests/training/test_loop.py"
-CHARGE = "self.ledger.charge(mechanism.release(knobs, plan.sample_rate))"
-DRAW = "self.own_units.draw(plan.sample_rate, self.entropy)"
+CHARGE = "self.ledger.charge(release)"
+DRAW = "self.own_units.draw(release.sample_rate, self.entropy, turn)"
 
 MUTANTS = (
     Mutant(
@@ -90,8 +90,8 @@ MUTANTS = (
         "divided_by_the_realised_batch",
         "the size of a Poisson batch is private, and one unit more would scale all others",
         RUN,
-        "privatise(batches, zeros, knobs, plan.expected_batch_size, run.entropy",
-        "privatise(batches, zeros, knobs, float(max(1, len(step.batch))), run.entropy",
+        "batches, zeros, knobs, plan.expected_batch_size, run.entropy",
+        "batches, zeros, knobs, float(max(1, len(step.batch))), run.entropy",
         (f"{LOOP}::test_p06_the_divisor_is_the_expected_batch_size",),
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = (
         "the ledger would be told half of the true sampling rate",
         RUN,
         DRAW,
-        "self.own_units.draw(min(1.0, 2 * plan.sample_rate), self.entropy)",
+        "self.own_units.draw(min(1.0, 2 * release.sample_rate), self.entropy, turn)",
         ("tests/training/test_loop.py::test_every_step_is_on_the_disk_before_its_coins_and_its_noise",),
     ),
     Mutant(

@@ -1,0 +1,222 @@
+"""Banded correlated noise: what a step adds, later steps take back (DP-BandMF; Choquette-Choo et al. 2023).
+
+``dptune.privacy.strategy`` has the strategies, and the proof of the price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.control import Constant
+from dptune.mechanisms.interfaces import Clipper, Controller, RunFacts
+from dptune.mechanisms.noise import Gaussian, rounded_sums, standard_normal
+from dptune.mechanisms.registry import mechanism, noise
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.strategy import (
+    Objective,
+    check_strategy,
+    optimised,
+    relative_error,
+    row_deviations,
+    square_root,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_GIGABYTE = 1e9
+_BYTES = 8  # of a float64
+_ROUNDING = 1e-9
+#: Rows after which the deviation of w is as good as that of all later ones.
+_SETTLED = 4096
+
+
+@dataclass
+class _Window:
+    """The noise of past rows, in the one process that made them. Secret: with the releases it gives exact sums.
+
+    A copy, and what is pickled, is empty, so that no two runs and no file ever have the same noise.
+
+    Attributes:
+        row: number of the row that was made last; None before the first, and while one is made.
+        rows: rows since the recursion (re)started.
+        unit: the noise of each block at w = 1, which rows of one recursion share.
+        ring: (bands - 1, coordinates) float64, past w; row r lies at r mod (bands - 1).
+    """
+
+    row: int | None = None
+    rows: int = 0
+    unit: tuple[float, ...] = ()
+    ring: torch.Tensor | None = field(default=None, repr=False, compare=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Window:
+        return _Window()
+
+    def __reduce__(self) -> tuple[type[_Window], tuple[()]]:
+        return _Window, ()
+
+    def follow(self, normals: torch.Tensor, row: int, strategy: tuple[float, ...], unit: tuple[float, ...]) -> int:
+        """Turn z, in place, into w = (z - sum_i c_i w[-i]) / c_0, and keep it; returns the number of rows before.
+
+        The window is used only if row - 1 was made here, with the same noise a block and on the same device.
+        """
+        length = len(strategy) - 1
+        last, self.row = self.row, None  # if anything fails from here on, the next row starts anew
+        whole = self.ring is not None and self.ring.shape == (length, len(normals))
+        if not (whole and last == row - 1 and unit == self.unit and self.ring.device == normals.device):  # type: ignore[union-attr]
+            self.rows, self.ring = 0, normals.new_zeros(length, len(normals))
+        assert self.ring is not None
+        before = min(self.rows, length)
+        if before:
+            weights = normals.new_zeros(length)
+            for back in range(1, before + 1):
+                weights[(row - back) % length] = strategy[back]
+            normals -= weights @ self.ring
+        normals /= strategy[0]
+        self.ring[row % length] = normals
+        self.unit, self.rows = unit, self.rows + 1
+        self.row = row
+        return self.rows - 1
+
+
+@noise("banded_gaussian")
+@dataclass(frozen=True)
+class BandedGaussian(Gaussian):
+    """Normal noise of which later steps take back a part, so that less of it stays in the weights.
+
+    Units are dealt into as many groups as there are bands, and a unit can be drawn in every b-th step alone, with b
+    times the probability.
+
+    Guarantee: that of ceil(steps / bands) Poisson-sampled releases with this multiplier at b times the sample rate (see
+    ``dptune.privacy.strategy``), also for a run that was killed and resumed. Noise is drawn from the operating system
+    for each step, lives in one process, and is never written; nor is a key of it.
+
+    Attributes:
+        noise_multiplier: standard deviation of the fresh noise over the clip radius. The noise of one step is larger.
+        bands: number of bands b; "auto" lets calibration choose the number with the least expected error.
+        strategy: "optimised" for objective and steps, where they are known; or "sqrt", the closed form.
+        given: coefficients c_0 > c_1 >= .. >= 0 of a strategy of one's own, in place of both.
+        objective: the noise to make small: that in the sums of the first steps ("mean" over all of them), in the sum of
+            all ("last"), or in the last weights of SGD whose errors contract ("contraction").
+        contraction: how much errors contract over the whole run, for that objective.
+        noise_memory: the most memory for past noise, in gigabytes; it takes bands - 1 adapters in float64.
+    """
+
+    published_accountant: ClassVar[str] = "bandmf"
+    family: str = field(default="gaussian", init=False)
+    bands: Literal["auto"] | int = "auto"
+    strategy: Literal["optimised", "sqrt"] = "optimised"
+    given: tuple[float, ...] = ()
+    objective: Objective = "mean"
+    contraction: float = 3.0
+    noise_memory: float = 2.0
+    _window: _Window = field(default_factory=_Window, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bands != "auto" and self.bands < 1:
+            raise ConfigError("bands", f"{self.bands} is below 1", fix="use 8, say, or auto")
+        if self.given:
+            check_strategy(self.given)
+            if self.bands not in ("auto", len(self.given)):
+                problem = f"{self.bands} are not the {len(self.given)} coefficients that are given"
+                raise ConfigError("bands", problem, fix="leave bands out")
+        if not (math.isfinite(self.noise_memory) and self.noise_memory > 0):
+            raise ConfigError("noise_memory", f"{self.noise_memory} is not positive", fix="use 2, in gigabytes")
+        if not (math.isfinite(self.contraction) and self.contraction >= 0):
+            raise ConfigError("contraction", f"{self.contraction} is negative", fix="use 3, say")
+
+    @property
+    def correlated(self) -> BandedGaussian:
+        """The noise itself: its rows depend on one another."""
+        return self
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Those given, else the closed form of ``bands``; none, so independent noise, while their number is open."""
+        if self.given or self.bands == "auto" or self.bands == 1:
+            return self.given
+        return square_root(self.bands)
+
+    def check(self, clipper: Clipper, controller: Controller) -> None:
+        """Raise ConfigError for what moves radii or noise, releases statistics, or bounds by other means than l2."""
+        if type(controller) is not Constant:
+            problem = "moves or reads between steps: correlated noise cancels only if every step has the same scale"
+            raise ConfigError("controller", problem, fix="use controller: constant with noise: banded_gaussian")
+        if clipper.federation is not None:
+            problem = "clips updates of clients, which are too few to deal into groups"
+            raise ConfigError("clipper", problem, fix="use clipper: flat, or noise: gaussian")
+        if clipper.norm != "l2" or not clipper.initial_radii(1):
+            problem = "bounds no l2 norm by a fixed radius, which correlated noise is priced by"
+            raise ConfigError("clipper", problem, fix="use flat, per_pair, auto_s or psac")
+
+    def start(self, facts: RunFacts) -> None:
+        """Forget all rows. Raises ConfigError if the past noise would not fit in ``noise_memory``."""
+        bands = len(self.coefficients)
+        self._check_plan(bands, facts.sample_rate, facts.steps)
+        wanted = max(0, bands - 1) * sum(facts.pair_sizes) * _BYTES / _GIGABYTE
+        if wanted > self.noise_memory:
+            problem = f"{bands} bands keep {wanted:.3g} GB of past noise, and {self.noise_memory:g} are allowed"
+            raise ConfigError("noise_memory", problem, fix="raise it, or use fewer bands")
+        object.__setattr__(self, "_window", _Window())
+
+    def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
+        """Powers of two that the steps and the sample rate allow; the number itself if it is fixed."""
+        if self.given:
+            return (len(self.given),)
+        if self.bands != "auto":
+            return (self.bands,)
+        most = min(steps, int(1 / sample_rate + _ROUNDING))
+        return tuple(2**power for power in range(max(1, most).bit_length()))
+
+    def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:
+        """The noise with the strategy for a run of these steps; ``bands`` stands in for "auto".
+
+        Raises: ConfigError if the number of bands is open, above the steps, or draws a unit with a chance above 1.
+        """
+        number = len(self.given) or (bands if self.bands == "auto" else self.bands)
+        if number is None:
+            problem = "auto is chosen together with the noise, by calibration"
+            raise ConfigError("bands", problem, fix="give a number, such as 8, or calibrate")
+        self._check_plan(number, sample_rate, steps)
+        if self.given or number == 1:
+            return replace(self, bands=number)
+        if self.strategy == "sqrt":
+            return replace(self, bands=number, given=square_root(number))
+        return replace(self, bands=number, given=optimised(number, steps, self.objective, self.contraction))
+
+    def expected_error(self, steps: int) -> float:
+        """The objective's error at a noise multiplier of 1, over that of independent noise."""
+        return relative_error(self.coefficients, steps, self.objective, self.contraction)
+
+    def add_row(
+        self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy, row: int
+    ) -> tuple[list[torch.Tensor], float]:
+        """Add noise_multiplier x scale x w_row in float64, round to the public grid, cast to float32."""
+        sizes, strategy = [total.numel() for total in sums], self.coefficients
+        unit = tuple(noise_multiplier * scale for scale in scales)
+        noise = standard_normal(entropy, sum(sizes), sums[0].device)
+        before = self._window.follow(noise, row, strategy, unit)
+        noisy = rounded_sums(sums, noise.split(sizes), list(unit), list(unit))
+        return noisy, float(row_deviations(strategy, min(before, _SETTLED) + 1)[-1])
+
+    def _check_plan(self, bands: int, sample_rate: float, steps: int) -> None:
+        if bands > steps:
+            raise ConfigError("bands", f"{bands} are more than the {steps} steps", fix=f"use at most {steps}")
+        if bands * sample_rate > 1 + _ROUNDING:
+            problem = (
+                f"{bands} at sample rate {sample_rate:.6g} would draw a unit with chance {bands * sample_rate:.4g}"
+            )
+            raise ConfigError("bands", problem, fix=f"use at most {int(1 / sample_rate + _ROUNDING)}")
+
+
+mechanism(
+    "banded",
+    noise="banded_gaussian",
+    clips="the whole gradient to one radius; clipper=per_pair, auto_s or psac work too",
+    adds="Gaussian noise that later steps take back in part (DP-BandMF, Choquette-Choo et al. 2023)",
+)
