@@ -40,7 +40,8 @@ MUTANTS = (
         "draw_compared_with_itself",
         "a run that draws at another rate than its ledger holds would be found right",
         TASK,
-        "        min(release.sample_rate for release in target.contents.composition),\n",
+        "        min(release.sample_rate / (len(release.coefficients) or 1) "
+        "for release in target.contents.composition),\n",
         "        plan_of(cell.training, len(units), expected_batch_size).sample_rate,\n",
         (f"{AUDITED}::test_a_plan_with_another_rate_than_the_ledgers_is_found_out",),
     ),

@@ -308,8 +308,8 @@ MUTANTS = (
         "heirs_calibrated_for_free",
         "noise would be found as if the hyper-policy had cost nothing",
         PLANNING,
-        "return max(epsilon_of(mine + theirs, schedule.delta)",
-        "return max(epsilon_of(mine, schedule.delta)",
+        "epsilon_of(mine + theirs, schedule.delta)",
+        "epsilon_of(mine, schedule.delta)",
         ("tests/mechanisms/test_planning.py::test_a_hyper_policy_is_paid_for_by_the_run_that_starts_from_it",),
     ),
     Mutant(
