@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
@@ -70,6 +71,12 @@ def fitted(mechanism: Mechanism, schedule: Schedule, bands: int | None = None) -
     if noise is None:
         return mechanism
     return replace(mechanism, noise=noise.fitted(schedule.sample_rate, schedule.steps, bands))
+
+
+def noise_options(mechanism: Mechanism) -> dict[str, Any]:
+    """The options with which ``registry.build`` makes the same noise again, for another run of the same schedule."""
+    found: dict[str, Any] = {"noise_multiplier": mechanism.noise.noise_multiplier}
+    return found | ({"bands": mechanism.bands, "given": mechanism.coefficients} if mechanism.noise.correlated else {})
 
 
 def price(

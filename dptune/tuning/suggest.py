@@ -22,7 +22,7 @@ from dptune.corpus.reading.read import read_sides
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError, DivergedError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Calibrated
+from dptune.mechanisms.planning import Calibrated, noise_options
 from dptune.mechanisms.registry import build, describe_options, of_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.progress import Meter
@@ -227,4 +227,4 @@ def _trial(
 def _rebuild_mechanism(settings: TuneSettings, base: Base, calibrated: Mechanism, schedule: TuneSchedule) -> Mechanism:
     """A new mechanism with the same noise. A trial must not use another one's, whose controller has learned."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
-    return build(settings.mechanism, options | {"noise_multiplier": calibrated.noise.noise_multiplier})
+    return build(settings.mechanism, options | noise_options(calibrated))

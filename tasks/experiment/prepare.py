@@ -15,7 +15,7 @@ import torch
 
 from dptune.corpus.records import form_at, read_about, read_batches
 from dptune.errors import ConfigError
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
@@ -215,7 +215,7 @@ def _token_file(cell: Cell, records: Path) -> Path:
 
 def _calibrate(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
     if cell.epsilon is None or "noise_multiplier" in options or not takes_noise(cell.mechanism, options):
-        return Calibrated(build(cell.mechanism, options))
+        return Calibrated(fitted(build(cell.mechanism, options), schedule))
     return calibrated(
         lambda noise: build(cell.mechanism, options | {"noise_multiplier": noise}),
         cell.epsilon,

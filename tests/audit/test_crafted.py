@@ -97,11 +97,11 @@ def test_one_canary_moves_the_release_as_much_as_one_sample_may() -> None:
         assert float(scaled.norm()) == pytest.approx(mechanism.clipper.sensitivity(knobs, 3), rel=1e-5)
 
 
-def twice_as_often(units: PrivacyUnits, sample_rate: float, entropy: Entropy) -> list[Any]:
+def twice_as_often(units: PrivacyUnits, sample_rate: float, entropy: Entropy, turn: None = None) -> list[Any]:
     return DRAW(units, 2 * sample_rate, entropy)
 
 
-def always(units: PrivacyUnits, sample_rate: float, entropy: Entropy) -> list[Any]:
+def always(units: PrivacyUnits, sample_rate: float, entropy: Entropy, turn: None = None) -> list[Any]:
     return DRAW(units, 1.0, entropy)
 
 
@@ -175,3 +175,10 @@ def test_coins_are_fair_and_new() -> None:
     assert abs(int(one.included.sum()) - 2000) < 253
     assert (one.included != other.included).any()
     assert str(one) == "CraftedCanaries()"
+
+
+def test_canaries_say_that_correlated_noise_hides_single_steps_from_them(tmp_path: Path) -> None:
+    mechanism = build("banded", {"pairs": pairs(), "noise_multiplier": 1.0, "bands": 4})
+    with pytest.raises(ConfigError, match="next to nothing of banded's 4 bands"):
+        run(mechanism, coins(8), tmp_path)
+    assert not (tmp_path / "ledger.jsonl").exists()

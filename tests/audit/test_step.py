@@ -330,3 +330,8 @@ def test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_ne
 def test_bad_input_is_named(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{field}: .* Fix: "):
         audit(mechanism("static"), **changes)
+
+
+def test_one_step_of_correlated_noise_is_no_subject() -> None:
+    with pytest.raises(ConfigError, match="one of its steps alone tells next to nothing"):
+        audit(mechanism("banded", bands=4))

@@ -14,7 +14,7 @@ import torch
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned, price
+from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, noise_options, planned, price
 from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
@@ -235,3 +235,10 @@ def test_more_bands_than_steps_or_than_units_allow_are_refused() -> None:
         with pytest.raises(ConfigError, match=said) as caught:
             calibrated(banded(bands=bands), 2.0, REFERENCE_RUN, "certified")
         assert caught.value.field == "bands"
+
+
+@pytest.mark.parametrize("name", ["static", "banded"])
+def test_the_same_noise_is_built_again_for_another_run(name: str) -> None:
+    found = calibrated(built(name), 2.0, REFERENCE_RUN, "certified").mechanism
+    again = build(name, {"pairs": 2, **noise_options(found)})
+    assert planned(again, REFERENCE_RUN) == planned(found, REFERENCE_RUN)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Schedule, calibrated
+from dptune.mechanisms.planning import Schedule, calibrated, noise_options
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy
@@ -131,8 +131,8 @@ def calibrate_entry(setting: Setting, name: str, entry: Mapping[str, Any]) -> Ca
     def with_noise(noise: float) -> Mechanism:
         return build(name, {**entry, "pairs": pairs, "noise_multiplier": noise})
 
-    noise = calibrated(with_noise, setting.epsilon, schedule, "certified").mechanism.noise
-    return CalibratedEntry(setting, name, {**entry, "pairs": pairs, "noise_multiplier": noise.noise_multiplier})
+    found = calibrated(with_noise, setting.epsilon, schedule, "certified").mechanism
+    return CalibratedEntry(setting, name, {**entry, "pairs": pairs, **noise_options(found)})
 
 
 def fine_tune(
