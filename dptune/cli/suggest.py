@@ -14,6 +14,7 @@ from dptune.cli.tune import by_option, set_up_logs
 from dptune.cli.tuning_options import (
     Alpha,
     AlphaPattern,
+    AverageName,
     BatchUnits,
     Completion,
     DeltaOrNone,
@@ -28,6 +29,7 @@ from dptune.cli.tuning_options import (
     MechanismName,
     Messages,
     Model,
+    OptimizerName,
     Passes,
     Prompt,
     Rank,
@@ -36,6 +38,7 @@ from dptune.cli.tuning_options import (
     Revision,
     Rows,
     Rslora,
+    ScheduleName,
     Seed,
     TargetModules,
     Template,
@@ -44,6 +47,7 @@ from dptune.cli.tuning_options import (
     lora_settings,
 )
 from dptune.errors import DptuneError
+from dptune.update_rule import UpdateRule
 
 if TYPE_CHECKING:
     from dptune.tuning.base import Base
@@ -73,7 +77,10 @@ def suggest(
     revision: Revision = None,
     batch: BatchUnits = None,
     epochs: Passes = None,
-    learning_rate: Annotated[float | None, typer.Option(help="AdamW's; trials take multiples of it.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="After warm-up; trials take multiples of it.")] = None,
+    optimizer: OptimizerName = "adamw",
+    schedule: ScheduleName = "constant",
+    average: AverageName = "none",
     max_length: MaxLength = None,
     records_per_unit: RecordsPerUnit = 4,
     rows: Rows = 16,
@@ -101,6 +108,9 @@ def suggest(
         "batch": batch,
         "epochs": epochs,
         "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "average": average,
         "max_length": max_length,
         "records_per_unit": records_per_unit,
         "rows": rows,
@@ -204,6 +214,9 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
     given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)}")
     given.append(f"--learning-rate {schedule.learning_rate!r}")
+    plain = UpdateRule()
+    rule = {name: getattr(settings, name) for name in ("optimizer", "schedule", "average")}
+    given += [f"--{name} {value}" for name, value in rule.items() if value != getattr(plain, name)]
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
     if columns.get("unit"):
         given.append(f"--records-per-unit {settings.records_per_unit}")

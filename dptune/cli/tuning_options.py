@@ -9,6 +9,7 @@ import typer
 
 from dptune.cli.catalogue import completions
 from dptune.errors import ConfigError
+from dptune.update_rule import Average, Optimizer, RateSchedule
 
 Alpha = Annotated[int, typer.Option(help="Of LoRA.")]
 AlphaPattern = Annotated[
@@ -37,6 +38,11 @@ MechanismName = Annotated[str, typer.Option(help="See `dptune mechanisms`.", aut
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]
 Model = Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")]
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")]
+OptimizerName = Annotated[Optimizer, typer.Option("--optimizer", help="adam_bc: Adam without the noise it knows of.")]
+ScheduleName = Annotated[RateSchedule, typer.Option("--schedule", help="Of the learning rate, after warm-up.")]
+AverageName = Annotated[
+    Average, typer.Option("--average", help="Of the weights; tail: of the last tenth of the steps.")
+]
 Rank = Annotated[int, typer.Option(help="Of LoRA.")]
 RankPattern = Annotated[
     list[str] | None, typer.Option(help="Rank of some layers, NAME=NUMBER, as PEFT's rank_pattern; repeatable.")

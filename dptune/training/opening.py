@@ -25,11 +25,12 @@ from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
+from dptune.training.optimizers import check_rule, make_optimizer
 from dptune.training.per_sample import PairModules, lora_pairs
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import RunSpec, TrainingPlan, refuse_used
+from dptune.training.spec import RunSpec, refuse_used
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ def open_run(
     """Start a run, or resume the one in its folder; see ``train``. A checkpoint is written in any case."""
     _check(spec, entropy)
     rank = open_rank(spec, entropy, ranks)
-    optimizer, initial = _optimizer(rank.weights, spec.plan), trainable_state(spec.model)
+    optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate)
+    initial = trainable_state(spec.model)
     if spec.auditor is not None:
         spec.auditor.start(spec.mechanism, [pair.size for pair in rank.pairs], spec.units.planted)
     spec.mechanism.start(_facts(rank.pairs, spec))
@@ -142,6 +144,7 @@ def _check(spec: RunSpec, entropy: Entropy) -> None:
     """Check everything that would otherwise fail only after a charge."""
     _check_header(spec, entropy)
     _check_units(spec)
+    check_rule(spec.plan.rule, spec.mechanism, spec.plan.steps)
     if spec.auditor is None and spec.units.planted.any():
         raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
     positions = most_positions(spec.model)
@@ -188,10 +191,6 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
         raise ConfigError("init_from", problem, fix="start from a run with the same unit")
     if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
         raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
-
-
-def _optimizer(weights: list[torch.Tensor], plan: TrainingPlan) -> torch.optim.AdamW:
-    return torch.optim.AdamW(weights, lr=plan.learning_rate, betas=(0.9, 0.999), weight_decay=0.0, foreach=True)
 
 
 def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> tuple[Ledger, Progress]:

@@ -40,6 +40,7 @@ from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.evaluation import mean_loss
 from dptune.training.groups import Turn
 from dptune.training.model import assert_trained
+from dptune.training.optimizers import apply_average, average_weights, tell_noise
 from dptune.training.per_sample import PairModules
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
@@ -164,7 +165,7 @@ class Run(RankRun):
             self.save()
 
     def end(self) -> None:
-        """Let the other ranks go, and check that the run did what it should have done.
+        """Let the other ranks go, check that the run did what it should have done, and put the average in place.
 
         Raises: BudgetError if no weights were saved; RuntimeError if adapters did not move.
         """
@@ -177,6 +178,7 @@ class Run(RankRun):
         # B starts at zero, so without noise A has no gradient at the first step.
         if self.spec.mechanism.private or self.step > 1:
             assert_trained(self.spec.model, self.initial, self.fingerprint)
+        apply_average(self.spec.plan.rule, self.optimizer, self.weights)
 
     def save(self) -> None:
         """Write the checkpoint of the last complete step.
@@ -235,8 +237,11 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     )
     if run.spec.auditor:
         run.spec.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
-    learning_rate = plan.learning_rate_at(run.step)
+    learning_rate = plan.learning_rate_at(run.step, step.row)
+    tell_noise(run.optimizer, released, [len(pair.parameters) for pair in run.pairs], plan.expected_batch_size)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
+    first = plan.rule.first_averaged(plan.steps, mechanism.bands)
+    average_weights(plan.rule, run.optimizer, run.weights, step.row, first)
     moved = {
         "noise_multiplier": knobs.noise_multiplier,
         **{f"radius_{index}": radius for index, radius in enumerate(released.knobs.radii)},
@@ -275,14 +280,15 @@ def _public_loss(run: Run) -> float:
 
 @torch.no_grad()
 def _adapter_figures(run: Run) -> dict[str, list[float]]:
-    """Norms of B A and of Adam's moments, for every pair: functions of released values."""
+    """Norms of B A and of the optimiser's moments (0 if it has none), for every pair: functions of released values."""
     figures: dict[str, list[float]] = {"product": [], "momentum": [], "second_moment": []}
     for pair in run.pairs:
         # ||B A||^2 = trace of (A A^T)(B^T B): two small matrices in place of a large one.
         down, up = pair.down.weight.double(), pair.up.weight.double()
         figures["product"].append(float(((down @ down.T) * (up.T @ up)).sum().clamp(min=0).sqrt()))
-        for name, key in (("momentum", "exp_avg"), ("second_moment", "exp_avg_sq")):
-            moments = [run.optimizer.state[parameter][key].norm() for parameter in pair.parameters]
+        for name, keys in (("momentum", ("exp_avg", "momentum_buffer")), ("second_moment", ("exp_avg_sq",))):
+            states = [run.optimizer.state[parameter] for parameter in pair.parameters]
+            moments = [state[key].norm() for state in states for key in keys if key in state] or [torch.zeros(())]
             figures[name].append(float(torch.stack(moments).norm()))
     return figures
 

@@ -16,6 +16,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
+from dptune.update_rule import UpdateRule
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,14 @@ class TrainingPlan:
         sample_rate: q, the probability with which each unit enters each batch.
         expected_batch_size: q times units; divides every sum, never the realised size.
         steps: releases to make; charges of a killed process count among them.
-        learning_rate: AdamW's learning rate after warm-up.
+        learning_rate: learning rate after warm-up.
         warmup_steps: linear warm-up.
         physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
         checkpoint_every: steps between checkpoints.
         autocast: "bfloat16" runs the forward pass in it; None is float32.
         gradient_checkpointing: keep the inputs of transformer layers alone, and run each layer again on the way back:
             less memory, more time, and the same gradients.
+        rule: optimiser, schedule of the learning rate, and average of the weights.
     """
 
     sample_rate: float
@@ -44,10 +46,20 @@ class TrainingPlan:
     checkpoint_every: int = 50
     autocast: str | None = None
     gradient_checkpointing: bool = False
+    rule: UpdateRule = field(default_factory=UpdateRule)
 
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then constant."""
-        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+    def learning_rate_at(self, step: int, row: int | None = None) -> float:
+        """Linear warm-up over the steps in the weights, then what the schedule has at a release.
+
+        Args:
+            row: number of the release, from 0, which runs ahead of ``step`` after a kill; None is ``step``.
+        """
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        return (
+            self.learning_rate
+            * warm
+            * self.rule.rate_share(step if row is None else row, self.steps, self.warmup_steps)
+        )
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

@@ -68,6 +68,7 @@ class PreparedRun:
             physical_batch_size=self.settings.rows,
             checkpoint_every=chosen.checkpoint_every,
             gradient_checkpointing=self.settings.gradient_checkpointing,
+            rule=self.settings.rule,
         )
 
     @property

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 
 from dptune.bounds import LearningRate, Rank, Seed
 from dptune.errors import ConfigError
+from dptune.update_rule import Average, Optimizer, RateSchedule, UpdateRule
 
 if TYPE_CHECKING:
     from dptune.training.encoding import LossOn
@@ -29,7 +30,8 @@ class TuneSettings:
         mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
         batch: expected number of units of a batch.
         epochs: passes over the units.
-        learning_rate: AdamW's learning rate.
+        learning_rate: learning rate after warm-up.
+        optimizer, schedule, average: update rule, see ``dptune.update_rule.UpdateRule``.
         max_length: width of a batch in tokens, one of which stays padding; longer records are cut.
         cut_records: whether to train even if more than half of the records are cut.
         records_per_unit: the most records that one unit brings to a batch.
@@ -54,6 +56,9 @@ class TuneSettings:
     batch: float | None = None
     epochs: float | None = None
     learning_rate: float | None = None
+    optimizer: Optimizer = "adamw"
+    schedule: RateSchedule = "constant"
+    average: Average = "none"
     max_length: int | None = None
     cut_records: bool = False
     records_per_unit: int = 4
@@ -77,6 +82,7 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        _ = self.rule
         if self.delta is not None and self.delta >= 1:
             raise ConfigError(
                 "delta", f"{self.delta:g} is no probability below 1", fix="use less than 1 over the units"
@@ -93,6 +99,11 @@ class TuneSettings:
         if "noise_multiplier" in self.options:
             problem = "is what the budget decides"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    @property
+    def rule(self) -> UpdateRule:
+        """The update rule. Raises: ConfigError for one that is unknown."""
+        return UpdateRule(optimizer=self.optimizer, schedule=self.schedule, average=self.average)
 
     def _check_numbers(self) -> None:
         """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""

@@ -208,6 +208,7 @@ def _trial(
         physical_batch_size=settings.rows,
         checkpoint_every=schedule.steps,
         gradient_checkpointing=settings.gradient_checkpointing,
+        rule=settings.rule,
     )
     entropy = OsEntropy()
     header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")

@@ -26,10 +26,10 @@ from dptune.training.lora import Lora
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
-from tasks.settings.mechanisms import learning_rate_of, options_on
+from tasks.settings.mechanisms import learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
-from tasks.settings.training import TrainingSettings
+from tasks.settings.training import RULE, TrainingSettings
 
 #: Name of a file in a run's folder that says that its results are in MLflow.
 PUBLISHED = "published"
@@ -76,8 +76,8 @@ class Cell(StrictModel):
 
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
-    """The settings that cells which share forward passes have in common: all but learning rate and mechanism."""
-    training = cell.training.model_dump(mode="json", exclude={"learning_rate"})
+    """The settings that cells which share forward passes have in common: all but mechanism, learning rate and rule."""
+    training = cell.training.model_dump(mode="json", exclude={"learning_rate", *RULE})
     return cell.model_dump(mode="json", include={"model", "lora"}) | {"training": training}
 
 
@@ -105,7 +105,7 @@ def grid(settings: Settings) -> list[Cell]:
         for mechanism in experiment.mechanisms:
             options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
-            rate = learning_rate_of(options) or settings.training.learning_rate
+            rate, rule = learning_rate_of(options) or settings.training.learning_rate, rule_of(options)
             inputs = digests(model, options) | plugin_digest(mechanism, options)
             epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
             cells += [
@@ -123,7 +123,7 @@ def grid(settings: Settings) -> list[Cell]:
                     unit=settings.data.unit,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
-                    training=settings.training.model_copy(update={"learning_rate": rate}),
+                    training=settings.training.model_copy(update={"learning_rate": rate, **rule}),
                     inputs=inputs,
                     plugins=plugin_modules(mechanism, options),
                 )

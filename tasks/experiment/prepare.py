@@ -168,6 +168,7 @@ def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) 
         checkpoint_every=training.checkpoint_every,
         autocast=training.autocast,
         gradient_checkpointing=training.gradient_checkpointing,
+        rule=training.rule,
     )
 
 

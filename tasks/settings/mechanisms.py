@@ -10,9 +10,12 @@ from dptune.bounds import LearningRate
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
+from dptune.update_rule import UpdateRule
 from tasks.settings.experiment import Experiment
 from tasks.settings.sweeps import combinations
+from tasks.settings.training import RULE
 
+_UPDATE_RULE = TypeAdapter(UpdateRule)
 _LEARNING_RATE = TypeAdapter(LearningRate)
 
 
@@ -37,6 +40,21 @@ def learning_rate_of(options: dict[str, Any]) -> float | None:
         ) from None
 
 
+def rule_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings of the update rule out of a mechanism's entry; those that it lacks are training's.
+
+    Raises: ConfigError naming the one that is unknown or out of range.
+    """
+    own = {name: options.pop(name) for name in RULE if name in options}
+    try:
+        _UPDATE_RULE.validate_python(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else "optimizer"
+        raise ConfigError(field, f"{own.get(field)!r}: {first['msg']}", fix="see `training` in params.yaml") from None
+    return own
+
+
 def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> bool:
     """Check an entry, and return whether it needs a budget. Entries that no cell uses are checked less strictly.
 
@@ -56,6 +74,7 @@ def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> boo
 def _check_options(name: str, options: dict[str, Any], default_accounting: str, *, in_experiment: bool) -> bool:
     accounting = options.pop("accounting", default_accounting)
     learning_rate_of(options)
+    rule_of(options)
     if accounting not in ACCOUNTINGS:
         raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
     if options.get("init_from") == "":

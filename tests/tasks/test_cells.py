@@ -11,9 +11,10 @@ from tiny_pipeline import BUDGET, cells, static
 
 from dptune.errors import ConfigError
 from dptune.files import sha256
+from dptune.update_rule import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment import cells as module
-from tasks.experiment.cells import Cell
+from tasks.experiment.cells import Cell, of_a_pass
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
 
 
@@ -137,3 +138,19 @@ def test_a_cell_holds_no_private_value(pipeline: Path) -> None:
     assert set(cell.inputs) == {"data", "model", "code"}
     assert all(len(value) == 64 for value in cell.inputs.values())
     assert sha256(EVAL) not in cell.model_dump_json(), "that one has no salt"
+
+
+def test_a_mechanisms_entry_may_name_an_update_rule_of_its_own(pipeline: Path) -> None:
+    entries = {"static": {"schedule": "linear", "learning_rate": 0.04}, "quantile": {}}
+    static, quantile = cells({"mechanisms": entries, "experiment": {"mechanisms": ["static", "quantile"]}})
+    assert (static.training.rule.schedule, static.training.learning_rate) == ("linear", 0.04)
+    assert quantile.training.rule == UpdateRule()
+    assert "schedule" not in static.options
+    assert of_a_pass(static) == of_a_pass(quantile)
+    assert static.directory != quantile.directory
+
+
+@pytest.mark.parametrize(("option", "value"), [("optimizer", "lion"), ("average_share", 2), ("momentum", "much")])
+def test_a_wrong_update_rule_in_an_entry_is_named(pipeline: Path, option: str, value: Any) -> None:
+    with pytest.raises((ConfigError, ValueError), match=option):
+        cells({"mechanisms": {"static": {option: value}}, "experiment": {"mechanisms": ["static"]}})
