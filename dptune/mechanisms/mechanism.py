@@ -139,6 +139,8 @@ class Mechanism:
 
         Raises: ConfigError if there are so many bands that it would be above 1.
         """
+        if self.bands == 1:
+            return sample_rate  # a release refuses what is no rate
         rate = self.bands * sample_rate
         if rate > 1 + _ROUNDING:
             problem = f"{self.bands} bands at sample rate {sample_rate:.6g} would draw a unit with chance {rate:.4g}"
