@@ -60,8 +60,6 @@ _OPTIONS = {
     "data.messages": "--messages",
     "data.template": "--template",
     "data.label": "--label",
-    "load_in_4bit": "--load-in-4bit",
-    "loss_on": "--loss-on",
     "data.format": "--format",
     "data.records_are": "--records-are",
     "data.unit": "--unit",
