@@ -116,7 +116,9 @@ class TuneSettings:
                 raise ConfigError("labels", "are for task classify", fix="set it, or leave them out")
             return
         if self.loss_on is not None:
-            raise ConfigError("training.loss_on", "is for task generate: a classifier learns labels", fix="leave it out")
+            raise ConfigError(
+                "training.loss_on", "is for task generate: a classifier learns labels", fix="leave it out"
+            )
         if self.load_in_4bit:
             raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
         labels = self.labels

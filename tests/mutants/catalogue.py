@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.lists import (
     audits,
     checkpointing,
+    classification,
     ledger,
     mechanisms,
     policy,
@@ -31,5 +32,6 @@ PARTS = (
     tuning,
     telemetry,
     checkpointing,
+    classification,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

@@ -250,6 +250,9 @@ TRAIN_HEADS: dict[str, dict[str, object]] = {
     "dc_sgd_p": {},
     "adaclip": {},
     "geoclip": {"rank": 4},
+    "laplace": {},
+    "lmo_dp": {},
+    "plrvo": {},
 }
 
 
@@ -281,6 +284,13 @@ def test_resumed_and_whole_runs_have_one_head(tmp_path: Path) -> None:
     with train(again, tmp_path, OsEntropy()):
         pass
     assert all(torch.equal(weights(spec.model)[name], weight) for name, weight in weights(again.model).items())
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert"])
+def test_checkpointed_encoders_have_the_same_gradients(family: str) -> None:
+    model, tokens = adapted_classifier(family), labelled(4)
+    found = flat(found_gradients(model, tokens, checkpointing=True), 4)
+    assert torch.equal(found, flat(found_gradients(model, tokens), 4))
 
 
 def test_units_of_many_records_sum_their_heads_gradients() -> None:
