@@ -32,7 +32,7 @@ from dptune.units import MADE_OF_OTHERS, RECORD
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
 #: The column of labels where none is named.
-_LABEL = "label"
+DEFAULT_LABEL = "label"
 #: Names of units that a column must not have, because ledgers use them for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
@@ -117,7 +117,7 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
             raise ConfigError("data.label", problem, fix="set task to classify, or leave it out")
         return settings, source
     data = source.data if isinstance(source.data, str | Path) else list(source.data)  # read twice
-    source = replace(source, data=data, label=source.label or _LABEL)
+    source = replace(source, data=data, label=source.label or DEFAULT_LABEL)
     if settings.labels is not None:
         return settings, source
     if settings.telemetry == "private":

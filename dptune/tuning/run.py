@@ -263,7 +263,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
-        **({"head, trained in full": ", ".join(prepared.base.head)} if prepared.base.head else {}),
+        **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         "canaries": "none",
