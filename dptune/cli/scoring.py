@@ -9,16 +9,21 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
-from dptune.cli.tune import by_option, set_up_logs
+from dptune.cli.tune import by_option, records_of_options, set_up_logs
 from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
-from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DptuneError
 
 
 def score(
     adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
     model: Model,
-    data: Annotated[Path, typer.Option(help="Records: rows with one prompt are one input with several references.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Records: rows with one prompt are one input with several references.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
+    source_options: Annotated[
+        list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
+    ] = None,
     revision: Revision = None,
     prompt: Prompt = None,
     completion: Completion = None,
@@ -44,11 +49,10 @@ def score(
     from dptune.tuning.places import check_data, check_model
 
     try:
-        source = RecordSource(
-            str(data), text=text, prompt=prompt, completion=completion, template=template, label=label
-        )
+        columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
+        records, _ = records_of_options(data, source, source_options, None, columns)
         check_model(model, revision)
-        check_data(source)
+        check_data(records)
         set_up_logs()
         from dptune.generation.decoding import Decoding
         from dptune.training.model import ModelSource
@@ -66,7 +70,7 @@ def score(
         )
         chosen = None if metrics is None else [name.strip() for name in metrics.split(",")]
         base = ModelSource(model, revision, dtype or "float32")
-        found = score_adapter(adapter, base, source, decoding=decoding, metrics=chosen, device=device, rows=rows)
+        found = score_adapter(adapter, base, records, decoding=decoding, metrics=chosen, device=device, rows=rows)
         if outputs is not None:
             write_outputs(outputs, found)
     except DptuneError as error:

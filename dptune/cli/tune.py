@@ -117,7 +117,7 @@ def tune(
     model: Model,
     epsilon: Epsilon,
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,
-    source: Annotated[str | None, typer.Option(help="In place of --data: a plug-in's source.")] = None,
+    source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
     source_options: Annotated[
         list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
     ] = None,
@@ -220,7 +220,7 @@ def tune(
         "public": None if public is None else str(public),
     }
     try:
-        records, name = _records(data, source, source_options, unit, columns)
+        records, name = records_of_options(data, source, source_options, unit, columns)
         chosen = given | lora_settings(**lora) | {"called": called or name}
         _tune(model, revision, records, chosen, out, dry_run, as_json)
     except DptuneError as error:
@@ -230,7 +230,7 @@ def tune(
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _records(
+def records_of_options(
     data: Path | None, source: str | None, options: list[str] | None, unit: str | None, columns: dict[str, Any]
 ) -> tuple[RecordSource, str]:
     """The records that are asked for, and what ledger and card call them. Raises: ConfigError unless one is named."""

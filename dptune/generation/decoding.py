@@ -13,7 +13,6 @@ import torch
 from dptune.errors import ConfigError
 from dptune.progress import progress
 from dptune.training.causal import evaluation_mode, most_positions
-from dptune.training.data import open_ids
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decodin
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
-    ids = open_ids(prompts, tokenizer)
+    ids = _open_ids(prompts, tokenizer)
     _check_lengths(ids, most_positions(model), decoding.max_new_tokens)
     found = [""] * len(prompts)
     order = np.argsort([len(one) for one in ids], kind="stable")
@@ -91,6 +90,13 @@ def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decodin
             for place, text in zip(chosen, written, strict=True):
                 found[place] = text
     return found
+
+
+def _open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Ids of prompts as training has them. An end-of-text token that a prompt itself ends in is its separator."""
+    found = [list(tokenizer(prompt, verbose=False)["input_ids"]) for prompt in prompts]
+    adds_end = tokenizer("a", verbose=False)["input_ids"][-1:] == [tokenizer.eos_token_id]
+    return [ids[:-1] for ids in found] if adds_end else found
 
 
 def _check_lengths(ids: Sequence[Sequence[int]], positions: int | None, new: int) -> None:

@@ -82,6 +82,14 @@ def test_an_output_ends_at_the_end_of_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(ids) == 2
 
 
+def test_a_prompt_that_ends_in_a_separator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2E's published form separates by the end-of-text token, which must not be taken for an end of the prompt."""
+    own, words, seen = model(), tokenizer(), []
+    monkeypatch.setattr(own, "generate", lambda input_ids, **_: seen.append(input_ids) or input_ids)
+    decode(own, words, ["ab<end>"], Decoding(max_new_tokens=4))
+    assert seen[0][0, -1] == words.eos_token_id
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

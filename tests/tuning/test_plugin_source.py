@@ -71,7 +71,8 @@ def test_texts_of_a_plugin_are_tuned_on_and_may_have_a_label(plugin: str, tmp_pa
         (["--data", "a.csv", "--source-set", "count=3"], "--source-set: is for a plug-in's --source"),
         (
             ["--source", "text"],
-            "--source: 'text' is no plug-in's source. Fix: use one of made_up_visits, ",
+            "--source: 'text' is neither a benchmark nor a plug-in's source. Fix: use one of e2e, dart, glue, "
+            "wikitext, made_up_visits, ",
         ),
         (["--source", "nosuch"], "unknown source 'nosuch'"),
         (
