@@ -18,6 +18,7 @@ from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, verify
 from dptune.cli.noise_search import search
 from dptune.cli.pricing import account, calibrate
+from dptune.cli.scoring import score
 from dptune.cli.step_audit import audit
 from dptune.cli.suggest import suggest
 from dptune.cli.tune import tune
@@ -51,6 +52,19 @@ def _main(
         load_variable()
 
 
-for _command in (tune, suggest, account, calibrate, search, audit, verify, mechanisms, set_aside, generate, serve):
+for _command in (
+    tune,
+    suggest,
+    score,
+    account,
+    calibrate,
+    search,
+    audit,
+    verify,
+    mechanisms,
+    set_aside,
+    generate,
+    serve,
+):
     # Typer cuts the first line of a docstring short, so the help's text is set here as a whole.
     app.command(short_help=(_command.__doc__ or "").partition("\n")[0])(reports_errors(_command))

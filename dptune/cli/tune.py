@@ -49,6 +49,7 @@ from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
 from dptune.options import assignments
+from dptune.tuning.settings import Task
 
 if TYPE_CHECKING:
     from dptune.tuning.prepare import PreparedRun
@@ -61,6 +62,7 @@ _OPTIONS = {
     "data.prompt": "--prompt",
     "data.messages": "--messages",
     "data.template": "--template",
+    "data.label": "--label",
     "data.format": "--format",
     "data.records_are": "--records-are",
     "data.unit": "--unit",
@@ -94,7 +96,8 @@ _OPTIONS = {
 _WORDS = (
     "data",
     "source",
-    "label",
+    "labels",
+    "task",
     "seed",
     "dtype",
     "telemetry",
@@ -117,7 +120,7 @@ def tune(
     model: Model,
     epsilon: Epsilon,
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,
-    source: Annotated[str | None, typer.Option(help="In place of --data: a plug-in's source.")] = None,
+    source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
     source_options: Annotated[
         list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
     ] = None,
@@ -128,6 +131,13 @@ def tune(
     completion: Completion = None,
     messages: Messages = None,
     template: Template = None,
+    task: Annotated[
+        Task, typer.Option(help="generate: learn to write the texts; classify: learn --label.")
+    ] = "generate",
+    label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="All labels, by commas; public. Else those of the records.")
+    ] = None,
     file_format: Annotated[
         Format | None,
         typer.Option("--format", help="Else by the file's ending."),
@@ -167,13 +177,15 @@ def tune(
     device: Device = None,
     dtype: Dtype = None,
     load_in_4bit: LoadIn4bit = False,
-    label: Annotated[str | None, typer.Option(help="What ledger and card call the records; public.")] = None,
+    called: Annotated[str | None, typer.Option(help="What ledger and card call the records; public.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what it would take.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""
     given = {
         "epsilon": epsilon,
+        "task": task,
+        "labels": None if labels is None else tuple(name.strip() for name in labels.split(",")),
         "delta": delta,
         "mechanism": mechanism,
         "options": read_options(options),
@@ -213,11 +225,12 @@ def tune(
         "completion": completion,
         "messages": messages,
         "template": template,
+        "label": label,
         "public": None if public is None else str(public),
     }
     try:
-        records, name = _records(data, source, source_options, unit, columns)
-        chosen = given | lora_settings(**lora) | {"label": label or name}
+        records, name = records_of_options(data, source, source_options, unit, columns)
+        chosen = given | lora_settings(**lora) | {"called": called or name}
         _tune(model, revision, records, chosen, out, dry_run, as_json)
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
@@ -226,7 +239,7 @@ def tune(
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _records(
+def records_of_options(
     data: Path | None, source: str | None, options: list[str] | None, unit: str | None, columns: dict[str, Any]
 ) -> tuple[RecordSource, str]:
     """The records that are asked for, and what ledger and card call them. Raises: ConfigError unless one is named."""
@@ -239,8 +252,8 @@ def _records(
         return RecordSource(str(data), unit=unit, **columns), "own records"
     from dptune.tuning.plugin_source import records_of
 
-    found, label = records_of(source, unit, dict(assignments(options or ())))
-    return replace(found, **columns), label
+    found, called = records_of(source, unit, dict(assignments(options or ())))
+    return replace(found, **columns), called
 
 
 def _tune(
@@ -261,9 +274,10 @@ def _tune(
     check_data(described)
     set_up_logs()
     from dptune.tuning.base import open_base
-    from dptune.tuning.prepare import check_mechanism, prepare
+    from dptune.tuning.prepare import check_mechanism, prepare, with_labels
     from dptune.tuning.run import run
 
+    settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
     check_mechanism(settings, base)
     prepared = prepare(described, base, settings)
@@ -344,15 +358,21 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     for name, (before, after) in tuned.perplexity.items():
         whose = name.split()[0].replace("-", "_")
         said |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}
+    for name, scores in tuned.scores.items():
+        whose = name.split()[0].replace("-", "_")
+        for score, (before, after) in scores.items():
+            said |= {f"{score}_before_{whose}": before, f"{score}_after_{whose}": after}
     show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
     if as_json:
         return
-    if any("held" in name for name in tuned.perplexity):
+    if any("held" in name for name in (*tuned.perplexity, *tuned.scores)):
+        measure = "Accuracy" if tuned.scores else "Perplexity"
         typer.echo(
-            "Perplexity of held-out records is a statistic of private records, which the guarantee does not cover; "
+            f"{measure} of held-out records is a statistic of private records, which the guarantee does not cover; "
             "--telemetry private leaves it out."
         )
-    typer.echo(f'Load it: PeftModel.from_pretrained(base, "{adapter}"), with {model} as its base.')
+    by = f"as the card in {adapter} has it" if tuned.scores else f'PeftModel.from_pretrained(base, "{adapter}")'
+    typer.echo(f"Load it: {by}, with {model} as its base.")
     typer.echo(f"Check it: dptune verify {adapter}")
     noise = f"{prepared.mechanism.mechanism.knobs().noise_multiplier:.6g}"
     typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} --set noise_multiplier={noise}")

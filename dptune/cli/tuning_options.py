@@ -51,7 +51,7 @@ RecordsPerUnit = Annotated[int, typer.Option(help="Most records of a unit in a b
 Revision = Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")]
 Rows = Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")]
 Rslora = Annotated[bool, typer.Option("--rslora", help="Scale by alpha / sqrt(rank).")]
-Seed = Annotated[int, typer.Option(help="Of the adapters' start; public.")]
+Seed = Annotated[int, typer.Option(help="Of the adapters' and head's start; public.")]
 TargetModules = Annotated[
     str | None, typer.Option(help="Linear layers, by commas; all-linear; or a regular expression of whole names.")
 ]

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from dptune.corpus.benchmarks import BENCHMARKS
 from dptune.corpus.files import WITH_COLUMNS, acquire_file, form_at, source_of, write_found
 from dptune.corpus.reading.formats import Format
 from dptune.corpus.reading.opening import rows_of
@@ -29,7 +30,7 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.sources import acquire_synthetic, acquire_uci
 from dptune.corpus.text import acquire_text, write_corpus
 from dptune.errors import ConfigError, DataError, DptuneError
-from dptune.plugins import load_installed, note_registered, plugins_of
+from dptune.plugins import is_outside, load_installed, note_registered, plugins_of
 from dptune.units import RECORD
 
 Read = Callable[..., Iterable[Any]]
@@ -169,20 +170,24 @@ def _file_source(name: Format) -> Source:
 
 
 def _of_function(name: str, read: Read, *, rows: bool) -> Source:
+    signature = inspect.signature(read)
+
+    def options_of(given: SourceSettings) -> dict[str, Any]:
+        return {**({} if given.path is None else {"path": str(given.path)}), **given.options}
+
     def check(given: SourceSettings) -> None:
-        if given.path is not None:
+        if given.path is not None and "path" not in signature.parameters:
             problem = f"source {name!r} is a function, which takes no path"
             raise ConfigError("data.path", problem, fix="leave it empty, and give data.options what the function takes")
-        signature = inspect.signature(read)
         try:
-            signature.bind(**given.options)
+            signature.bind(**options_of(given))
         except TypeError as error:
             problem = f"source {name!r} does not take them ({error})"
             raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
 
     def call_function(given: SourceSettings) -> Iterator[Any]:
         check(given)
-        yield from _called(name, read, given.options)
+        yield from _called(name, read, options_of(given))
 
     def as_rows(given: SourceSettings) -> RecordSource:
         found = call_function(given)
@@ -214,7 +219,12 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def label_of(name: str) -> str:
-    """The name by which ledgers and reports call a plug-in's records: source, package, version and digest. Public."""
+    """The name by which ledgers and reports call a function's records: of a plug-in, its package, version and digest.
+
+    Public.
+    """
+    if not is_outside(SOURCES[name].module):
+        return f"benchmark {name}"
     return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
 
 
@@ -223,4 +233,5 @@ SOURCES: dict[str, Source] = {
     "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_text, (RECORD, "patient")),
     "text": Source(_copy_text, _check_text, _look_at_text),
     **{name: _file_source(name) for name in WITH_COLUMNS},
+    **{name: _of_function(name, read, rows=True) for name, read in BENCHMARKS.items()},
 }

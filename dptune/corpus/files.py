@@ -30,7 +30,7 @@ WITH_COLUMNS: tuple[Format, ...] = tuple(name for name in FORMATS if name != "te
 FILE_NAME, MANIFEST_NAME = "records.parquet", "source.json"
 #: Keys of ``data.options``: the fields of ``RecordSource`` that params.yaml sets nowhere else.
 OPTIONS = tuple(
-    one.name for one in fields(RecordSource) if one.name not in ("data", "format", "unit", "public", "split")
+    one.name for one in fields(RecordSource) if one.name not in ("data", "format", "label", "unit", "public", "split")
 )
 _FEWEST = 10
 

@@ -71,7 +71,7 @@ def encode_content(content: Content) -> str:
     """A record's content as the column ``text`` holds it. Never empty: an empty text marks a canary left out."""
     if isinstance(content, Text):
         return content.text
-    whole = content.messages if isinstance(content, Chat) else [content.prompt, content.target]
+    whole = content.messages if isinstance(content, Chat) else list(vars(content).values())
     return json.dumps(whole, ensure_ascii=False, default=str)
 
 

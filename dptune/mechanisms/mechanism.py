@@ -105,6 +105,15 @@ class Mechanism:
         self.scales(self.knobs())
         self._refuse_statistics_without_noise()
 
+    def check_head(self) -> None:
+        """Check that the mechanism can train a classification head, which to clippers is one more LoRA pair.
+
+        Raises: ConfigError for a controller that moves each LoRA pair by figures that a head does not have.
+        """
+        if not getattr(self.controller, "takes_head", True):
+            problem = f"{self.name} moves each LoRA pair by figures that a classification head does not have"
+            raise ConfigError("mechanism", problem, fix="use static, or another without a learned controller")
+
     def most_noise(self) -> float:
         """The largest effective multiplier that the controller may choose."""
         return self.effective_noise_multiplier(self._initial) * self.controller.noise_range[1]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant
@@ -106,6 +106,7 @@ class LearnedControl(Constant):
         init_from: folder of a saved hyper-policy to start from.
     """
 
+    takes_head: ClassVar[bool] = False
     interval: int = 112
     batch_size: int = 0
     rounds: int = 2

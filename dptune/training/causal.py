@@ -37,9 +37,7 @@ def check_configuration(source: str, config: Any) -> None:
     architectures = tuple(getattr(config, "architectures", None) or ())
     kind = f"{source!r} ({', '.join(architectures) or config.model_type})"
     if any(_OTHER_TASK.search(name) for name in architectures):
-        problem = (
-            f"{kind} is a classification checkpoint, whose head would be lost; dptune has no classification task yet"
-        )
+        problem = f"{kind} is a classification checkpoint, whose head would be lost"
         raise ConfigError(_FIELD, problem, fix=_FIX)
     loaded = _causal_class(config)
     if getattr(config, "is_encoder_decoder", False) and loaded not in architectures:
@@ -48,7 +46,8 @@ def check_configuration(source: str, config: Any) -> None:
         raise ConfigError(_FIELD, f"{kind} is no causal language model: {config.model_type} has no such form", fix=_FIX)
     decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not decodes:
-        raise ConfigError(_FIELD, f"{kind} is an encoder: each of its positions sees the tokens after it", fix=_FIX)
+        problem = f"{kind} is an encoder: each of its positions sees the tokens after it"
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}; encoders take task classify")
     if not is_trainable(config):
         problem = f"{kind} holds quantised weights ({method_of(config)}), on which dptune does not train"
         fix = "give the checkpoint before quantisation, with model.load_in_4bit, or model.dtype: bfloat16"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text
+from dptune.corpus.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
@@ -107,6 +107,9 @@ def encode_records(
 def _encode_record(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Counted:
     """All token ids of one record, and which count in the loss."""
     content = record.content
+    if isinstance(content, Labelled):
+        fix = "set task to classify, or name no column of labels"
+        raise DataError("has a label, which only a classifier learns", fix=fix, file=record.file, row=record.row)
     loss_on = loss_on or _DEFAULT[type(content)]
     if loss_on not in ("all", _DEFAULT[type(content)]):
         fix = f"use all, or {_DEFAULT[type(content)]}"

@@ -10,7 +10,8 @@ import torch
 
 from dptune.errors import ConfigError
 from dptune.training.data import Tokens
-from dptune.training.losses import attention_mask, token_losses
+from dptune.training.losses import attention_mask, is_classifier, token_losses
+from dptune.training.scores import score_classifier
 
 _LARGEST_LOG = 700.0
 
@@ -25,16 +26,20 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
 def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
     """Total negative log-likelihood (nats) over the number of predicted tokens that count, in eval mode.
 
+    Of a classifier, that of the labels, over the number of records.
+
     An aggregate of the records: private if they are.
 
     Args:
-        model: causal language model; its training mode is restored.
+        model: causal language model or classifier; its training mode is restored.
         tokens: the records.
         rows: physical batch size.
         autocast: dtype of the forward pass.
 
     Raises: ConfigError if no token of any record counts.
     """
+    if is_classifier(model):
+        return score_classifier(model, tokens, rows, autocast=autocast).loss
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

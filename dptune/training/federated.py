@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from dptune.training.checkpointing import checkpointed
 from dptune.training.data import Tokens
 from dptune.training.losses import model_losses
-from dptune.training.per_sample import PairGradients, PairModules
+from dptune.training.per_sample import Block, PairGradients
 
 
 def local_update(
     model: Any,
-    pairs: list[PairModules],
+    pairs: Sequence[Block],
     tokens: Tokens,
     records: NDArray[np.int64],
     *,

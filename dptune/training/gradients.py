@@ -28,7 +28,7 @@ class BatchGradients:
 
     def of_losses(self) -> Iterator[PairGradients]:
         """Yield per-sample gradients, one micro-batch at a time, by ``public_widths`` from the widest to the least."""
-        run, device, plan = self.run, self.run.pairs[0].up.weight.device, self.run.spec.plan
+        run, device, plan = self.run, self.run.pairs[0].parameters[0].device, self.run.spec.plan
         tokens, rows = run.spec.tokens, plan.physical_batch_size
         for width, units in by_width(self.batch, tokens, public_widths(tokens.width, plan.expected_batch_size, rows)):
             for part in micro_batches(units, rows):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 #: Values of a mask: no token; a token that counts in the loss; a token that is only read, such as a prompt's.
 PADDING, COUNTED, CONTEXT = 0, 1, 2
@@ -18,6 +19,7 @@ _PLAIN_HEADS = ("gpt2", "llama", "mistral")
 #: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator; but no fewer positions than
 #: a matrix product needs to be efficient.
 _LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
+_CLASSIFIERS = frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
 
 
 def attention_mask(mask: torch.Tensor) -> torch.Tensor:
@@ -48,14 +50,45 @@ def sequence_losses(logits: torch.Tensor, input_ids: torch.Tensor, mask: torch.T
     return losses.sum(dim=1) / valid.sum(dim=1).clamp(min=1)
 
 
+def is_classifier(model: Any) -> bool:
+    """Whether a model, with or without PEFT's adapters, gives one row of label logits for each text."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(base).__name__ in _CLASSIFIERS
+
+
+def label_logits(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The label logits of a classifier, and the labels, of rows whose one counted entry is the label's number.
+
+    The model sees that entry neither as a token nor as a position that it may attend to.
+
+    Args:
+        input_ids, mask: (rows, tokens) as ``model_losses`` takes them.
+
+    Returns: (rows, labels) logits, and (rows,) labels; -1 for a row without one.
+    """
+    counted = mask == COUNTED
+    counted[:, 0] = False  # a row that only fills the batch counts there, and has no label
+    labels = torch.where(counted, input_ids, -1).amax(dim=1)
+    config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config.get_text_config()
+    padding = config.pad_token_id or 0
+    seen = attention_mask(mask.masked_fill(counted, PADDING))
+    # A causal model's classifier looks for the last token that is no padding, whatever the mask says.
+    return model(input_ids=input_ids.masked_fill(seen == PADDING, padding), attention_mask=seen).logits, labels
+
+
 def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(rows,) ``sequence_losses`` of a causal language model, without its logits where it is of a known family.
+
+    Of a classifier, the cross-entropy of each row's label, which is the row's one counted entry (``label_logits``).
 
     Args:
         model: a model of transformers, with or without PEFT's adapters.
         input_ids: (rows, tokens).
         mask: (rows, tokens), of ``PADDING`` (on the right), ``COUNTED`` and ``CONTEXT``.
     """
+    if is_classifier(model):
+        logits, labels = label_logits(model, input_ids, mask)
+        return cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = causal.get_output_embeddings()
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad

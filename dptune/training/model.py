@@ -22,12 +22,17 @@ from transformers.utils.logging import disable_progress_bar
 from dptune.errors import ConfigError, DivergedError, first_line
 from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights
+from dptune.training.head import HeadModules, keep_in_float32, start_head
 from dptune.training.lora import Lora
-from dptune.training.per_sample import PairModules, lora_pairs
+from dptune.training.per_sample import PairModules, lora_pairs, trained_blocks
 from dptune.training.pinned import check_pinned
 from dptune.training.quantized import check_library, in_4bit, keep_layout, loading_options, states_of
 
 _LINEAR = (torch.nn.Linear, Conv1D)
+#: Query and value projections of families that PEFT's own table lacks.
+_NOT_IN_PEFT = {"distilbert": ["q_lin", "v_lin"], "modernbert": ["Wqkv"]}
+#: Heads that PEFT trains and saves by itself where the task is SEQ_CLS.
+_ADDED_BY_PEFT = ("classifier", "score")
 _log = logging.getLogger(__name__)
 
 
@@ -150,17 +155,24 @@ def load_tokenizer(base: ModelSource) -> Any:
     return tokenizer
 
 
-def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
+def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = ()) -> PeftModel:
     """LoRA adapters in float32 on the frozen model; the initialisation is public and reproducible.
+
+    Args:
+        head: modules of a classifier that train in full beside the adapters, and are saved with them. They start from
+            random numbers of the same seed, in float32.
 
     Raises: ConfigError for a model family whose layers PEFT does not know, for a name that no layer has, for a pattern
         that no adapted layer matches, and for a layer whose per-sample gradients are not supported (an embedding).
     """
     targets = lora_targets(model, lora)
+    if head:
+        start_head(model, head, init_seed)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(init_seed)
         config = LoraConfig(
-            task_type="CAUSAL_LM",
+            task_type="SEQ_CLS" if head else "CAUSAL_LM",
+            modules_to_save=[name for name in head if name not in _ADDED_BY_PEFT] or None,
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
@@ -175,7 +187,14 @@ def attach_lora(model: Any, lora: Lora, init_seed: int) -> PeftModel:
             adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError("lora.target_modules", first_line(error), fix=_names_of_layers(model)) from error
-    _check_matched(lora, lora_pairs(adapted))
+    if not head:
+        _check_matched(lora, lora_pairs(adapted))
+        return adapted
+    blocks = trained_blocks(adapted)
+    _check_matched(lora, [block for block in blocks if isinstance(block, PairModules)])
+    for block in blocks:
+        if isinstance(block, HeadModules):
+            keep_in_float32(block)
     return adapted
 
 
@@ -194,9 +213,10 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
 
     Raises: ConfigError naming the layers that there are.
     """
-    targets = lora.target_modules or TARGET_MODULES.get(model.config.model_type)
+    family = model.config.model_type
+    targets = lora.target_modules or TARGET_MODULES.get(family) or _NOT_IN_PEFT.get(family)
     if targets is None:
-        problem = f"not known for model type {model.config.model_type!r}"
+        problem = f"not known for model type {family!r}"
         raise ConfigError("lora.target_modules", problem, fix=_names_of_layers(model))
     if lora.target_modules is None and isinstance(targets, str):
         return targets  # PEFT's own regular expression

@@ -24,9 +24,10 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.head import HeadModules
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.optimizers import check_rule, make_optimizer
-from dptune.training.per_sample import PairModules, lora_pairs
+from dptune.training.per_sample import Block, trained_blocks
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
@@ -78,14 +79,14 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     ranks.check(mechanism)
     if mechanism.clipper.freeze_down:
         freeze_down(model)
-    pairs, fingerprint = lora_pairs(model), frozen_fingerprint(model)
+    pairs, fingerprint = trained_blocks(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
     rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)
     check_width(model, tokens.width)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
-            "device": pairs[0].up.weight.device.type,
+            "device": pairs[0].parameters[0].device.type,
             "data": (
                 units.kind,
                 len(units),
@@ -116,7 +117,7 @@ def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
     return digest.hexdigest()
 
 
-def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
+def _check_fits(mechanism: Mechanism, pairs: list[Block]) -> None:
     """Check that the mechanism was built for this model: its size decides radii, sensitivity and epsilons."""
     fix = "build it with the options of dptune.mechanisms.registry.of_model(name, options, pairs, parameters)"
     if mechanism.pairs != len(pairs):
@@ -126,12 +127,14 @@ def _check_fits(mechanism: Mechanism, pairs: list[PairModules]) -> None:
     if dimension not in (0, own):  # 0 means that none was given; its published epsilon is infinite then
         problem = f"was built for {dimension} parameters, and the adapters have {own}"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
+    if any(isinstance(pair, HeadModules) for pair in pairs):
+        mechanism.check_head()
 
 
-def _facts(pairs: list[PairModules], spec: RunSpec) -> RunFacts:
+def _facts(pairs: list[Block], spec: RunSpec) -> RunFacts:
     return RunFacts(
         pair_sizes=tuple(pair.size for pair in pairs),
-        device=pairs[0].up.weight.device,
+        device=pairs[0].parameters[0].device,
         expected_batch_size=spec.plan.expected_batch_size,
         sample_rate=spec.plan.sample_rate,
         steps=spec.plan.steps,

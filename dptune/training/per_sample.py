@@ -1,4 +1,4 @@
-"""Computes per-sample gradients of LoRA pairs.
+"""Computes per-sample gradients of LoRA pairs, and of a classification head's linear layers.
 
 For a linear layer y = W x the gradient of sample b is sum_t outer(dL/dy[b, t], x[b, t]). Inputs and outputs of every
 lora_A and lora_B are tapped on the way forward; on the way back each dL/dy becomes, as soon as it is there, the part of
@@ -19,6 +19,7 @@ from peft.tuners.lora import LoraLayer
 
 from dptune.errors import ConfigError
 from dptune.training.checkpointing import checkpointed
+from dptune.training.head import HeadModules, head_of
 from dptune.training.losses import model_losses
 
 #: PEFT's LoRA on a linear layer, in any bits: an update of B A added to its output, and nothing else.
@@ -52,27 +53,51 @@ class PairModules:
         return sum(parameter.numel() for parameter in self.parameters)
 
 
+#: What a clipper calls a pair: a LoRA pair, or a classification head.
+Block = PairModules | HeadModules
+
+
 def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
     """Every LoRA pair, in model order.
 
     Raises: ConfigError if there is none, if an adapter is not two plain linear layers (of an embedding, AdaLoRA, aLoRA,
         DoRA), or if some trainable parameter belongs to no pair (it would train without privacy).
     """
-    pairs = [
+    pairs = _pairs(model)
+    _check_covered(model, pairs)
+    return pairs
+
+
+def trained_blocks(model: torch.nn.Module) -> list[Block]:
+    """Every LoRA pair, in model order, and then the model's head if it has one.
+
+    Raises: ConfigError as ``lora_pairs``, for a trainable parameter that is in no pair and not in the head.
+    """
+    pairs, head = _pairs(model), head_of(model)
+    blocks: list[Block] = [*pairs, *([head] if head else [])]
+    _check_covered(model, blocks)
+    return blocks
+
+
+def _pairs(model: torch.nn.Module) -> list[PairModules]:
+    return [
         _pair(name, module)
         for name, module in model.named_modules()
         if isinstance(module, LoraLayer) and _has_default(module)
     ]
-    covered = {id(parameter) for pair in pairs for parameter in pair.parameters}
+
+
+def _check_covered(model: torch.nn.Module, blocks: Sequence[Block]) -> None:
+    parameters = [parameter for block in blocks for parameter in block.parameters]
+    covered = {id(parameter) for parameter in parameters}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in covered:
             problem = f"trainable parameter {name} is in no LoRA pair, so its gradient would not be privatised"
             raise ConfigError("lora", problem, fix="freeze it, or use plain LoRA on linear layers")
-    if not pairs:
+    if not any(isinstance(block, PairModules) for block in blocks):
         raise ConfigError("lora", "the model has no adapter called default", fix="attach one with attach_lora")
-    if len(covered) != sum(len(pair.layers) for pair in pairs):
+    if len(covered) != len(parameters):
         raise ConfigError(_FIELD, "two LoRA pairs share a parameter", fix="leave one of these layers out")
-    return pairs
 
 
 def _has_default(module: LoraLayer) -> bool:
@@ -112,9 +137,9 @@ class Layout:
     shapes: tuple[tuple[tuple[int, int], ...], ...]
 
     @classmethod
-    def of(cls, pairs: Sequence[PairModules]) -> Layout:
-        """The layout of these pairs' trained weights."""
-        return cls(tuple(tuple((w.shape[0], w.shape[1]) for w in pair.parameters) for pair in pairs))
+    def of(cls, pairs: Sequence[Block]) -> Layout:
+        """The layout of these pairs' trained weights. A bias is a weight whose input is 1."""
+        return cls(tuple(tuple((len(w), w.numel() // len(w)) for w in pair.parameters) for pair in pairs))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -268,8 +293,13 @@ class Taps:
     _filled: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
     _is_backward: bool = field(default=False, init=False, repr=False)
 
-    def tap(self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def tap(
+        self, pair: int, weight: int, inputs: torch.Tensor, output: torch.Tensor, tokens: int | None = None
+    ) -> torch.Tensor:
         """Watch ``output`` = W ``inputs`` of one weight of a pair, each as ``by_row`` takes it.
+
+        Args:
+            tokens: number of tokens of a row that this layer sees, if not all: 1 for a head.
 
         Returns: the output to go on with in place of ``output``.
 
@@ -279,8 +309,8 @@ class Taps:
         if (pair, weight) in self._tapped and not again:
             raise self._refusal(pair, "ran twice in one forward pass")
         self._tapped.add((pair, weight))
-        rows, name = len(self.table), self.names[pair]
-        kept = by_row(inputs.detach(), rows, self.tokens, name).to(output.dtype)  # as it was multiplied
+        rows, name, tokens = len(self.table), self.names[pair], self.tokens if tokens is None else tokens
+        kept = by_row(inputs.detach(), rows, tokens, name).to(output.dtype)  # as it was multiplied
         if not inputs.requires_grad:
             output.requires_grad_()
             if not again:
@@ -289,7 +319,7 @@ class Taps:
         def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
             # In float32, whatever dtype the forward pass ran in.
             into = self.layout.weight(self.table, pair, weight)
-            torch.bmm(by_row(gradient, rows, self.tokens, name).float().mT, kept.float(), out=into)
+            torch.bmm(by_row(gradient, rows, tokens, name).float().mT, kept.float(), out=into)
             self._filled.add((pair, weight))
 
         tapped: torch.Tensor = _Tap.apply(output, kept, fill)
@@ -344,7 +374,7 @@ class _Tap(torch.autograd.Function):
 
 def per_sample_gradients(
     model: Any,
-    pairs: list[PairModules],
+    pairs: Sequence[Block],
     input_ids: torch.Tensor,
     mask: torch.Tensor,
     owners: torch.Tensor | None,
@@ -359,7 +389,7 @@ def per_sample_gradients(
 
     Args:
         model: the PEFT model.
-        pairs: the result of ``lora_pairs(model)``.
+        pairs: the result of ``lora_pairs(model)``, or of ``trained_blocks(model)``.
         input_ids: (rows, tokens), rows > 0.
         mask: (rows, tokens), as ``losses.model_losses`` takes it.
         owners: (rows,) index of each row's unit; ``units`` for a row that only fills the batch. None: row j is unit j.
@@ -394,20 +424,24 @@ def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch
 
 
 @contextmanager
-def _tap_layers(pairs: list[PairModules], taps: Taps) -> Iterator[None]:
-    """Tap every A and B that runs inside the context."""
+def _tap_layers(pairs: Sequence[Block], taps: Taps) -> Iterator[None]:
+    """Tap every A and B, and every layer of a head, that runs inside the context."""
 
-    def hook(pair: int, weight: int) -> Any:
-        def run(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            return taps.tap(pair, weight, inputs[0], output)
+    def hook(pair: int, weight: int, tokens: int | None) -> Any:
+        def run(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            output = taps.tap(pair, weight, inputs[0], output, tokens)
+            if layer.bias is not None:
+                output = taps.tap(pair, weight + 1, torch.ones_like(inputs[0][..., :1]), output, tokens)
+            return output
 
         return run
 
-    handles = [
-        layer.register_forward_hook(hook(number, weight))
-        for number, pair in enumerate(pairs)
-        for weight, layer in enumerate(pair.layers)
-    ]
+    handles = []
+    for number, pair in enumerate(pairs):
+        weight, tokens = 0, 1 if isinstance(pair, HeadModules) else None
+        for layer in pair.layers:
+            handles.append(layer.register_forward_hook(hook(number, weight, tokens)))
+            weight += 1 if layer.bias is None else 2
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ records, or puts them in another order, is named before anything is charged, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 
 from dptune.errors import ConfigError, first_line
 from dptune.training.causal import evaluation_mode, plain_tokens
-from dptune.training.losses import model_losses
-from dptune.training.per_sample import PairModules, per_sample_gradients
+from dptune.training.losses import CONTEXT, COUNTED, is_classifier, model_losses
+from dptune.training.per_sample import Block, PairModules, per_sample_gradients
 
 #: Tokens of the records, fewer than any shape would confuse with the number of records.
 _LENGTHS = (7, 5, 3)
@@ -28,14 +28,14 @@ _CLOSE_IN_HALF = 0.3
 _NOTHING = 1e-6
 
 
-def rehearse(model: Any, pairs: list[PairModules], *, checkpointing: bool = False) -> None:
+def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False) -> None:
     """Compare the per-sample gradients of a batch with a loop over its records; the model is left as it was.
 
     Reads no data. Adapters are moved away from B = 0 for it, where A has no gradient, and put back.
 
     Args:
         model: the PEFT model.
-        pairs: the result of ``lora_pairs(model)``.
+        pairs: the result of ``lora_pairs(model)``, or of ``trained_blocks(model)``.
         checkpointing: whether the run checkpoints layers: the batch is then computed so too, the loop never.
 
     Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if transformers' own
@@ -49,7 +49,10 @@ def rehearse(model: Any, pairs: list[PairModules], *, checkpointing: bool = Fals
     with evaluation_mode(model), _random_up_factors(pairs):
         try:
             found = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing)
-            alone = [_alone(model, pairs, ids[row : row + 1, :length]) for row, length in enumerate(_LENGTHS)]
+            alone = [
+                _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
+                for row, length in enumerate(_LENGTHS)
+            ]
         except ConfigError:
             raise
         except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
@@ -90,31 +93,36 @@ def check_width(model: Any, width: int) -> None:
 
 
 def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(records, tokens) ids of plain tokens, padded on the right, and their mask."""
+    """(records, tokens) plain tokens, padded on the right, and their mask; a classifier's rows end in a label."""
     device = next(model.parameters()).device
     tokens, generator = plain_tokens(model.get_base_model()), torch.Generator().manual_seed(1)
     shape = (len(_LENGTHS), max(_LENGTHS))
     ids = tokens[torch.randint(len(tokens), shape, generator=generator)]
-    mask = torch.arange(shape[1]) < torch.tensor(_LENGTHS)[:, None]
+    mask = (torch.arange(shape[1]) < torch.tensor(_LENGTHS)[:, None]) * COUNTED
+    if is_classifier(model):
+        rows, ends = torch.arange(shape[0]), torch.tensor(_LENGTHS) - 1
+        mask *= CONTEXT
+        mask[rows, ends], ids[rows, ends] = COUNTED, rows % model.get_base_model().config.num_labels
     return ids.to(device), mask.to(device, torch.int64)
 
 
-def _alone(model: Any, pairs: list[PairModules], ids: torch.Tensor) -> torch.Tensor:
+def _alone(model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The flat float64 gradient of one unpadded record, by plain autograd."""
-    loss = model_losses(model, ids, torch.ones_like(ids)).sum()
+    loss = model_losses(model, ids, mask).sum()
     weights = [parameter for pair in pairs for parameter in pair.parameters]
     gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
     return torch.cat([gradient.flatten() for gradient in gradients]).double()
 
 
 @contextmanager
-def _random_up_factors(pairs: list[PairModules]) -> Iterator[None]:
+def _random_up_factors(blocks: Sequence[Block]) -> Iterator[None]:
     """Context in which every B factor holds small random numbers; the old values come back at its end.
 
     The larger a pair's scaling, the smaller they are: an adapter a hundred times the base's size would fill the model
     with numbers whose rounding looks like mixed rows.
     """
     generator = torch.Generator().manual_seed(2)
+    pairs = [block for block in blocks if isinstance(block, PairModules)]
     before = [pair.up.weight.detach().clone() for pair in pairs]
     try:
         with torch.no_grad():

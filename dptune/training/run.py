@@ -41,7 +41,7 @@ from dptune.training.evaluation import mean_loss
 from dptune.training.groups import Turn
 from dptune.training.model import assert_trained
 from dptune.training.optimizers import apply_average, average_weights, tell_noise
-from dptune.training.per_sample import PairModules
+from dptune.training.per_sample import Block, PairModules
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
 
@@ -96,13 +96,13 @@ class RankRun:
     """A run as one of its processes (ranks) sees it; ``open_rank`` makes it.
 
     Attributes:
-        pairs: the modules that train.
+        pairs: the modules that train: LoRA pairs, and a classifier's head after them.
         own_units: those whose coins this rank tosses.
         fingerprint: checksum of the frozen weights.
     """
 
     spec: RunSpec
-    pairs: list[PairModules]
+    pairs: list[Block]
     own_units: PrivacyUnits
     entropy: Entropy
     ranks: Ranks
@@ -280,12 +280,17 @@ def _public_loss(run: Run) -> float:
 
 @torch.no_grad()
 def _adapter_figures(run: Run) -> dict[str, list[float]]:
-    """Norms of B A and of the optimiser's moments (0 if it has none), for every pair: functions of released values."""
+    """Norms of B A (of a head: of its weights) and of the optimiser's moments (0 if it has none), for every pair:
+    functions of released values.
+    """
     figures: dict[str, list[float]] = {"product": [], "momentum": [], "second_moment": []}
     for pair in run.pairs:
-        # ||B A||^2 = trace of (A A^T)(B^T B): two small matrices in place of a large one.
-        down, up = pair.down.weight.double(), pair.up.weight.double()
-        figures["product"].append(float(((down @ down.T) * (up.T @ up)).sum().clamp(min=0).sqrt()))
+        if isinstance(pair, PairModules):
+            # ||B A||^2 = trace of (A A^T)(B^T B): two small matrices in place of a large one.
+            down, up = pair.down.weight.double(), pair.up.weight.double()
+            figures["product"].append(float(((down @ down.T) * (up.T @ up)).sum().clamp(min=0).sqrt()))
+        else:
+            figures["product"].append(float(torch.stack([weight.norm() for weight in pair.parameters]).norm()))
         for name, keys in (("momentum", ("exp_avg", "momentum_buffer")), ("second_moment", ("exp_avg_sq",))):
             states = [run.optimizer.state[parameter] for parameter in pair.parameters]
             moments = [state[key].norm() for state in states for key in keys if key in state] or [torch.zeros(())]
@@ -293,10 +298,10 @@ def _adapter_figures(run: Run) -> dict[str, list[float]]:
     return figures
 
 
-def _zeros(pairs: list[PairModules]) -> list[torch.Tensor]:
+def _zeros(pairs: list[Block]) -> list[torch.Tensor]:
     """A flat float64 zero vector for each pair: parts of one, for there are dozens."""
     sizes = [pair.size for pair in pairs]
-    return list(torch.zeros(sum(sizes), dtype=torch.float64, device=pairs[0].up.weight.device).split(sizes))
+    return list(torch.zeros(sum(sizes), dtype=torch.float64, device=pairs[0].parameters[0].device).split(sizes))
 
 
 @dataclass
@@ -334,7 +339,7 @@ def _summary(raw: torch.Tensor, knobs: Knobs) -> dict[str, float]:
 
 
 def _apply(
-    pairs: list[PairModules], gradients: list[torch.Tensor], optimizer: torch.optim.Optimizer, learning_rate: float
+    pairs: list[Block], gradients: list[torch.Tensor], optimizer: torch.optim.Optimizer, learning_rate: float
 ) -> None:
     for pair, gradient in zip(pairs, gradients, strict=True):
         start = 0

@@ -22,6 +22,7 @@ from dptune.errors import ConfigError
 from dptune.stopping import stop_request
 from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
+from dptune.training.head import HeadModules
 from dptune.training.losses import model_losses
 from dptune.training.model import train_adapters
 from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_row, by_unit
@@ -104,12 +105,14 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
             raise ConfigError("runs", f"run {number} has other records than run 0", fix="give all the same Tokens")
         _check_alike(number, run, first)
     head = base.get_output_embeddings()
-    if any(base.get_submodule(_layer(pair)) is head for pair in first.pairs):
+    if any(base.get_submodule(_layer(pair)) is head for pair in _pairs(first)):
         raise ConfigError("lora.target_modules", "names the output layer", fix="train such runs alone")
 
 
 def _check_alike(number: int, run: Run, first: Run) -> None:
-    if _shapes(run.pairs) != _shapes(first.pairs):
+    if any(isinstance(pair, HeadModules) for pair in run.pairs):
+        raise ConfigError("runs", f"run {number} trains a classification head", fix="train it alone")
+    if _shapes(_pairs(run)) != _shapes(_pairs(first)):
         raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
     if run.entropy.leaks != first.entropy.leaks:
         # The runs share dropout masks: those of a private run must not come from a run's fixed seed.
@@ -117,6 +120,11 @@ def _check_alike(number: int, run: Run, first: Run) -> None:
     for name in ("physical_batch_size", "autocast", "gradient_checkpointing"):
         if getattr(run.spec.plan, name) != getattr(first.spec.plan, name):
             raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
+
+
+def _pairs(run: Run) -> list[PairModules]:
+    """The run's LoRA pairs, which are all that it trains."""
+    return [pair for pair in run.pairs if isinstance(pair, PairModules)]
 
 
 def _layer(pair: PairModules) -> str:
@@ -144,7 +152,7 @@ class _Stack:
 
 def _stack_pairs(runs: Sequence[Run]) -> list[_Stack]:
     stacks = []
-    for pairs in zip(*(run.pairs for run in runs), strict=True):
+    for pairs in zip(*(_pairs(run) for run in runs), strict=True):
         down = torch.stack([pair.down.weight.detach() for pair in pairs])
         up = torch.stack([pair.up.weight.detach() for pair in pairs])
         for number, pair in enumerate(pairs):

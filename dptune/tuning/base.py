@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from dptune.errors import ConfigError, first_line
 from dptune.training.causal import check_causal, check_configuration, most_positions
 from dptune.training.checkpointing import layers_of
+from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.lora import Lora
 from dptune.training.model import (
     ModelSource,
@@ -25,7 +26,7 @@ from dptune.training.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.per_sample import lora_pairs
+from dptune.training.per_sample import trained_blocks
 from dptune.training.quantized import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.together import shared_copy
 from dptune.tuning.places import check_model
@@ -46,10 +47,12 @@ class Base:
         quantization: how the weights are held, such as "bitsandbytes (4 bit)"; None where each is a number of its own.
         positions: the most tokens of a text; None if the model sets no bound.
         layers, width, vocabulary: sizes of the transformer, for estimates.
-        pairs: number of LoRA pairs; they have ``dimension`` parameters together.
+        pairs: number of LoRA pairs, and a classifier's head; they have ``dimension`` parameters together.
         notes: sentences that the user should read, such as one about a missing padding token.
         checkpoint: where ``load`` reads the weights; None for a loaded model.
         loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
+        classifier: configuration of the classifier, whose ``head`` names the modules that train in full; None for a
+            causal language model.
     """
 
     name: str
@@ -71,6 +74,8 @@ class Base:
     notes: tuple[str, ...]
     checkpoint: ModelSource | None
     loaded_model: Any = field(repr=False)
+    classifier: Any = field(default=None, repr=False)
+    head: tuple[str, ...] = ()
 
     @property
     def weights(self) -> str | None:
@@ -82,6 +87,8 @@ class Base:
 
         Raises: ConfigError if the checkpoint's weights cannot be had, or are those of another kind of model.
         """
+        if self.checkpoint is not None and self.classifier is not None:
+            return load_classifier(self.checkpoint, self.classifier, self.head, self.device)
         if self.checkpoint is not None:
             return load_base(self.checkpoint, self.device)
         model = keep_layout(shared_copy(self.loaded_model))
@@ -108,18 +115,29 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         settings.alpha_pattern,
         settings.init_lora_weights,
     )
+    if settings.task == "classify" and not isinstance(model, str | Path):
+        problem = "is a loaded model, and a classifier needs one with a new head"
+        raise ConfigError("model", problem, fix="give its folder, or a hub id")
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
         checkpoint = ModelSource(check_model(str(model), revision), revision, dtype, settings.load_in_4bit)
-        config = load_config(checkpoint)
+        labels = settings.labels if settings.task == "classify" else None
+        config = load_config(checkpoint) if labels is None else None
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
-        empty = without_weights(checkpoint, config)
+        head: tuple[str, ...] = ()
+        if labels is None:
+            empty = without_weights(checkpoint, config)
+        else:
+            config = load_classifier_config(checkpoint, labels, tokenizer.pad_token_id)
+            empty = empty_classifier(checkpoint, config)
+            head = head_names(checkpoint, empty)
         if settings.gradient_checkpointing:
             layers_of(empty)
         name = Path(model).resolve().name if Path(model).is_dir() else str(model)
         identity = revision or _digest_of_folder(Path(model), config)
-        return _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint)
+        found = _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint, head)
+        return replace(found, classifier=config, vocabulary=len(labels)) if labels is not None else found
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
     if getattr(model, "config", None) is None or getattr(model, "peft_config", None):
@@ -147,6 +165,7 @@ def _describe_base(
     tokenizer: Any,
     device: torch.device,
     checkpoint: ModelSource | None,
+    head: tuple[str, ...] = (),
 ) -> Base:
     """The ``Base`` of ``model``. Adapters are attached to ``copy``, which shares its weights, to count them."""
     config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
@@ -154,7 +173,7 @@ def _describe_base(
     if checkpoint is not None and checkpoint.load_in_4bit:
         quantization = f"{METHOD} (4 bit)"
     parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
-    pairs = lora_pairs(attach_lora(copy, lora, 0))
+    pairs = trained_blocks(attach_lora(copy, lora, 0, head))
     return Base(
         name=name,
         revision=revision,
@@ -175,6 +194,7 @@ def _describe_base(
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,
+        head=head,
     )
 
 

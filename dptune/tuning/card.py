@@ -15,6 +15,7 @@ from dptune.privacy.ledger_file import LedgerContents
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 _DIGITS = 4
+_SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
 
 def card_text(section: str, result: Mapping[str, Any]) -> str:
@@ -24,17 +25,17 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         section: the result of ``privacy_section``.
         result: the content of result.json.
     """
-    figures = result["perplexity"]
+    classifies = "scores" in result
     lines = [
-        f"# LoRA adapter for {result['base']}",
+        f"# LoRA adapter {'and classification head ' if classifies else ''}for {result['base']}",
         "",
         "Fine-tuned with differential privacy by dptune.",
         "",
         section,
         "",
-        "## Perplexity",
+        "## Accuracy" if classifies else "## Perplexity",
         "",
-        *_perplexities(figures),
+        *(_scores(result["scores"]) if classifies else _perplexities(result["perplexity"])),
         "",
         "## Training",
         "",
@@ -45,11 +46,7 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         "## Use",
         "",
         "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
-        'model = PeftModel.from_pretrained(base, "this folder")',
+        *(_use_of_classifier(result) if classifies else _use(result)),
         "```",
         "",
         "`dptune verify` with this folder computes each epsilon again from the ledger, and compares this card with it.",
@@ -62,11 +59,37 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str:
+def _use(result: Mapping[str, Any]) -> list[str]:
+    return [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
+        'model = PeftModel.from_pretrained(base, "this folder")',
+    ]
+
+
+def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
+    return [
+        "import json",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        "",
+        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
+        "base = AutoModelForSequenceClassification.from_pretrained(",
+        f'    "{result["base"]}"{_revision(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id',
+        ")",
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
+    ]
+
+
+def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, classifies: bool = False) -> str:
     """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons are rounded up.
 
     Args:
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
+        classifies: whether the weights are a classifier's, with a head.
     """
     header, prices = contents.header, contents.epsilons
     rates = sorted({release.sample_rate for release in contents.composition})
@@ -97,7 +120,8 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str
         "run": "finished" if contents.complete else "not finished",
         **{name: f"SHA-256 {digest}" for name, digest in digests.items()},
     }
-    told = "Perplexity on held-out private records, which" if header.telemetry == "research" else "What"
+    measure = "Accuracy" if classifies else "Perplexity"
+    told = f"{measure} on held-out private records, which" if header.telemetry == "research" else "What"
     not_covered = [
         "The weights of the base model, and what it was trained on.",
         f"{told} is told beside the weights: the guarantee is about the weights alone."
@@ -106,6 +130,8 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str]) -> str
         "Other adapters from the same records: their epsilons add up.",
         "Choosing settings by looking at the private records.",
     ]
+    if classifies:
+        not_covered.insert(2, "The names of the labels, which are public.")
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
     not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
@@ -121,6 +147,21 @@ def _perplexities(figures: Mapping[str, Any]) -> list[str]:
     said = [f"- {name}: {pair[0]:.4g} before, {pair[1]:.4g} after" for name, pair in figures.items()]
     if "held-out private records" in figures:
         said.append("\nThe first is a statistic of private held-out records, which the guarantee does not cover.")
+    return said
+
+
+def _scores(figures: Mapping[str, Any]) -> list[str]:
+    if not figures:
+        return ["Not told: telemetry is private, and no public records were given."]
+    said = []
+    for name, scores in figures.items():
+        parts = [
+            f"{shown} {scores[score][0]:.4g} before, {scores[score][1]:.4g} after" for score, shown in _SCORES.items()
+        ]
+        said.append(f"- {name}: {'; '.join(parts)}; the most frequent label has {scores['largest_class'][1]:.4g}")
+    said.append("\nF1 is the mean over labels; the calibration error is the expected one over 15 bins.")
+    if "held-out private records" in figures:
+        said.append("The first line is of private held-out records, which the guarantee does not cover.")
     return said
 
 

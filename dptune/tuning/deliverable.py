@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
 
-from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_text
+from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
-from dptune.tuning.verifying import CARD, CONFIG, section_of
+from dptune.tuning.verifying import CARD, CONFIG, LABELS, section_of
 
 
 def partial_of(folder: RunFolder) -> Path:
@@ -22,14 +22,22 @@ def partial_of(folder: RunFolder) -> Path:
     return folder.adapter.with_name(".adapter.partial")
 
 
-def write_weights(model: Any, tokenizer: Any, folder: RunFolder, base: str, revision: str | None) -> None:
-    """Write adapter and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them."""
+def write_weights(
+    model: Any, tokenizer: Any, folder: RunFolder, base: str, revision: str | None, labels: Sequence[str] | None = None
+) -> None:
+    """Write adapter and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them.
+
+    Args:
+        labels: names of a classifier's labels, in the order of its outputs, for ``LABELS``.
+    """
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         save_adapter(model, partial)
         with naming(partial):
             tokenizer.save_pretrained(str(partial))
+        if labels is not None:
+            write_json(partial / LABELS, list(labels))
         _change(partial / CONFIG, base_model_name_or_path=base, revision=revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)

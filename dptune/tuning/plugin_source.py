@@ -1,4 +1,4 @@
-"""Records of a plug-in's source, for a run without the pipeline."""
+"""Records of a plug-in's source, or of a benchmark, for a run without the pipeline."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple
     """
     found = find_source(name)
     if found.rows is None:
-        own = ", ".join(plugin_sources())
-        fix = f"use one of {own}" if own else "name the module that registers yours: dptune --plugin MODULE tune ..."
-        raise ConfigError("source", f"{name!r} is no plug-in's source", fix=f"{fix}; files are read by data")
+        fix = f"use one of {', '.join(plugin_sources())}, or name the module of yours: dptune --plugin MODULE tune ..."
+        problem = f"{name!r} is neither a benchmark nor a plug-in's source"
+        raise ConfigError("source", problem, fix=f"{fix}; files are read by data")
     if unit is not None and found.units is not None and unit not in found.units:
         problem = f"source {name} yields texts, which have no column {unit!r}"
         raise ConfigError("data.unit", problem, fix="leave it out, or register the source with rows=True")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dptune.corpus.reading.read import Records, Sides, read_sides
+from dptune.corpus.reading.read import Records, Sides, read, read_sides
+from dptune.corpus.reading.record import Labelled
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
@@ -20,14 +22,17 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import tokens_of
+from dptune.training.labelled import BESIDE_TEXT, labelled_tokens
 from dptune.training.spec import TrainingPlan, header_of
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import FEWEST_UNITS, MOST_LABELS, TuneSettings
 from dptune.units import MADE_OF_OTHERS, RECORD
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
+#: The column of labels where none is named.
+DEFAULT_LABEL = "label"
 #: Names of units that a column must not have, because ledgers use them for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 
@@ -80,7 +85,7 @@ class PreparedRun:
             OsEntropy(),
             delta=self.schedule.delta,
             epsilon=self.settings.epsilon,
-            data=self.settings.label,
+            data=self.settings.called,
             telemetry=self.settings.telemetry,
             renyi_filter=self.mechanism.renyi_filter,
         )
@@ -95,6 +100,44 @@ class PreparedRun:
         for members in self.units.members:
             found.update(members.tobytes() + b"|")
         return found.hexdigest()
+
+
+def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSettings, RecordSource]:
+    """Complete settings and source of a classification; of another task, return them unchanged.
+
+    Without ``settings.labels`` the labels are those of the records, sorted. What labels there are is then public, as
+    the number of units is: it decides the head's shape. So each needs some units, and under private telemetry all
+    must be named.
+
+    Raises: ConfigError for a column of labels without the task, and for labels that must be named; DataError as
+        ``read``.
+    """
+    if settings.task != "classify":
+        if source.label is not None:
+            problem = "names a column of labels, which only task classify learns"
+            raise ConfigError("data.label", problem, fix="set task to classify, or leave it out")
+        return settings, source
+    data = source.data if isinstance(source.data, str | Path) else list(source.data)  # read twice
+    source = replace(source, data=data, label=source.label or DEFAULT_LABEL)
+    if settings.labels is not None:
+        return settings, source
+    if settings.telemetry == "private":
+        problem = "are missing, and would be read from the records, which private telemetry tells nothing about"
+        raise ConfigError("labels", problem, fix="name them all")
+    labels: dict[str, set[int]] = {}
+    for record in read(source):
+        assert isinstance(record.content, Labelled)
+        if len(labels) > MOST_LABELS:
+            problem = f"the records have more than {MOST_LABELS}"
+            raise ConfigError("labels", problem, fix="name another column of labels, or all labels")
+        labels.setdefault(record.content.label, set()).add(record.unit)
+    rare = sum(len(units) < FEWEST_UNITS for units in labels.values())
+    if rare or len(labels) < 2:
+        problem = f"{rare} of {len(labels)} labels in the records belong to fewer than {FEWEST_UNITS} units"
+        if len(labels) < 2:
+            problem = f"the records have {len(labels)}"
+        raise ConfigError("labels", f"{problem}; what labels there are is public", fix="name them all")
+    return replace(settings, labels=tuple(sorted(labels))), source
 
 
 def check_mechanism(settings: TuneSettings, base: Base) -> None:
@@ -122,6 +165,8 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
     if leaks:
         problem = f"{name} has no certified epsilon ({'; '.join(leaks)})"
         raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
+    if settings.task == "classify":
+        probe.check_head()
     if probe.clipper.federation is not None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
@@ -173,11 +218,16 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
     """Token ids; None without records. Raises: ConfigError if more than half are cut, or none counts in the loss."""
     if not records:
         return None
-    tokens = tokens_of(records, tokenizer, length, settings.loss_on)
+    most = length - 1
+    if settings.task == "classify":
+        assert settings.labels is not None  # ``with_labels``
+        tokens, most = labelled_tokens(records, tokenizer, length, settings.labels), length - BESIDE_TEXT
+    else:
+        tokens = tokens_of(records, tokenizer, length, settings.loss_on)
     if 2 * tokens.truncated > len(records) and not settings.cut_records:
         private = settings.telemetry == "private"
         share = "more than half of the" if private else f"{tokens.truncated} of {len(records)}"
-        problem = f"{share} records have more than {length - 1} tokens"
+        problem = f"{share} records have more than {most} tokens"
         raise ConfigError("max_length", problem, fix="raise it, give shorter records, or allow it with cut_records")
     if tokens.without_loss == len(records):
         problem = "leaves no token of any record that counts in the loss"
@@ -216,8 +266,9 @@ def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: TuneSet
         return []
     found, count = [], len(sides.train)
     if tokens.truncated:
+        most = tokens.width - (BESIDE_TEXT if settings.task == "classify" else 1)
         found.append(
-            f"{tokens.truncated} of {count} records have more than {tokens.width - 1} tokens and lose what is beyond; "
+            f"{tokens.truncated} of {count} records have more than {most} tokens and lose what is beyond; "
             "max_length raises the limit"
         )
     if tokens.without_loss:

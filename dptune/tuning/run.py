@@ -27,16 +27,19 @@ from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
+from dptune.training.losses import is_classifier
 from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
+from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
 from dptune.tuning.places import check_data, check_folder
-from dptune.tuning.prepare import PreparedRun, prepare
+from dptune.tuning.prepare import PreparedRun, prepare, with_labels
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import check_deliverable
 
+_PERPLEXITY = "perplexity"
 HELD_OUT, PUBLIC = "held-out private records", "public records"
 
 
@@ -47,8 +50,10 @@ class Tuned:
     Attributes:
         model: the PEFT model with the tuned adapter, in evaluation mode.
         ledger: content of the ledger file: all that was charged.
-        perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``).
-            Those of held-out private records are private: no epsilon covers them.
+        perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
+            empty for a classifier. Those of held-out private records are private: no epsilon covers them.
+        scores: of a classifier, its scores before and after, by those records and by their names in
+            ``training.scores.Scores``; empty else. Private likewise.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
@@ -56,6 +61,7 @@ class Tuned:
     ledger: LedgerContents
     perplexity: Mapping[str, tuple[float, float]]
     folder: Path
+    scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def epsilons(self) -> Epsilons:
@@ -88,16 +94,18 @@ def tune(
     completion: str | None = None,
     messages: str | None = None,
     template: str | None = None,
+    label: str | None = None,
     public: Data | None = None,
     out: str | Path | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Fine-tune LoRA adapters with differential privacy.
+    """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
 
     Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
     ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
-    training units included. Under ``telemetry="research"``, the default, the result also holds the perplexity of
-    held-out private records, which no epsilon covers; ``telemetry="private"`` leaves it out and holds nobody out.
+    training units and the names of the labels included. Under ``telemetry="research"``, the default, the result also
+    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers;
+    ``telemetry="private"`` leaves it out and holds nobody out.
 
     Args:
         model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
@@ -105,7 +113,8 @@ def tune(
         records: a path, a list of dicts, or a ``datasets.Dataset``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.
-        text, prompt, completion, messages, template: columns of the record, see ``RecordSource``; None finds them.
+        text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
+            them.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
         settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
@@ -120,10 +129,12 @@ def tune(
         completion=completion,
         messages=messages,
         template=template,
+        label=label,
         unit=unit,
         public=public,
     )
     check_data(source)
+    chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
     check_folder(folder)
@@ -156,14 +167,21 @@ def run(
         contents = check_deliverable(folder.adapter)
         if model is None:
             model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
-    figures = json.loads(folder.result.read_text(encoding="utf-8"))["perplexity"]
-    return Tuned(model.eval(), contents, {name: (pair[0], pair[1]) for name, pair in figures.items()}, out)
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    figures, scores = result["perplexity"], result.get("scores", {})
+    return Tuned(
+        model.eval(),
+        contents,
+        {name: (pair[0], pair[1]) for name, pair in figures.items()},
+        out,
+        {name: {score: (pair[0], pair[1]) for score, pair in own.items()} for name, own in scores.items()},
+    )
 
 
 def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
     """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
     base, settings = prepared.base, prepared.settings
-    model = attach_lora(base.load(), base.lora, settings.seed)
+    model = attach_lora(base.load(), base.lora, settings.seed, base.head)
     spec = RunSpec(
         model,
         prepared.tokens,
@@ -173,7 +191,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
         prepared.header,
         public=prepared.public,
     )
-    before = _perplexities(prepared, model)
+    before = _figures(prepared, model)
     done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
@@ -182,32 +200,44 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
             on_step(report)
 
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
-            after = _perplexities(prepared, model)
-            for name, value in after.items():
-                if not math.isfinite(value):
-                    raise DivergedError(f"the run diverged: perplexity on {name} is {value}. Fix: {DIVERGED}.")
-            write_weights(model, base.tokenizer, folder, base.name, base.revision)
-            figures = {name: [before[name], after[name]] for name in after}
+            after = _figures(prepared, model)
+            for name, values in after.items():
+                for figure, value in values.items():
+                    if not math.isfinite(value):
+                        raise DivergedError(f"the run diverged: {figure} on {name} is {value}. Fix: {DIVERGED}.")
+            write_weights(model, base.tokenizer, folder, base.name, base.revision, settings.labels)
+            figures = {
+                name: {figure: [before[name][figure], value] for figure, value in values.items()}
+                for name, values in after.items()
+            }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
             write_json(folder.result, _result(prepared, figures) | counted)
             ledger.finish()
     return model
 
 
-def _perplexities(prepared: PreparedRun, model: Any) -> dict[str, float]:
-    """Perplexities by the records' name; those of held-out private records under research telemetry alone."""
+def _figures(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
+    """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
     if prepared.settings.telemetry == "private":
         del sides[HELD_OUT]
     rows = prepared.settings.rows
-    return {name: perplexity(model, tokens, rows) for name, tokens in sides.items() if tokens is not None}
+    if is_classifier(model):
+        return {
+            name: asdict(score_classifier(model, tokens, rows)) for name, tokens in sides.items() if tokens is not None
+        }
+    return {
+        name: {_PERPLEXITY: perplexity(model, tokens, rows)} for name, tokens in sides.items() if tokens is not None
+    }
 
 
-def _result(prepared: PreparedRun, figures: dict[str, list[float]]) -> dict[str, Any]:
+def _result(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    classifies = prepared.settings.task == "classify"
+    measured = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
     return {
         "base": prepared.base.name,
         "revision": prepared.base.revision,
-        "perplexity": figures,
+        **(measured if classifies else {"perplexity": {name: own[_PERPLEXITY] for name, own in figures.items()}}),
         "settings": public_settings(prepared),
     }
 
@@ -223,6 +253,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
     }
     return {
+        **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
@@ -238,6 +269,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         "canaries": "none",

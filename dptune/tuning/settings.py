@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from dptune.training.encoding import LossOn
 
 Telemetry = Literal["research", "private"]
+Task = Literal["generate", "classify"]
+#: Labels that are read from the records are refused beyond this number, and where fewer units than this have one:
+#: what labels there are decides the head's shape, and is public.
+MOST_LABELS, FEWEST_UNITS = 100, 10
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,10 @@ class TuneSettings:
 
     Attributes:
         epsilon: the budget that ``epsilon_certified`` keeps.
+        task: "generate" learns to write the records' text; "classify" learns their labels, by a head that trains in
+            full beside the adapters.
+        labels: names of all labels, in the order of the head's outputs; None reads them from the records, see
+            ``prepare.with_labels``. Public.
         delta: delta of the guarantee, below 1 over the units.
         mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
         batch: expected number of units of a batch.
@@ -42,14 +50,16 @@ class TuneSettings:
         loss_on: the tokens that count in the loss; None follows the kind of record.
         eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
         telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
-        seed: seed of the adapters' initialisation. Public.
+        seed: seed of the initialisation of adapters and head. Public.
         device: a device such as "cuda:0"; None takes a GPU if there is one.
         dtype: dtype of the frozen weights; None is bfloat16 on a GPU, else float32.
         load_in_4bit: hold the frozen weights of linear layers in 4 bits; ``dtype`` is that of products with them.
-        label: name of the records in the ledger and on the card. Public.
+        called: name of the records in the ledger and on the card. Public.
     """
 
     epsilon: float
+    task: Task = "generate"
+    labels: tuple[str, ...] | None = None
     delta: float | None = None
     mechanism: str = "static"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +88,7 @@ class TuneSettings:
     device: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     load_in_4bit: bool = False
-    label: str = "own records"
+    called: str = "own records"
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -89,13 +99,18 @@ class TuneSettings:
             )
         if not (_is_number(self.eval_share) and 0 <= self.eval_share < 1):
             raise ConfigError("eval_share", f"{self.eval_share!r} is not in [0, 1)", fix="give a share, such as 0.1")
-        for name, known in (("telemetry", ("research", "private")), ("dtype", (None, "float32", "bfloat16"))):
+        for name, known in (
+            ("task", get_args(Task)),
+            ("telemetry", get_args(Telemetry)),
+            ("dtype", (None, "float32", "bfloat16")),
+        ):
             if getattr(self, name) not in known:
                 listed = " or ".join(one for one in known if one)
                 raise ConfigError(name, f"{getattr(self, name)!r} is unknown", fix=f"use {listed}")
         if self.rows < self.records_per_unit:
             problem = f"{self.rows} is less than the {self.records_per_unit} records that one unit may bring"
             raise ConfigError("rows", problem, fix="raise it, or lower records_per_unit")
+        self._check_task()
         if "noise_multiplier" in self.options:
             problem = "is what the budget decides"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
@@ -104,6 +119,26 @@ class TuneSettings:
     def rule(self) -> UpdateRule:
         """The update rule. Raises: ConfigError for one that is unknown."""
         return UpdateRule(optimizer=self.optimizer, schedule=self.schedule, average=self.average)
+
+    def _check_task(self) -> None:
+        """Raise ConfigError for labels that are no names, and for settings that do not go with the task."""
+        if self.task == "generate":
+            if self.labels is not None:
+                raise ConfigError("labels", "are for task classify", fix="set it, or leave them out")
+            return
+        if self.loss_on is not None:
+            raise ConfigError(
+                "training.loss_on", "is for task generate: a classifier learns labels", fix="leave it out"
+            )
+        if self.load_in_4bit:
+            raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
+        labels = self.labels
+        if labels is None:
+            return
+        if not all(isinstance(label, str) and label.strip() == label and label for label in labels):
+            raise ConfigError("labels", f"{labels!r} are not all names", fix="give texts without spaces at their ends")
+        if len(labels) < 2 or len(set(labels)) != len(labels):
+            raise ConfigError("labels", f"{labels!r} are not two or more distinct names", fix="name each label once")
 
     def _check_numbers(self) -> None:
         """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""

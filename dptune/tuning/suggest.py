@@ -89,9 +89,11 @@ def suggest(
         public: records of nobody. From them come ``max_length`` and, for a mechanism that has one, the radius.
         trials: train on them at each of ``FACTORS`` times the schedule's learning rate, and take the best.
 
-    Raises: ConfigError and DataError as ``tune``; ConfigError for trials without public records, or with fewer than a
-        batch.
+    Raises: ConfigError and DataError as ``tune``; ConfigError for task classify, and for trials without public
+        records, or with fewer than a batch.
     """
+    if settings.task == "classify":
+        raise ConfigError("task", "classify has no suggestions yet", fix="choose settings by public labelled records")
     if public is None:
         if trials:
             raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")

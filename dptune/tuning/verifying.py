@@ -11,6 +11,8 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import END, START, privacy_section
 
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+#: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
+LABELS = "labels.json"
 #: Files of a tokenizer, as transformers names them.
 _TOKENIZER = (
     "added_tokens.json",
@@ -55,9 +57,9 @@ def check_deliverable(path: Path) -> LedgerContents:
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
-    files = (ledger, path / WEIGHTS, path / CONFIG, *(path / name for name in _TOKENIZER))
+    files = (ledger, path / WEIGHTS, path / CONFIG, path / LABELS, *(path / name for name in _TOKENIZER))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
-    return privacy_section(read_ledger(ledger), digests)
+    return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests)
 
 
 def _written_section(card: Path) -> str:

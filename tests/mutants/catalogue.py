@@ -6,6 +6,7 @@ from tests.mutants.lists import (
     audits,
     banded,
     checkpointing,
+    classification,
     ledger,
     mechanisms,
     policy,
@@ -33,5 +34,6 @@ PARTS = (
     tuning,
     telemetry,
     checkpointing,
+    classification,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

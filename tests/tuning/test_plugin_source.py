@@ -58,7 +58,7 @@ def test_rows_of_a_plugin_are_tuned_on_by_units(plugin: str, tmp_path: Path) -> 
 
 
 def test_texts_of_a_plugin_are_tuned_on_and_may_have_a_label(plugin: str, tmp_path: Path) -> None:
-    done = tune(plugin, "--source", "made_up_letters", "--label", "letters", "--out", str(tmp_path / "out"))
+    done = tune(plugin, "--source", "made_up_letters", "--called", "letters", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert check_deliverable(tmp_path / "out" / "adapter").header.data == "letters"
 
@@ -71,7 +71,8 @@ def test_texts_of_a_plugin_are_tuned_on_and_may_have_a_label(plugin: str, tmp_pa
         (["--data", "a.csv", "--source-set", "count=3"], "--source-set: is for a plug-in's --source"),
         (
             ["--source", "text"],
-            "--source: 'text' is no plug-in's source. Fix: use one of made_up_visits, ",
+            "--source: 'text' is neither a benchmark nor a plug-in's source. Fix: use one of e2e, dart, glue, "
+            "wikitext, made_up_visits, ",
         ),
         (["--source", "nosuch"], "unknown source 'nosuch'"),
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text, row_key, unit_key
+from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, row_key, unit_key
 from dptune.corpus.reading.source import RecordSource, template_columns
 from dptune.errors import DataError
 
@@ -45,10 +45,10 @@ class RecordMaker:
         """
         self._source, self._file, self._seen = source, file, dict[str, int]()
         self._kind = _content_kind(source, file, columns, first_row, table)
-        self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id))
+        self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id, source.label))
         self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
-        needed = [*self._columns_needed(), *(name for name in (self._unit_column, self._id_column) if name is not None)]
-        for name in needed:
+        beside = (source.label, self._unit_column, self._id_column)
+        for name in (*self._columns_needed(), *(name for name in beside if name is not None)):
             if name not in columns:
                 fix = f"name one of {_list_names(columns)}"
                 raise DataError("there is no such column", fix=fix, file=file, row=first_row, column=name)
@@ -64,6 +64,8 @@ class RecordMaker:
             return DataError(problem, fix=fix, file=self._file, row=number, column=column)
 
         content, own_id = self._content(row, refuse), self._id(number, row, refuse)
+        if self._source.label is not None:
+            content = Labelled(_text_of(content), _label(row, self._source.label, refuse))
         return Record(content, self._unit(row, content, own_id, refuse), self._file, number, own_id)
 
     def _columns_needed(self) -> tuple[str, ...]:
@@ -121,14 +123,28 @@ class RecordMaker:
         return key
 
 
+def _label(row: Row, column: str, refuse: Refuse) -> str:
+    label = _scalar(row, column, refuse)
+    if not label:
+        raise refuse(column, "the label is missing", "fill it in, or remove the record")
+    return label
+
+
+def _text_of(content: Content) -> str:
+    assert isinstance(content, Text)  # the other kinds have no label (``_content_kind``, ``RecordSource``)
+    return content.text
+
+
 def _content_kind(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
     if source.template is not None:
         return "template"
     stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}
     found = [way for way, name in stated.items() if name is not None]
-    if not found:
+    if not found and source.label is None:
         by_name = {"messages": ["messages"], "pair": ["prompt", "completion"], "text": ["text"]}
         found = [way for way, names in by_name.items() if set(names) <= set(columns)]
+    elif not found and "text" in columns:
+        found = ["text"]
     if len(found) > 1:
         problem = f"{' and '.join(found)} could each be the record"
         raise DataError(problem, fix="name data.text, data.prompt and completion, or data.messages", file=file, row=row)

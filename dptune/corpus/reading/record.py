@@ -33,7 +33,15 @@ class Chat:
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
 
 
-Content = Text | PromptTarget | Chat
+@dataclass(frozen=True)
+class Labelled:
+    """A text and the name of its label, which a classifier learns."""
+
+    text: str = field(repr=False)
+    label: str = field(repr=False)
+
+
+Content = Text | PromptTarget | Chat | Labelled
 
 
 @dataclass(frozen=True)

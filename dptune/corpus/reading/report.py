@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dptune.corpus.reading.read import Sides
-from dptune.corpus.reading.record import Chat, Record, Text
+from dptune.corpus.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.errors import ConfigError
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 _QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
 _SAMPLES, _SHOWN = 3, 200
+_KINDS: dict[type, str] = {
+    Text: "text",
+    PromptTarget: "prompt and target",
+    Chat: "messages",
+    Labelled: "text and label",
+}
 #: A unit with more than this many times the records that it may bring to a batch leaves most of them unused.
 _FAR_MORE = 10
 #: Shares of records from which the report warns of records that are cut, or that have no token in the loss.
@@ -41,7 +47,7 @@ class ReadReport:
 
     Attributes:
         file: name of the file or data set.
-        kind: "text", "prompt and target" or "messages".
+        kind: one of ``_KINDS``' values, such as "text".
         sides: number of records of each side.
         units: number of units of the train side; without a column of units every record is one.
         records_per_unit, lengths: quantiles by name.
@@ -88,7 +94,7 @@ def describe(
     names = ("train", "eval", "test", "public")
     return ReadReport(
         file=train[0].file,
-        kind={"Text": "text", "PromptTarget": "prompt and target", "Chat": "messages"}[type(train[0].content).__name__],
+        kind=_KINDS[type(train[0].content)],
         sides={name: len(getattr(sides, name)) for name in names},
         units=len(counts),
         records_per_unit=_quantiles(counts),
@@ -144,7 +150,7 @@ def as_text(record: Record) -> str:
         return content.text
     if isinstance(content, Chat):
         return "\n".join(f"{message['role']}: {message['content']}" for message in content.messages)
-    return f"{content.prompt} => {content.target}"
+    return " => ".join(vars(content).values())
 
 
 def _sample(record: Record) -> str:

@@ -60,6 +60,8 @@ class RecordSource:
         data: a path, the name of a hub data set, or rows; see ``Data``. Left out of repr, for rows are private.
         format: format of the file; None goes by the file's ending.
         text, prompt, completion, messages: names of columns; ``prompt`` and ``completion`` go together.
+        label: the column of labels, for classification; beside it ``text``, ``template`` or the other columns are the
+            text.
         template: a text with columns in braces, such as ``"{age}-year-old, {diagnosis}"``; a missing value is
             "unknown". Doubled braces are braces.
         unit: the column whose values name units of privacy; None: every record is a unit of its own.
@@ -79,6 +81,7 @@ class RecordSource:
     completion: str | None = None
     messages: str | None = None
     template: str | None = None
+    label: str | None = None
     unit: str | None = None
     id: str | None = None
     records_are: Literal["lines", "paragraphs"] | None = None
@@ -99,6 +102,9 @@ class RecordSource:
         if ways not in ([], ["text"], ["prompt", "completion"], ["messages"], ["template"]):
             fix = "give text, or prompt with completion, or messages, or template"
             raise ConfigError("data", f"{' and '.join(ways)} cannot be given like this", fix=fix)
+        if self.label is not None and ways[:1] in (["prompt"], ["messages"]):
+            problem = f"does not go with data.{ways[0]}"
+            raise ConfigError("data.label", problem, fix="give data.text or data.template beside it")
         if self.template is not None:
             template_columns(self.template)
         refuse_same(self.data, self.public)

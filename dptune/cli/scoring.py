@@ -1,0 +1,82 @@
+"""``dptune score``: metrics of what an adapter writes, with several references an input, or a classifier's accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.cli.console import show
+from dptune.cli.options import AsJson
+from dptune.cli.tune import by_option, records_of_options, set_up_logs
+from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
+from dptune.errors import DptuneError
+
+
+def score(
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
+    model: Model,
+    data: Annotated[
+        Path | None, typer.Option(help="Records: rows with one prompt are one input with several references.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
+    source_options: Annotated[
+        list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
+    ] = None,
+    revision: Revision = None,
+    prompt: Prompt = None,
+    completion: Completion = None,
+    text: Text = None,
+    template: Template = None,
+    label: Annotated[str | None, typer.Option(help="Column of labels, for a classifier; else label.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, by commas; else all.")] = None,
+    beams: Annotated[int, typer.Option(help="1: greedy.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of beams.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Of an output.")] = 64,
+    no_repeat_ngram: Annotated[int, typer.Option(help="No sequence of so many tokens twice; 0 allows it.")] = 0,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of draws.")] = 0,
+    outputs: Annotated[Path | None, typer.Option(help="File for prompts and outputs, as JSON lines.")] = None,
+    rows: Annotated[int, typer.Option(help="Of a batch.")] = 16,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score an adapter on records: what it writes against references, or a classifier's labels."""
+    from dptune.tuning.places import check_data, check_model
+
+    try:
+        columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
+        records, _ = records_of_options(data, source, source_options, None, columns)
+        check_model(model, revision)
+        check_data(records)
+        set_up_logs()
+        from dptune.generation.decoding import Decoding
+        from dptune.training.model import ModelSource
+        from dptune.tuning.scoring import score_adapter, write_outputs
+
+        decoding = Decoding(
+            max_new_tokens=max_new_tokens,
+            beams=beams,
+            length_penalty=length_penalty,
+            no_repeat_ngram=no_repeat_ngram,
+            sample=sample,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+        )
+        chosen = None if metrics is None else [name.strip() for name in metrics.split(",")]
+        base = ModelSource(model, revision, dtype or "float32")
+        found = score_adapter(adapter, base, records, decoding=decoding, metrics=chosen, device=device, rows=rows)
+        if outputs is not None:
+            write_outputs(outputs, found)
+    except DptuneError as error:
+        raise DptuneError(by_option(str(error))) from None
+    counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
+    signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
+    show(counts | found.figures | signed, as_json)
+    if not as_json:
+        typer.echo("Scores are statistics of these records: where they are private, no epsilon covers them.")

@@ -1,0 +1,130 @@
+"""Metrics of generated texts against references, each with a signature that says which implementation it is.
+
+A metric without one is not comparable: BLEU of one and the same output moves by four points with letter case alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dptune.errors import ConfigError
+from dptune.generation import coco, nist
+from dptune.generation.words import check_references, sacrebleu, version_of_13a
+
+References = Sequence[Sequence[str]]
+_GOOGLE = "rouge_l_google"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric's value on a set of outputs.
+
+    Attributes:
+        value: of the whole set, in the metric's usual scale.
+        signature: implementation, version and settings.
+    """
+
+    value: float
+    signature: str
+
+
+def score(outputs: Sequence[str], references: References, names: Sequence[str] | None = None) -> dict[str, Score]:
+    """The named metrics (None: all) of outputs.
+
+    Args:
+        outputs: one text for each input.
+        references: for each output one or more references.
+
+    Raises: ConfigError for an unknown name, a metric whose library is not installed, and outputs without references.
+    """
+    check_references(outputs, references)
+    return {name: METRICS[name](outputs, references) for name in check_names(names)}
+
+
+def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of metrics that can be computed here; None stands for all.
+
+    Raises: ConfigError for an unknown name, and for a metric whose library is not installed.
+    """
+    chosen = tuple(METRICS) if names is None else tuple(names)
+    for name in chosen:
+        if name not in METRICS:
+            raise ConfigError("metrics", f"{name!r} is unknown", fix=f"use some of {', '.join(METRICS)}")
+        if name == _GOOGLE:
+            _rouge_scorer()
+        else:
+            sacrebleu()
+    return chosen
+
+
+def _bleu_e2e(outputs: Sequence[str], references: References) -> Score:
+    """BLEU as the E2E challenge counts it, times 100: lower case, 13a, all references of an input together."""
+    return _of_sacrebleu(sacrebleu().BLEU(lowercase=True), outputs, references)
+
+
+def _bleu(outputs: Sequence[str], references: References) -> Score:
+    """sacrebleu's default BLEU: letter case counts."""
+    return _of_sacrebleu(sacrebleu().BLEU(), outputs, references)
+
+
+def _chrf(outputs: Sequence[str], references: References) -> Score:
+    """chrF2 (Popovic 2015)."""
+    return _of_sacrebleu(sacrebleu().CHRF(), outputs, references)
+
+
+def _of_sacrebleu(metric: Any, outputs: Sequence[str], references: References) -> Score:
+    most = max(map(len, references))
+    # A column for each place of a reference; None where an input has fewer.
+    columns = [[own[place] if place < len(own) else None for own in references] for place in range(most)]
+    value = metric.corpus_score(list(outputs), columns).score
+    return Score(float(value), f"sacrebleu {type(metric).__name__}: {metric.get_signature()}")
+
+
+def _nist_e2e(outputs: Sequence[str], references: References) -> Score:
+    """NIST as the E2E challenge counts it (mteval-v13a), n-grams up to five."""
+    return Score(nist.nist(outputs, references), f"dptune NIST-5: {version_of_13a()}")
+
+
+def _rouge_l_13a(outputs: Sequence[str], references: References) -> Score:
+    """ROUGE-L as coco-caption counts it, but on 13a tokens."""
+    return Score(float(np.mean(coco.rouge_l(outputs, references))), f"dptune coco ROUGE-L: beta:1.2|{version_of_13a()}")
+
+
+def _cider_13a(outputs: Sequence[str], references: References) -> Score:
+    """CIDEr-D as coco-caption counts it, but on 13a tokens."""
+    return Score(float(np.mean(coco.cider(outputs, references))), f"dptune coco CIDEr-D: {version_of_13a()}")
+
+
+def _rouge_l_google(outputs: Sequence[str], references: References) -> Score:
+    """ROUGE-L of the package rouge-score: the best F of an input's references, on its own words. Not coco's."""
+    scorer = _rouge_scorer()
+    found = [
+        scorer.score_multi(list(own), output)["rougeL"].fmeasure
+        for output, own in zip(outputs, references, strict=True)
+    ]
+    return Score(float(np.mean(found)), "rouge-score rougeL: stemmer:no|multi:best F")
+
+
+def _rouge_scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ConfigError("metrics", f"{_GOOGLE} needs rouge-score", fix="pip install 'dptune[metrics]'") from None
+    return RougeScorer(["rougeL"], use_stemmer=False)
+
+
+#: Every metric by its name in results. METEOR is not among them: its reference implementation needs Java, and NLTK's is
+#: another metric that needs WordNet.
+METRICS: Mapping[str, Callable[[Sequence[str], References], Score]] = {
+    "bleu_e2e": _bleu_e2e,
+    "bleu": _bleu,
+    "chrf": _chrf,
+    "nist_e2e": _nist_e2e,
+    "rouge_l_13a": _rouge_l_13a,
+    "cider_13a": _cider_13a,
+    _GOOGLE: _rouge_l_google,
+}

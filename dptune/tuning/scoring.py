@@ -1,0 +1,130 @@
+"""Scores of a finished adapter on records: metrics of what it writes, or a classifier's accuracy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from dptune.corpus.reading.read import Records, read
+from dptune.corpus.reading.record import PromptTarget
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DataError
+from dptune.files import write_text
+from dptune.generation.decoding import Decoding, decode
+from dptune.generation.metrics import check_names, score
+from dptune.training.causal import most_positions
+from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.labelled import labelled_tokens
+from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
+from dptune.training.scores import score_classifier
+from dptune.tuning.prepare import DEFAULT_LABEL
+from dptune.tuning.verifying import LABELS
+
+#: Tokens that a classifier reads at most.
+_WIDEST = 512
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of an adapter. Aggregates of the records: private if they are.
+
+    Attributes:
+        inputs: number of distinct prompts, or of records of a classifier.
+        references: number of references; 0 for a classifier.
+        figures: value by metric.
+        signatures: by metric, its implementation; and ``decoding``. Empty for a classifier.
+        outputs: what was written, by prompt. Private if the prompts are.
+    """
+
+    inputs: int
+    references: int
+    figures: dict[str, float]
+    signatures: dict[str, str]
+    outputs: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def score_adapter(
+    adapter: Path,
+    base: ModelSource,
+    source: RecordSource,
+    *,
+    decoding: Decoding | None = None,
+    metrics: Sequence[str] | None = None,
+    device: str | None = None,
+    rows: int = 16,
+) -> Scored:
+    """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, or by its labels.
+
+    Rows with one prompt are one input with several references.
+
+    Args:
+        adapter: the delivered folder, with its tokenizer.
+        base: the model that it was trained on.
+        decoding: how texts are written; None is greedy.
+        metrics: names in ``generation.metrics.METRICS``; None takes all.
+
+    Raises: ConfigError and DataError for a folder, records or options that do not fit.
+    """
+    if not (adapter / "adapter_config.json").is_file():
+        raise ConfigError("adapter", f"{adapter} holds no adapter_config.json", fix="give a delivered adapter's folder")
+    where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    tokenizer = load_tokenizer(ModelSource(str(adapter)))
+    if (adapter / LABELS).is_file():
+        return _score_labels(adapter, base, source, tokenizer, where, rows)
+    check_names(metrics)
+    records = read(source, public=True)
+    references = references_of(records)
+    model = PeftModel.from_pretrained(load_base(base, where), str(adapter)).eval()
+    chosen = decoding or Decoding()
+    outputs = decode(model, tokenizer, list(references), chosen, rows)
+    found = score(outputs, list(references.values()), metrics)
+    return Scored(
+        inputs=len(references),
+        references=len(records),
+        figures={name: one.value for name, one in found.items()},
+        signatures={"decoding": chosen.signature, **{name: one.signature for name, one in found.items()}},
+        outputs=dict(zip(references, outputs, strict=True)),
+    )
+
+
+def references_of(records: Records) -> dict[str, list[str]]:
+    """The targets of each distinct prompt, in order of first appearance, white space collapsed.
+
+    Raises: DataError for a record that is no prompt with a target.
+    """
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if not isinstance(record.content, PromptTarget):
+            fix = "name the columns of prompts and completions"
+            raise DataError("is no prompt with a target", fix=fix, file=record.file, row=record.row)
+        found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))
+    return found
+
+
+def write_outputs(path: Path, scored: Scored) -> None:
+    """Write prompts and outputs as JSON, one object a line; whole or not at all, mode 0600."""
+    lines = [
+        json.dumps({"prompt": prompt, "output": output}, ensure_ascii=False)
+        for prompt, output in scored.outputs.items()
+    ]
+    write_text(path, "\n".join([*lines, ""]))
+
+
+def _score_labels(
+    adapter: Path, base: ModelSource, source: RecordSource, tokenizer: Any, device: torch.device, rows: int
+) -> Scored:
+    labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
+    config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+    empty = empty_classifier(base, config)
+    records = read(replace(source, label=source.label or DEFAULT_LABEL), public=True)
+    width = min(most_positions(empty) or _WIDEST, _WIDEST)
+    tokens = labelled_tokens(records, tokenizer, width, labels)
+    loaded = load_classifier(base, config, head_names(base, empty), device)
+    model = PeftModel.from_pretrained(loaded, str(adapter)).eval()
+    return Scored(len(records), 0, asdict(score_classifier(model, tokens, rows)), {})

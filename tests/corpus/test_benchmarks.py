@@ -1,0 +1,153 @@
+"""Benchmarks are read as the papers read them; on the real files where they are at hand, on invented rows elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dptune.corpus import benchmarks
+from dptune.corpus.benchmarks import articles, dart, e2e, glue, meaning_prompt, wikitext
+from dptune.corpus.catalogue import SourceSettings, find_source, label_of
+from dptune.corpus.reading.read import read
+from dptune.errors import ConfigError, DataError
+
+MR = (
+    "name[Ada], eatType[pub], priceRange[£20-25], customer rating[3 out of 5], area[riverside], familyFriendly[no], "
+    "near[The Bay]"
+)
+PROMPT = (
+    "name : Ada | Type : pub | price : £20-25 | customer rating : 3 out of 5 | area : riverside | family friendly : no"
+    " | near : The Bay"
+)
+
+
+@pytest.fixture
+def real() -> Path:
+    """The folder of the real data sets."""
+    place = os.environ.get("DPTUNE_BENCHMARKS")
+    if not place or not Path(place).is_dir():
+        pytest.skip("DPTUNE_BENCHMARKS names no folder with e2e, sst2 and wikitext2")
+    return Path(place)
+
+
+@pytest.fixture
+def invented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of each benchmark's layout, with rows made up here."""
+    monkeypatch.setattr(benchmarks, "KNOWN", {})
+    rows = f'mr,ref\r\n"{MR}","Ada  is a\npub."\r\n"{MR}",A pub is Ada.\r\n"name[Bo]",Bo.\r\n'
+    with zipfile.ZipFile(tmp_path / "e2e.zip", "w") as archive:
+        archive.writestr("e2e-dataset/trainset.csv", rows)
+    (tmp_path / "train.tsv").write_bytes(b'label\tsentence\r\n1\ta "fine" cat\r\n0\tno cat\r\n')
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nold cat \t0\n")
+    (tmp_path / "stsa.binary.train").write_text("1 a cat -lrb- red -rrb- and\\/or blue\n0 no cat\n")
+    texts = [{"source": "a", "text": "Bo  is red."}, {"source": "b", "text": "Red is Bo."}]
+    (tmp_path / "dart-v1.1.1-full-train.json").write_text(
+        json.dumps([{"tripleset": [["Bo", "IS", "red"], ["Bo", "HAS AGE", "7"]], "annotations": texts}])
+    )
+    (tmp_path / "wiki.train.tokens").write_text(
+        " \n = Cats = \n \n Cats are red . \n = = Old cats = = \n \n They sit . \n = Not a heading = \n Dogs . \n \n"
+        " = Dogs = \n \n Dogs are blue . \n"
+    )
+    return tmp_path
+
+
+def test_prompts_and_targets_of_e2e(invented: Path) -> None:
+    assert meaning_prompt(MR) == PROMPT
+    first, second, third = e2e(str(invented / "e2e.zip"))
+    assert first == {"prompt": f"{PROMPT}<|endoftext|>", "completion": " Ada is a pub.", "mr": MR}
+    assert (second["mr"], third["mr"]) == (MR, "name[Bo]")
+    published = next(iter(e2e(str(invented / "e2e.zip"), template="published")))
+    assert published["prompt"].startswith(" name : Ada | Type : pub | price : £ 20 - 25 |")
+    assert published["prompt"].endswith(" near : The Bay <|endoftext|>")
+    assert published["completion"] == " Ada is a pub. "
+
+
+def test_triples_of_dart(invented: Path) -> None:
+    entry = '[["Bo", "IS", "red"], ["Bo", "HAS AGE", "7"]]'
+    assert list(dart(str(invented), separator=" =>")) == [
+        {"prompt": "Bo : is : red | Bo : has age : 7 =>", "completion": text, "entry": entry}
+        for text in (" Bo is red.", " Red is Bo.")
+    ]
+
+
+def test_phrases_and_sentences_of_sst2(invented: Path) -> None:
+    """By the header, whatever the order; quotes are letters."""
+    assert list(glue(str(invented))) == [{"text": 'a "fine" cat', "label": "1"}, {"text": "no cat", "label": "0"}]
+    assert list(glue(str(invented), part="dev")) == [{"text": "old cat", "label": "0"}]
+    assert next(iter(glue(str(invented), "sst2-sentences"))) == {"text": "a cat ( red ) and/or blue", "label": "1"}
+
+
+def test_articles_of_wikitext(invented: Path) -> None:
+    found = articles((invented / "wiki.train.tokens").read_text())
+    assert [article[0].strip() for article in found] == ["= Cats =", "= Dogs ="]
+    rows = list(wikitext(str(invented)))
+    assert [row["text"] for row in rows][:2] == ["= Cats =", "Cats are red ."]
+    assert len({row["article"] for row in rows}) == 2
+    halves = [list(wikitext(str(invented), half=half)) for half in ("public", "private")]
+    assert sorted(map(str, [*halves[0], *halves[1]])) == sorted(map(str, rows))
+
+
+def test_a_source_reads_units_and_records(invented: Path) -> None:
+    source = find_source("e2e")
+    assert source.rows is not None
+    for settings in (
+        SourceSettings(invented / "e2e.zip", "mr"),
+        SourceSettings(None, "mr", {"path": str(invented / "e2e.zip")}),
+    ):
+        records = read(source.rows(settings))
+        assert [record.content.prompt for record in records][2] == "name : Bo<|endoftext|>"  # type: ignore[union-attr]
+        assert len({record.unit for record in records}) == 2
+    assert label_of("e2e") == "benchmark e2e"
+
+
+def test_wrong_files_and_options_are_named(invented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="has no part 'valid' here"):
+        next(iter(wikitext(str(invented), "valid")))
+    with pytest.raises(ConfigError, match="template 'own' is unknown"):
+        next(iter(e2e(str(invented / "e2e.zip"), template="own")))
+    with pytest.raises(ConfigError, match="task 'cola' is unknown"):
+        next(iter(glue(str(invented), "cola")))
+    with pytest.raises(DataError, match=r"holds no testset_w_refs\.csv"):
+        next(iter(e2e(str(invented / "e2e.zip"), "test")))
+    with pytest.raises(DataError, match="cannot be read"):
+        next(iter(e2e(str(invented / "train.tsv"))))
+    monkeypatch.setattr(benchmarks, "KNOWN", {"trainset.csv": "0" * 64})
+    with pytest.raises(DataError, match=r"has SHA-256 [0-9a-f]{64}, and the published file 0{64}"):
+        next(iter(e2e(str(invented / "e2e.zip"))))
+    with pytest.raises(ConfigError, match="its parameters are"):
+        find_source("e2e").check(SourceSettings(invented, options={"nosuch": "1"}))
+
+
+def test_the_real_e2e(real: Path) -> None:
+    archive, distinct = str(real / "e2e" / "e2e-dataset.zip"), {}
+    for part, rows, meanings in (("train", 42061, 4862), ("dev", 4672, 547), ("test", 4693, 630)):
+        found = [row["mr"] for row in e2e(archive, part)]
+        distinct[part] = dict.fromkeys(found)
+        assert (len(found), len(distinct[part])) == (rows, meanings)
+    assert not (distinct["train"].keys() & distinct["test"].keys())
+    prompts = "".join(f"{meaning_prompt(mr)}\n" for mr in distinct["test"]).encode()
+    assert hashlib.sha256(prompts).hexdigest() == "ed1f41797e4799b6181173a4835a9957a32067cd41d50b63fae0fa3c31e6ec1b"
+    spaced = prompts.decode().replace("£", "£ ").replace("-", " - ").encode()
+    assert hashlib.sha256(spaced).hexdigest() == "f2ff271068802f0d39d0b05ed682683e052b53ff659ffb14925242a52eb7aad4"
+
+
+def test_the_real_sst2(real: Path) -> None:
+    phrases = list(glue(str(real / "sst2" / "glue")))
+    assert Counter(row["label"] for row in phrases) == {"1": 37569, "0": 29780}
+    assert len({row["text"] for row in phrases}) == 66978
+    for part, positive, negative in (("train", 3610, 3310), ("dev", 444, 428), ("test", 909, 912)):
+        labels = Counter(row["label"] for row in glue(str(real / "sst2" / "sentences"), "sst2-sentences", part))
+        assert labels == {"1": positive, "0": negative}
+
+
+def test_the_real_wikitext(real: Path) -> None:
+    archive = str(real / "wikitext2" / "wikitext-2-v1.zip")
+    for half, count in (("all", 600), ("public", 284), ("private", 316)):
+        assert len({row["article"] for row in wikitext(archive, half=half)}) == count
+    assert len({row["article"] for row in wikitext(archive, "test")}) == 60

@@ -1,0 +1,121 @@
+"""Decoding writes what a loop over tokens would write, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import adapted
+from tiny_tokenizers import tokenizer
+
+from dptune.errors import ConfigError
+from dptune.generation.decoding import Decoding, decode
+
+PROMPTS = ["a", "abc ab", "h: 123", "d"]
+
+
+def greedy(model: Any, words: Any, prompt: str, steps: int) -> str:
+    """The likeliest token each time, one prompt at a time, without a cache."""
+    ids = list(words(prompt)["input_ids"])
+    start = len(ids)
+    for _ in range(steps):
+        token = int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        if token == words.eos_token_id:
+            break
+        ids.append(token)
+    return str(words.decode(ids[start:], skip_special_tokens=True)).strip()
+
+
+def model() -> Any:
+    return adapted("gpt2", randomised=True).eval()
+
+
+def test_greedy_equals_a_loop_whatever_the_batch() -> None:
+    own, words = model(), tokenizer()
+    expected = [greedy(own, words, prompt, 8) for prompt in PROMPTS]
+    assert len(set(expected)) > 1
+    for rows in (1, 3, 4):
+        assert decode(own, words, PROMPTS, Decoding(max_new_tokens=8), rows) == expected
+
+
+def test_beams_find_a_likelier_text_than_greed() -> None:
+    own, words = model(), tokenizer()
+
+    def likelihood(prompt: str, decoding: Decoding) -> float:
+        ids = torch.tensor([words(prompt)["input_ids"]])
+        options = {"num_beams": decoding.beams, "do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
+        found = own.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+        logits = own(input_ids=found).logits.log_softmax(-1)[0, :-1].gather(1, found[0, 1:, None])
+        return float(logits[ids.shape[1] - 1 :].sum())
+
+    gains = [likelihood(one, Decoding(beams=5)) - likelihood(one, Decoding()) for one in PROMPTS]
+    assert min(gains) > -1e-4
+    assert (
+        decode(own, words, PROMPTS, Decoding(beams=5, max_new_tokens=6))
+        != decode(own, words, PROMPTS, Decoding(max_new_tokens=6))
+        or max(gains) < 1e-4
+    )
+
+
+def test_draws_follow_their_seed_and_leave_torchs_alone() -> None:
+    own, words = model(), tokenizer()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (
+        decode(own, words, PROMPTS, Decoding(sample=True, seed=seed, temperature=5.0, max_new_tokens=8))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == again
+    assert first != other
+    cold = decode(own, words, PROMPTS, Decoding(sample=True, temperature=1e-4, max_new_tokens=8))
+    assert cold == decode(own, words, PROMPTS, Decoding(max_new_tokens=8))
+
+
+def test_an_output_ends_at_the_end_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, words = model(), tokenizer()
+    ids = words("ab")["input_ids"]
+    end, letter = words.eos_token_id, words("c")["input_ids"][0]
+    monkeypatch.setattr(own, "generate", lambda input_ids, **_: torch.tensor([[*input_ids[0], letter, end, letter]]))
+    assert decode(own, words, ["ab"], Decoding(max_new_tokens=4)) == ["c"]
+    assert len(ids) == 2
+
+
+def test_a_prompt_that_ends_in_a_separator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2E's published form separates by the end-of-text token, which must not be taken for an end of the prompt."""
+    own, words, seen = model(), tokenizer(), []
+    monkeypatch.setattr(own, "generate", lambda input_ids, **_: seen.append(input_ids) or input_ids)
+    decode(own, words, ["ab<end>"], Decoding(max_new_tokens=4))
+    assert seen[0][0, -1] == words.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"beams": 0}, "below 1"),
+        ({"max_new_tokens": 0}, "below 1"),
+        ({"temperature": 0.0, "sample": True}, "not positive"),
+        ({"top_p": 1.5, "sample": True}, "no share"),
+        ({"temperature": 0.5}, "for sampling"),
+        ({"sample": True, "beams": 2}, "does not go with 2 beams"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Decoding(**options)
+
+
+def test_prompts_that_leave_no_room_are_refused() -> None:
+    with pytest.raises(ConfigError, match="beside a prompt of 6 tokens is more than the model's 32"):
+        decode(model(), tokenizer(), PROMPTS, Decoding(max_new_tokens=27))
+    with pytest.raises(ConfigError, match="one without a token"):
+        decode(model(), tokenizer(), ["a", ""], Decoding())
+
+
+def test_signatures() -> None:
+    assert Decoding().signature == "greedy, at most 64 tokens"
+    assert Decoding(beams=5, length_penalty=0.8, no_repeat_ngram=4).signature == (
+        "5 beams, length penalty 0.8, at most 64 tokens, no 4 tokens twice"
+    )
+    assert "seed 3" in Decoding(sample=True, seed=3).signature

@@ -1,0 +1,70 @@
+"""Classifiers: heads that train in full, labels that the model must not see, and labels that are public."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PER_SAMPLE, LOSSES, OPENING = (
+    f"dptune/training/{name}.py" for name in ("per_sample", "losses", "opening")
+)  # fmt: skip
+HEAD, PREPARE = "dptune/training/head.py", "dptune/tuning/prepare.py"
+HEAD_TESTS, CLASSIFY_TESTS = "tests/training/test_head.py", "tests/tuning/test_classify.py"
+
+MUTANTS = (
+    Mutant(
+        "weights_beside_the_head_train_in_clear",
+        "a weight in no pair and not in the head would train without clipping or noise",
+        PER_SAMPLE,
+        "    _check_covered(model, blocks)\n    return blocks",
+        "    return blocks",
+        (f"{HEAD_TESTS}::test_a_trainable_norm_beside_the_head_is_refused",),
+    ),
+    Mutant(
+        "the_label_is_a_token",
+        "the model would read the label that it is to predict, and every score would mean nothing",
+        LOSSES,
+        "seen = attention_mask(mask.masked_fill(counted, PADDING))",
+        "seen = attention_mask(mask)",
+        (f"{HEAD_TESTS}::test_the_model_never_sees_the_label[gpt2]",),
+    ),
+    Mutant(
+        "biases_without_weights",
+        "columns of a bias would hold another sum than its gradient, and be clipped by it",
+        PER_SAMPLE,
+        "torch.ones_like(inputs[0][..., :1])",
+        "inputs[0][..., :1]",
+        (f"{HEAD_TESTS}::test_equal_to_a_loop_over_records[roberta]",),
+    ),
+    Mutant(
+        "a_learned_controller_takes_a_head",
+        "a controller that was defined for LoRA pairs would move radii by figures of something else",
+        OPENING,
+        "        mechanism.check_head()",
+        "        pass",
+        (f"{HEAD_TESTS}::test_learned_controllers_refuse_heads_before_a_charge[rldp]",),
+    ),
+    Mutant(
+        "heads_of_any_start",
+        "a run could not be repeated or resumed: its head would start elsewhere each time",
+        HEAD,
+        "torch.randn(shape, generator=generator)",
+        "torch.randn(shape)",
+        (f"{HEAD_TESTS}::test_the_start_is_public_and_seeded",),
+    ),
+    Mutant(
+        "labels_counted_by_records",
+        "the head's shape would tell that one customer, who has many records, is in the data",
+        PREPARE,
+        "labels.setdefault(record.content.label, set()).add(record.unit)",
+        "labels.setdefault(record.content.label, set()).add(record.row)",
+        (f"{CLASSIFY_TESTS}::test_one_units_label_alone_never_decides_the_heads_shape",),
+    ),
+    Mutant(
+        "labels_read_under_private_telemetry",
+        "names from private records would be written on the card that private telemetry keeps clean",
+        PREPARE,
+        '    if settings.telemetry == "private":\n        problem = "are missing',
+        '    if False:\n        problem = "are missing',
+        (f"{CLASSIFY_TESTS}::test_labels_of_the_records_are_public_only_where_many_have_them",),
+    ),
+)

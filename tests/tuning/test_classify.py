@@ -1,0 +1,245 @@
+"""``dptune tune --task classify``: from a table with labels to an adapter with a head that loads and verifies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from tiny_tuning import QUICK, checkpoint, write_csv
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaForMaskedLM
+from typer.testing import CliRunner, Result
+
+import dptune
+from dptune.cli import app
+from dptune.corpus.reading.record import Labelled, Record
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DataError
+from dptune.training.data import plain_ids
+from dptune.training.labelled import labelled_tokens
+from dptune.training.model import ModelSource, load_tokenizer
+from dptune.tuning.base import open_base
+from dptune.tuning.prepare import prepare, with_labels
+from dptune.tuning.run import HELD_OUT, PUBLIC
+from dptune.tuning.settings import TuneSettings
+from dptune.tuning.suggest import suggest
+from dptune.tuning.verifying import CardError, check_deliverable
+
+ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--batch", "16", "--rank", "2"]
+
+
+def table(count: int = 80, seed: int = 3) -> list[dict[str, Any]]:
+    """Sentences of a first word that decides the label, and others that do not."""
+    generator, found = np.random.default_rng(seed), []
+    for number in range(count):
+        label = number % 2
+        words = generator.choice(["red", "blue", "old", "dog", "cat"], size=3)
+        sentence = f"{'cat' if label else 'dog'} {number} {' '.join(words)}."
+        found.append({"sentence": sentence, "label": label, "who": f"c{number % 40}"})
+    return found
+
+
+@lru_cache(maxsize=1)
+def encoder() -> Path:
+    """The folder of a RoBERTa of 24 positions with the tokenizer of the tiny causal model."""
+    folder = Path(mkdtemp(prefix="dptune tiny encoder ")) / "tiny-roberta"
+    shutil.copytree(checkpoint(), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    padding = AutoTokenizer.from_pretrained(checkpoint()).pad_token_id or 0
+    config = RobertaConfig(
+        vocab_size=len(AutoTokenizer.from_pretrained(checkpoint())),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=26 + padding,
+        pad_token_id=padding,
+    )
+    torch.manual_seed(0)
+    RobertaForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+MODELS = {"causal": checkpoint, "encoder": encoder}
+
+
+def command(model: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tune", "--model", str(model), *arguments])
+
+
+def loaded(model: Path, folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    labels = json.loads((folder / "labels.json").read_text())
+    base = AutoModelForSequenceClassification.from_pretrained(
+        model, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id
+    )
+    return PeftModel.from_pretrained(base, str(folder)).eval()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_path: Path) -> None:
+    model, out = MODELS[kind](), tmp_path / "out"
+    rows = [{"label": row["label"], "sentence": row["sentence"]} for row in table()]
+    path = tmp_path / "sst2.tsv"
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in ([*rows[0]], *(row.values() for row in rows))))
+    options = ["--label", "label", "--epochs", "4", "--max-length", "20", "--out", str(out)]
+    done = command(model, "--data", str(path), *ARGUMENTS, *options)
+    assert done.exit_code == 0, done.output
+    for shown in ("accuracy_after_held_out", "calibration_error_after_held_out", "Accuracy of held-out records"):
+        assert shown in done.stdout
+    contents = check_deliverable(out / "adapter")
+    assert contents.complete
+    assert contents.epsilons.certified <= 8
+    card = (out / "adapter" / "README.md").read_text()
+    assert "## Accuracy" in card
+    assert "The names of the labels, which are public." in card
+    assert "Perplexity" not in card
+    assert json.loads((out / "adapter" / "labels.json").read_text()) == ["0", "1"]
+    said = CliRunner().invoke(app, ["verify", str(out / "adapter")])
+    assert said.exit_code == 0, said.output
+    again = command(model, "--data", str(path), *ARGUMENTS, *options)
+    assert again.exit_code == 0, again.output
+    assert any(
+        "modules_to_save" in name and bool(one.any())
+        for name, one in loaded(model, out / "adapter").state_dict().items()
+    )
+    (out / "adapter" / "labels.json").write_text('["1", "0"]')
+    with pytest.raises(CardError, match=r"labels\.json"):
+        check_deliverable(out / "adapter")
+
+
+def test_a_classifier_learns_and_python_gives_its_scores(tmp_path: Path) -> None:
+    """At a huge budget the first word is learned; the loaded folder gives the result's own logits."""
+    result = dptune.tune(
+        str(encoder()), table(400), task="classify", epsilon=1000, text="sentence", public=table(60, seed=9),
+        labels=("0", "1"), rank=2, batch=64, epochs=12, learning_rate=0.02, max_length=20, rows=64,
+    )  # fmt: skip
+    assert set(result.scores) == {HELD_OUT, PUBLIC}
+    assert result.perplexity == {}
+    before, after = result.scores[PUBLIC]["accuracy"]
+    assert before < 0.7
+    assert after > 0.9
+    saved = result.save(tmp_path / "handed on")
+    ids = AutoTokenizer.from_pretrained(saved)("cat 7 red dog.", return_tensors="pt")["input_ids"]
+    assert torch.allclose(loaded(encoder(), saved)(ids).logits, result.model(ids).logits, atol=1e-5)
+
+
+def test_private_telemetry_tells_no_score_of_private_records() -> None:
+    result = dptune.tune(
+        str(encoder()), table(), task="classify", epsilon=8, text="sentence", labels=("0", "1"), max_length=20,
+        telemetry="private", epochs=2, batch=8, rank=2,
+    )  # fmt: skip
+    assert result.scores == {}
+    assert "Not told: telemetry is private" in (result.folder / "adapter" / "README.md").read_text()
+
+
+def completed(records: list[dict[str, Any]], **settings: Any) -> TuneSettings:
+    chosen = TuneSettings(epsilon=8.0, task="classify", **settings)
+    return with_labels(chosen, RecordSource(records, text="sentence"))[0]
+
+
+def test_labels_of_the_records_are_public_only_where_many_have_them() -> None:
+    assert completed(table()).labels == ("0", "1")
+    assert completed(table(), labels=("1", "0", "2")).labels == ("1", "0", "2")
+    with pytest.raises(ConfigError, match="1 of 3 labels in the records belong to fewer than 10 units"):
+        completed([*table(), {"sentence": "a cat", "label": "rare"}])
+    with pytest.raises(ConfigError, match="the records have 1; what labels there are is public"):
+        completed([row | {"label": 1} for row in table()])
+    with pytest.raises(ConfigError, match="which private telemetry tells nothing about"):
+        completed(table(), telemetry="private")
+    with pytest.raises(ConfigError, match="more than 100"):
+        completed([row | {"label": number} for number, row in enumerate(table(400))])
+
+
+def test_one_units_label_alone_never_decides_the_heads_shape() -> None:
+    """A unit of many records with a label of its own is one unit."""
+    records = [*table(), *({"sentence": f"cat {n}", "label": "own", "who": "one"} for n in range(30))]
+    source = RecordSource(records, text="sentence", unit="who")
+    with pytest.raises(ConfigError, match="1 of 3 labels"):
+        with_labels(TuneSettings(epsilon=8.0, task="classify"), source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"task": "sort"}, "'sort' is unknown"),
+        ({"labels": ("a", "b")}, "are for task classify"),
+        ({"task": "classify", "labels": ("a",)}, "two or more distinct"),
+        ({"task": "classify", "labels": ("a", "a")}, "two or more distinct"),
+        ({"task": "classify", "labels": ("a ", "b")}, "not all names"),
+        ({"task": "classify", "loss_on": "all"}, "a classifier learns labels"),
+        ({"task": "classify", "load_in_4bit": True}, "does not go with task classify"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        TuneSettings(epsilon=1.0, **settings)
+
+
+def test_columns_that_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.label: does not go with data\.prompt"):
+        RecordSource([], prompt="a", completion="b", label="c")
+    with pytest.raises(ConfigError, match="names a column of labels, which only task classify learns"):
+        with_labels(TuneSettings(epsilon=1.0), RecordSource(table(), label="label"))
+    with pytest.raises(DataError, match="the label is missing"):
+        completed([*table(), {"sentence": "a cat", "label": " "}])
+    with pytest.raises(DataError, match="there is no such column"):
+        completed([{"sentence": "a cat"}])
+
+
+def test_mechanisms_with_learned_control_are_refused_before_a_record_is_read(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", table())
+    done = command(
+        encoder(), "--data", str(path), *ARGUMENTS, "--mechanism", "rldp", "--out", str(tmp_path / "out"),
+        "--public", str(write_csv(tmp_path / "b.csv", table(seed=4))),
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert "figures that a classification head does not have" in done.output
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
+
+
+def test_encoders_are_refused_for_texts_with_the_task_that_takes_them(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", table())
+    done = command(encoder(), "--data", str(path), "--text", "sentence", "--epsilon", "8", "--out", str(tmp_path / "o"))
+    assert done.exit_code == 2
+    assert "encoders take task classify" in " ".join(done.output.split())
+
+
+def test_suggestions_and_loaded_models_are_refused() -> None:
+    chosen = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1"), rank=2)
+    base = open_base(str(encoder()), chosen)
+    with pytest.raises(ConfigError, match="task"):
+        suggest(base, chosen, 100)
+    model = AutoModelForSequenceClassification.from_pretrained(encoder()).requires_grad_(False)
+    with pytest.raises(ConfigError, match="is a loaded model"):
+        dptune.tune(model, table(), task="classify", epsilon=8, text="sentence", tokenizer=object(), **QUICK)
+
+
+def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
+    tokenizer = load_tokenizer(ModelSource(str(checkpoint())))
+    texts = ["cat", "cat dog red blue old cat dog red blue old cat"]
+    records = [Record(Labelled(text, "b"), n, "a.tsv", n + 2) for n, text in enumerate(texts)]
+    found = labelled_tokens(records, tokenizer, 8, ("a", "b"))
+    assert (found.width, found.truncated, found.without_loss) == (8, 1, 0)
+    for row, text in zip(found.rows, texts, strict=True):
+        assert int(row[-1]) == 1
+        assert (row[:-1] < 0).all()
+        assert plain_ids(row[:-1]).tolist() == tokenizer(text)["input_ids"][:6]
+    with pytest.raises(DataError, match="none of x, y"):
+        labelled_tokens(records, tokenizer, 8, ("x", "y"))
+
+
+def test_the_head_counts_in_pairs_and_parameters() -> None:
+    chosen = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1"), rank=2, max_length=20)
+    base = open_base(str(encoder()), chosen)
+    assert base.head == ("classifier",)
+    assert base.pairs == 3  # query and value of one layer, and the head
+    assert base.dimension == 2 * 2 * 2 * 32 + (32 * 33 + 2 * 33)
+    prepared = prepare(RecordSource(table(), text="sentence", label="label"), base, chosen)
+    assert prepared.mechanism.mechanism.pairs == 3

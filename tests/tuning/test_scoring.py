@@ -1,0 +1,79 @@
+"""``dptune score``: a delivered adapter's outputs against several references, and a classifier's labels."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from typer.testing import CliRunner, Result
+
+import dptune
+from dptune.cli import app
+from dptune.corpus.reading.read import read
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DataError
+from dptune.training.model import ModelSource
+from dptune.tuning.scoring import references_of, score_adapter
+
+pytest.importorskip("sacrebleu")
+pytest.importorskip("rouge_score")
+PAIRS = [{"mr": f"{n} red cat", "ref": f" {word} dog."} for n in range(30) for word in ("blue", "old")]
+
+
+@lru_cache(maxsize=1)
+def adapter() -> Path:
+    found = dptune.tune(str(checkpoint()), PAIRS, epsilon=8, prompt="mr", completion="ref", **QUICK)
+    return found.folder / "adapter"
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["score", *arguments])
+
+
+def test_rows_of_one_prompt_are_references_of_one_input(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "test.csv", PAIRS[:8])
+    told = command(
+        str(adapter()), "--model", str(checkpoint()), "--data", str(path), "--prompt", "mr", "--completion", "ref",
+        "--beams", "3", "--max-new-tokens", "6", "--outputs", str(tmp_path / "out.jsonl"), "--json",
+    )  # fmt: skip
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert (found["inputs"], found["references"]) == (4, 8)
+    assert 0 <= found["bleu_e2e"] <= 100
+    assert "nrefs:2|case:lc" in found["bleu_e2e_is"]
+    assert found["decoding_is"] == "3 beams, length penalty 1, at most 6 tokens"
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == [f"{n} red cat" for n in range(4)]
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
+    source = RecordSource([{"prompt": "b", "completion": " x  y"}, {"prompt": "a", "completion": "z"}] * 2)
+    assert references_of(read(source)) == {"b": ["x y", "x y"], "a": ["z", "z"]}
+    with pytest.raises(DataError, match="is no prompt with a target"):
+        references_of(read(RecordSource([{"text": "a"}])))
+
+
+def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:
+    records = [row | {"label": n % 2} for n, row in enumerate(rows(40))]
+    found = dptune.tune(str(checkpoint()), records, task="classify", epsilon=8, text="text", max_length=20, **QUICK)
+    path = write_csv(tmp_path / "test.csv", records)
+    told = command(
+        str(found.folder / "adapter"), "--model", str(checkpoint()), "--data", str(path), "--text", "text", "--json"
+    )
+    assert told.exit_code == 0, told.output
+    scores = json.loads(told.stdout)
+    assert scores["inputs"] == 40
+    assert scores["largest_class"] == 0.5
+    assert 0 <= scores["accuracy"] <= 1
+
+
+def test_wrong_input_is_named(tmp_path: Path) -> None:
+    base, source = ModelSource(str(checkpoint())), RecordSource(PAIRS, prompt="mr", completion="ref")
+    with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
+        score_adapter(tmp_path, base, source)
+    with pytest.raises(ConfigError, match="'meteor' is unknown"):
+        score_adapter(adapter(), base, source, metrics=["meteor"])
