@@ -45,6 +45,8 @@ def _main(
     ] = None,
 ) -> None:
     """Handle the options that belong to no command."""
+    # Threads that wait sleep instead of spinning: beside other work on the same cores a step took ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if plugin or os.environ.get("DPTUNE_PLUGINS"):
         from dptune.plugins import load, load_variable
 

@@ -35,11 +35,11 @@ _ROUNDING = 1e-9
 _SETTLED = 4096
 
 
-@dataclass
 class _Window:
     """The noise of past rows, in the one process that made them. Secret: with the releases it gives exact sums.
 
-    A copy, and what is pickled, is empty, so that no two runs and no file ever have the same noise.
+    A copy, and what is pickled, is empty, so that no two runs and no file ever have the same noise. No dataclass, for
+    ``asdict`` would show what is in it.
 
     Attributes:
         row: number of the row that was made last; None before the first, and while one is made.
@@ -48,10 +48,14 @@ class _Window:
         ring: (bands - 1, coordinates) float64, past w; row r lies at r mod (bands - 1).
     """
 
-    row: int | None = None
-    rows: int = 0
-    unit: tuple[float, ...] = ()
-    ring: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    def __init__(self) -> None:
+        self.row: int | None = None
+        self.rows = 0
+        self.unit: tuple[float, ...] = ()
+        self.ring: torch.Tensor | None = None
+
+    def __copy__(self) -> _Window:
+        return _Window()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Window:
         return _Window()
@@ -130,6 +134,9 @@ class BandedGaussian(Gaussian):
         if not (math.isfinite(self.contraction) and self.contraction >= 0):
             raise ConfigError("contraction", f"{self.contraction} is negative", fix="use 3, say")
 
+    def __copy__(self) -> Self:
+        return replace(self)  # with a window of its own
+
     @property
     def correlated(self) -> BandedGaussian:
         """The noise itself: its rows depend on one another."""
@@ -162,6 +169,10 @@ class BandedGaussian(Gaussian):
         if wanted > self.noise_memory:
             problem = f"{bands} bands keep {wanted:.3g} GB of past noise, and {self.noise_memory:g} are allowed"
             raise ConfigError("noise_memory", problem, fix="raise it, or use fewer bands")
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the noise of past rows: the next row begins anew."""
         object.__setattr__(self, "_window", _Window())
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:

@@ -322,6 +322,10 @@ class CorrelatedNoise(Noise, Protocol):
         """Prepare for a run: forget all earlier rows. Raises ConfigError if its memory would be too large."""
         ...
 
+    def forget(self) -> None:
+        """Drop the noise of all earlier rows, at the end of a run."""
+        ...
+
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
         """Numbers of bands to choose from, in rising order; one if it is fixed."""
         ...

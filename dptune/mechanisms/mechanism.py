@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 
 
+#: What decides what a noise adds: who overrides one of them has another noise.
+_DRAWING = ("add", "_draw", "add_row", "correlated", "coefficients", "start")
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """A named point in the grid clipper x noise x controller.
@@ -77,11 +81,14 @@ class Mechanism:
     def _names_what_it_adds(self) -> bool:
         """Whether the family is named by the class that draws, or by one derived from it.
 
-        Who overrides ``add`` of a known noise would else get its finite epsilon without having claimed anything.
+        Who overrides ``add`` of a known noise would else get its finite epsilon without having claimed anything; so
+        would one whose rows another object draws.
         """
+        if self.noise.correlated not in (None, self.noise):
+            return False
         bases = type(self.noise).__mro__
         named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
-        return not any(name in vars(base) for base in bases[:named] for name in ("add", "_draw", "add_row"))
+        return not any(name in vars(base) for base in bases[:named] for name in _DRAWING)
 
     @property
     def _initial(self) -> Knobs:

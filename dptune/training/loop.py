@@ -41,6 +41,10 @@ def train(
         ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
             which an auditor's slots are empty.
 
+    A resumed run takes the same units in the same order. With several bands that is a part of the guarantee: a unit's
+    number says in which steps it can be drawn, and one that got another number could be drawn once more than is
+    charged. ``tune`` and the pipeline check it by a digest of the records; here the caller answers for it.
+
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases. Ctrl-C and
     SIGTERM stop a run at the end of a step, with a checkpoint, by a KeyboardInterrupt.
 

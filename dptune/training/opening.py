@@ -23,7 +23,7 @@ from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.causal import most_positions
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import PrivacyUnits, Tokens, public_widths
 from dptune.training.head import HeadModules
 from dptune.training.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.optimizers import check_rule, make_optimizer
@@ -31,7 +31,7 @@ from dptune.training.per_sample import Block, trained_blocks
 from dptune.training.ranks import Ranks
 from dptune.training.rehearsal import check_width, rehearse
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import RunSpec, refuse_used
+from dptune.training.spec import RunSpec, claim_noise, refuse_used
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     pairs, fingerprint = trained_blocks(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
     rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)
-    check_width(model, tokens.width)
+    for width in public_widths(tokens.width, spec.plan.expected_batch_size, spec.plan.physical_batch_size):
+        check_width(model, width)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
@@ -205,6 +206,7 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases), folder.checkpoint
     try:
         refuse_used(spec, ledger.header.run_id)
+        claim_noise(spec, ledger.header.run_id)
         if not checkpoint.exists():
             return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
         progress = load_checkpoint(checkpoint, spec.model, optimizer, ledger)

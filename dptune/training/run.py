@@ -179,6 +179,8 @@ class Run(RankRun):
         if self.spec.mechanism.private or self.step > 1:
             assert_trained(self.spec.model, self.initial, self.fingerprint)
         apply_average(self.spec.plan.rule, self.optimizer, self.weights)
+        if self.spec.mechanism.noise.correlated is not None:
+            self.spec.mechanism.noise.correlated.forget()
 
     def save(self) -> None:
         """Write the checkpoint of the last complete step.

@@ -112,6 +112,12 @@ def refuse_used(spec: RunSpec, run_id: str = "") -> None:
             raise ConfigError(field_name, problem, fix="make a new model and mechanism for every run")
 
 
+def claim_noise(spec: RunSpec, run_id: str) -> None:
+    """Note, before the first charge, whose correlated noise it is: two open runs would share the noise of past rows."""
+    if spec.mechanism.noise.correlated is not None:
+        object.__setattr__(spec.mechanism.noise, _OWNER, run_id)
+
+
 def mark_used(spec: RunSpec, run_id: str) -> None:
     """Note, for ``refuse_used``, whose releases the model and the controller follow from now on; copies keep it."""
     for _, part in _used_up(spec):

@@ -289,6 +289,20 @@ def test_what_another_run_has_trained_is_refused_before_anything_is_charged(tmp_
     assert not (tmp_path / "second" / "ledger.jsonl").exists()
 
 
+def test_two_open_runs_do_not_share_the_noise_of_past_rows(tmp_path: Path) -> None:
+    """Before either has charged anything: their rows would cancel each other's noise, which neither ledger holds."""
+    model, tokens = adapted(), records()
+    pairs = len(lora_pairs(model))
+    mechanism = build("banded", {"noise_multiplier": 1.0, "bands": 2, "pairs": pairs})
+    units, entropy = each_record(tokens), OsEntropy()
+    spec = RunSpec(model, tokens, units, mechanism, make_plan(), header_of(mechanism, units, entropy, delta=1e-5))
+    first = open_run(spec, tmp_path / "first", entropy)
+    with pytest.raises(ConfigError, match="mechanism: was trained by another run"):
+        open_run(replace(spec, model=adapted()), tmp_path / "second", entropy)
+    first.ledger.close()
+    assert not (tmp_path / "second" / "ledger.jsonl").exists()
+
+
 def test_a_divisor_that_does_not_belong_to_the_sample_rate_is_refused(tmp_path: Path) -> None:
     """Eight units at a rate of a half are expected to be four."""
     with pytest.raises(DptuneError, match="expected_batch_size"):

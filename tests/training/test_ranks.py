@@ -168,6 +168,19 @@ def test_two_processes_make_the_run_that_one_makes(tmp_path: Path, name: str) ->
     assert follower["reports"] == follower["gradients"] == []
 
 
+def test_units_of_a_banded_run_come_in_their_own_rows_on_every_rank(tmp_path: Path) -> None:
+    """At a rate of 1 / 2 two groups come whole, in turns: a rank that knows no turn would draw the others, too."""
+    case = Case(tmp_path / "run", "banded", {"bands": 2}, make_plan(sample_rate=0.5, steps=6))
+    leader, follower = results(tmp_path / "ranks", work, case)
+    rows = [set(a) | set(b) for a, b in zip(leader["batches"], follower["batches"], strict=True)]
+    assert rows[0] | rows[1] == set(range(8))
+    assert not rows[0] & rows[1]
+    assert rows == [rows[0], rows[1]] * 3
+    contents = read_ledger(case.directory / "ledger.jsonl")
+    assert contents.releases == 6
+    assert {release.sample_rate for release in contents.composition} == {1.0}
+
+
 def test_a_run_without_noise(tmp_path: Path) -> None:
     one, (leader, _) = one_and_two(tmp_path, Case(tmp_path, "nonprivate", plan=make_plan(sample_rate=1.0, steps=3)))
     assert_same_run(one, leader, tmp_path)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -47,6 +48,22 @@ def test_a_unit_has_the_least_width_that_holds_it_whoever_else_is_drawn(
     among = [*lengths[:at], newcomer, *lengths[at:]]
     own = (min(width for width in widths if width > max(newcomer)), newcomer)
     assert assigned(among) == sorted([*expected, own])
+
+
+@pytest.mark.parametrize("drawn_units", [1, 8])
+def test_the_shapes_of_a_run_follow_from_its_plan_alone(drawn_units: int) -> None:
+    """Four widths; a record of 60 tokens, or eight times as many units as another batch has, change none of them."""
+    tokens = Tokens([np.ones(size, dtype=np.int32) for size in (60, 2, 3, 20, 5, 6, 40, 7)], padding=0, width=129)
+    shapes: list[tuple[int, ...]] = []
+    model = adapted("llama", randomised=True)
+    model.get_input_embeddings().register_forward_pre_hook(lambda _layer, inputs: shapes.append(tuple(inputs[0].shape)))
+    plan = make_plan(expected_batch_size=48.0, physical_batch_size=3)
+    run: Any = SimpleNamespace(pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan))
+    assert public_widths(129, 48.0, 3) == (129, 65, 33, 17)
+    batch = [np.array([number]) for number in range(drawn_units)]
+    list(BatchGradients(run, batch).of_losses())
+    expected = [(3, 65), (3, 33), (3, 17), (3, 17)] if drawn_units == 8 else [(3, 65)]
+    assert shapes == expected
 
 
 @given(width=st.integers(4, 5000), batch=st.floats(0.1, 1e6), rows=st.integers(1, 512))
