@@ -82,10 +82,8 @@ class Mechanism:
         """Whether the family is named by the class that draws, or by one derived from it.
 
         Who overrides ``add`` of a known noise would else get its finite epsilon without having claimed anything; so
-        would one whose rows another object draws.
+        would who lets another object draw its rows.
         """
-        if self.noise.correlated not in (None, self.noise):
-            return False
         bases = type(self.noise).__mro__
         named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
         return not any(name in vars(base) for base in bases[:named] for name in _DRAWING)

@@ -20,9 +20,83 @@ BANDED_TESTS = "tests/mechanisms/test_banded.py"
 ROW_TESTS = "tests/privacy/test_cyclic_rows.py"
 PLANNING_TESTS = "tests/mechanisms/test_planning.py"
 GROUP_TESTS = "tests/training/test_groups.py"
+RANK_TEST = "tests/training/test_ranks.py::test_units_of_a_banded_run_come_in_their_own_rows_on_every_rank"
+FRESH_NOISE = "noise = standard_normal(entropy, sum(sizes), sums[0].device)"
 KILLS = "tests/training/test_banded_kills.py"
 
 MUTANTS = (
+    Mutant(
+        "one_noise_for_all_blocks",
+        "the difference of two blocks would be exact",
+        BANDED,
+        FRESH_NOISE,
+        "noise = standard_normal(entropy, max(sizes), sums[0].device).repeat(len(sizes))[: sum(sizes)]",
+        (f"{BANDED_TESTS}::test_coordinates_share_no_noise_within_a_row_or_across_blocks",),
+    ),
+    Mutant(
+        "two_coordinates_share_their_noise",
+        "their difference would be exact",
+        BANDED,
+        FRESH_NOISE,
+        FRESH_NOISE + "; noise[1:2] = noise[0:1]",
+        (f"{BANDED_TESTS}::test_coordinates_share_no_noise_within_a_row_or_across_blocks",),
+    ),
+    Mutant(
+        "releases_off_the_grid",
+        "the last bits of a release would tell of the exact sum (Mironov 2012)",
+        BANDED,
+        "noise.split(sizes), list(unit), list(unit))",
+        "noise.split(sizes), list(unit), [1e-6 * one for one in unit])",
+        (f"{BANDED_TESTS}::test_releases_lie_on_a_grid_that_is_public",),
+    ),
+    Mutant(
+        "window_survives_another_scale",
+        "a row would take back noise of another size than was added",
+        BANDED,
+        "unit == self.unit and",
+        "",
+        (f"{BANDED_TESTS}::test_a_scale_that_moves_begins_the_recursion_anew",),
+    ),
+    Mutant(
+        "ranks_without_a_turn",
+        "other ranks would draw every unit in every row, at the rate of its group",
+        "dptune/training/loop.py",
+        "entropy, order.turn)",
+        "entropy, None)",
+        (RANK_TEST,),
+    ),
+    Mutant(
+        "orders_without_a_turn",
+        "other ranks would draw every unit in every row, at the rate of its group",
+        RUN,
+        "release.sample_rate, turn))\n",
+        "release.sample_rate, None))\n",
+        (RANK_TEST,),
+    ),
+    Mutant(
+        "two_open_runs_share_a_window",
+        "rows of one run would take back noise of the other's, which neither ledger holds",
+        OPENING,
+        "claim_noise(spec, ledger.header.run_id)",
+        "pass",
+        ("tests/training/test_loop.py::test_two_open_runs_do_not_share_the_noise_of_past_rows",),
+    ),
+    Mutant(
+        "rows_of_another_object",
+        "a noise that adds nothing would be certified as Gaussian",
+        MECHANISM,
+        '"add_row", "correlated", "coefficients", "start")',
+        '"add_row", "coefficients", "start")',
+        (f"{BANDED_TESTS}::test_who_overrides_the_recursion_names_the_family_again",),
+    ),
+    Mutant(
+        "widths_of_the_drawn_batch",
+        "one more unit in a batch could change the width, and so the rounding, of all others",
+        "dptune/training/gradients.py",
+        "public_widths(tokens.width, plan.expected_batch_size, rows)",
+        "public_widths(tokens.width, len(self.batch) * 6.0, rows)",
+        ("tests/training/test_widths.py::test_the_shapes_of_a_run_follow_from_its_plan_alone",),
+    ),
     Mutant(
         "window_of_fresh_noise",
         "decoded rows would leave noise behind that shrinks with every row: no privacy at all",
