@@ -15,7 +15,9 @@ from dptune.corpus import benchmarks
 from dptune.corpus.benchmarks import articles, dart, e2e, glue, meaning_prompt, wikitext
 from dptune.corpus.catalogue import SourceSettings, find_source, label_of
 from dptune.corpus.reading.read import read
+from dptune.corpus.records import form_at, read_records
 from dptune.errors import ConfigError, DataError
+from tasks.settings.data import Data
 
 MR = (
     "name[Ada], eatType[pub], priceRange[£20-25], customer rating[3 out of 5], area[riverside], familyFriendly[no], "
@@ -104,6 +106,19 @@ def test_a_source_reads_units_and_records(invented: Path) -> None:
         assert [record.content.prompt for record in records][2] == "name : Bo<|endoftext|>"  # type: ignore[union-attr]
         assert len({record.unit for record in records}) == 2
     assert label_of("e2e") == "benchmark e2e"
+
+
+def test_the_pipelines_settings_and_files_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "KNOWN", {})
+    rows = "".join(f'"name[Bo], near[{number // 2}]",Bo is {number}.\n' for number in range(20))
+    with zipfile.ZipFile(tmp_path / "e2e.zip", "w") as archive:
+        archive.writestr("trainset.csv", f"mr,ref\n{rows}")
+    synthetic = {"encounters": 100, "seed": 1}
+    data = Data(source="e2e", path=tmp_path / "e2e.zip", unit="mr", split_seed=1, synthetic=synthetic)
+    assert (data.form, data.units) == ("pair", ("record", "mr"))
+    records = read_records(find_source("e2e").acquire(tmp_path / "raw", data.settings_of_source(None)))
+    assert (len(records.record), len(set(records.unit.tolist()))) == (20, 10)
+    assert form_at(records.about) == "pair"
 
 
 def test_wrong_files_and_options_are_named(invented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
