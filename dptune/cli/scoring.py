@@ -77,6 +77,8 @@ def score(
         raise DptuneError(by_option(str(error))) from None
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
-    show(counts | found.figures | signed, as_json)
+    show(counts | found.figures | (signed if as_json else {}), as_json)
     if not as_json:
+        for name, signature in found.signatures.items():  # whole, as a table would cut them
+            typer.echo(f"{name}: {signature}")
         typer.echo("Scores are statistics of these records: where they are private, no epsilon covers them.")
