@@ -26,6 +26,7 @@ from dptune.training.data import plain_ids
 from dptune.training.labelled import labelled_tokens
 from dptune.training.model import ModelSource, load_tokenizer
 from dptune.tuning.base import open_base
+from dptune.tuning.defaults import schedule_of
 from dptune.tuning.prepare import prepare, with_labels
 from dptune.tuning.run import HELD_OUT, PUBLIC
 from dptune.tuning.settings import TuneSettings
@@ -233,6 +234,17 @@ def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
         assert plain_ids(row[:-1]).tolist() == tokenizer(text)["input_ids"][:6]
     with pytest.raises(DataError, match="none of x, y"):
         labelled_tokens(records, tokenizer, 8, ("x", "y"))
+
+
+def test_a_classifiers_radius_and_rate_are_not_those_of_texts() -> None:
+    """At a radius far below a state's length, a record counts one vote, and a constant answer wins."""
+    for parameters, rate in ((10**6, 0.005), (10**8, 5e-4)):
+        found = schedule_of(TuneSettings(epsilon=8.0, task="classify"), 10_000, parameters, 64)
+        assert found.options["max_grad_norm"] == 10
+        assert found.learning_rate == rate
+        assert "one vote" in found.reasons["max_grad_norm"]
+    texts = schedule_of(TuneSettings(epsilon=8.0), 10_000, 10**6, 64)
+    assert (texts.options["max_grad_norm"], texts.learning_rate) == (0.1, 0.02)
 
 
 def test_the_head_counts_in_pairs_and_parameters() -> None:
