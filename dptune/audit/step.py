@@ -157,7 +157,7 @@ def audit_step(
     _check(trials, confidence, delta, steps, sample_rate)
     if mechanism.bands > 1:
         problem = f"{mechanism.name} has {mechanism.bands}, and one of its steps alone tells next to nothing"
-        raise ConfigError("bands", problem, fix="audit it with bands=1, whose noise is that before it is correlated")
+        raise ConfigError("bands", problem, fix="use audit_rows")
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
     total = 1 + 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)  # 1: the step that opens the stage

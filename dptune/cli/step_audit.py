@@ -27,7 +27,9 @@ def audit(
         float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")
     ] = 0.001,
     steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1, max=10**12)] = 1,
-    sample_rate: Annotated[float, typer.Option(help="Probability that the sample enters a batch.")] = 1.0,
+    sample_rate: Annotated[
+        float, typer.Option(help="Probability that the sample enters a batch; with bands, of its group.")
+    ] = 1.0,
     delta: Delta = 1e-5,
     options: Options = None,
     as_json: AsJson = False,
@@ -37,7 +39,8 @@ def audit(
     The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
     log(trials) at most; mu_audited belongs beside mu_certified: where releases are no certain Gaussian ones, both are
     taken at the attack's false positive rate. Ends with status 1 and a sentence if the attack shows more than is
-    certified. The noise multiplier is 1 if not set.
+    certified. The noise multiplier is 1 if not set. With correlated noise a step is a visit of the sample, and all rows
+    that its noise reaches.
     """
     if not 0 < false_alarms < 1:
         raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")
@@ -51,6 +54,7 @@ def audit(
     if mechanism == NAME:
         _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
         return
+    from dptune.audit.rows import audit_rows
     from dptune.audit.step import audit_step
     from dptune.cli import figures
     from dptune.mechanisms.planning import Schedule, planned, price
@@ -60,16 +64,16 @@ def audit(
     check_mechanism(mechanism)
     noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
     built = build(mechanism, noise | chosen)
-    found = audit_step(
-        built,
-        trials=trials,
-        confidence=confidence,
-        delta=delta,
-        entropy=OsEntropy(),
-        steps=steps,
-        sample_rate=sample_rate,
-    )
-    schedule = Schedule(sample_rate, steps, delta)
+    common: dict[str, Any] = {
+        "trials": trials,
+        "confidence": confidence,
+        "delta": delta,
+        "entropy": OsEntropy(),
+        "sample_rate": sample_rate,
+    }
+    found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, steps=steps, **common)
+    # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
+    schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
     result = {
         "mechanism": mechanism,
         **figures.of_schedule(built, schedule),
