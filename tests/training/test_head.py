@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from dptune.training.model import ModelSource, attach_lora
 from dptune.training.per_sample import PairGradients, lora_pairs, per_sample_gradients, trained_blocks
 from dptune.training.rehearsal import rehearse
 from dptune.training.spec import RunSpec
+from dptune.update_rule import UpdateRule
 
 #: Trained parameters of each head: three labels, width 32.
 SIZES = {
@@ -245,6 +247,7 @@ TRAIN_HEADS: dict[str, dict[str, object]] = {
     "auto_s": {},
     "psac": {},
     "per_pair": {},
+    "banded": {"bands": 2},
     "dp_lora": {},
     "quantile": {},
     "dc_sgd_p": {},
@@ -254,6 +257,15 @@ TRAIN_HEADS: dict[str, dict[str, object]] = {
     "lmo_dp": {},
     "plrvo": {},
 }
+
+
+@pytest.mark.parametrize("optimizer", ["adam_bc", "sgd"])
+def test_every_update_rule_trains_heads(optimizer: Literal["adam_bc", "sgd"], tmp_path: Path) -> None:
+    spec = run_spec("roberta")
+    spec = replace(spec, plan=replace(spec.plan, rule=UpdateRule(optimizer=optimizer, average="tail")))
+    before = weights(spec.model)
+    train(spec, tmp_path, OsEntropy()).close()
+    assert all(not torch.equal(before[name], one) for name, one in weights(spec.model).items())
 
 
 @pytest.mark.parametrize("name", TRAIN_HEADS)
