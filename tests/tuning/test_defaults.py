@@ -61,3 +61,10 @@ def test_a_length_beyond_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_length: 33 exceeds the model's 32"):
         schedule_of(TuneSettings(4.0, max_length=33), 100, 1000, 32)
     assert schedule_of(TuneSettings(4.0), 100, 1000, 32).max_length == 32
+
+
+@pytest.mark.parametrize(("mechanism", "small", "large"), [("static", 0.02, 5e-4), ("banded", 0.08, 5e-4)])
+def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float, large: float) -> None:
+    for parameters, rate in ((1000, small), (10**9, large)):
+        chosen = schedule_of(TuneSettings(4.0, mechanism=mechanism), 1000, parameters, None)
+        assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
