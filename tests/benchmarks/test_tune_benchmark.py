@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import tune
+from dptune.training.data import public_widths
 
 ONE = {"wall": 2.0, "cpu": 1.0, "memory": 100.0, "positions": 300.0, "tokens": 200.0}
 
@@ -27,8 +28,11 @@ def test_contenders_train_on_the_same_file(tmp_path: Path) -> None:
     drawn = found["dptune.tune"]["tokens"] / (words * tune.EPOCHS)
     assert 1.3 < drawn < 1.7  # three Poisson batches of 128 where two epochs are 260: 1.48, give or take 0.01
     assert found[tune.PEER]["positions"] < found["TRL, padded to the width"]["positions"]
-    of_checks = found["dptune.tune"]["positions"] % (tune.WIDTH * tune.ROWS)
-    assert of_checks < tune.WIDTH  # whole batches, and a few positions that show the model to be causal
+    narrowest = public_widths(tune.WIDTH, tune.BATCH, tune.ROWS)[-1]
+    assert narrowest == 32  # all of these records fit it
+    of_checks = found["dptune.tune"]["positions"] % (narrowest * tune.ROWS)
+    assert of_checks < tune.WIDTH  # whole micro-batches, and a few positions that show the model to be causal
+    assert found["dptune.tune"]["positions"] / drawn < found["TRL, padded to the width"]["positions"] / 3
 
 
 def test_a_table_compares_rounds_by_what_a_token_cost() -> None:

