@@ -40,7 +40,7 @@ def test_weights_are_feasible_and_nothing_much_larger_is(
     hidden = bool(((public < -600) & (private > -700)).any())
     if not hidden:
         assert _excess(public, private, weight, order, share) <= excess * (1 + 1e-6) + 1e-13
-    likely = bool((public > -230).all())  # with tokens below 1e-100 the rounds may end at a smaller weight, which is safe
+    likely = bool((public > -230).all())  # else the rounds may end at a smaller weight, which is safe
     if 0 < weight < 1 and likely and excess > 1e-3:
         assert _excess(public, private, min(1, weight * 1.001), order, share) > excess * 0.999
 
