@@ -92,7 +92,7 @@ def main() -> None:
     settings = load_settings()
     listed_cells(EXPERIMENT)
     check_models(settings)
-    run_flow(audit)
+    run_flow(audit.with_options(flow_run_name=lambda: f"audit of {settings.experiment.name}"))
 
 
 if __name__ == "__main__":

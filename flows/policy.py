@@ -228,7 +228,8 @@ def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay ov
     check_environments(settings)
     # There are as many workers as slots: a worker that waits for a slot looks for one every few seconds only.
     workers: Any = ThreadPoolTaskRunner(max_workers=settings.processes)
-    run_flow(lambda: print(policy.with_options(task_runner=workers)(overrides=over)))
+    named = policy.with_options(task_runner=workers, flow_run_name=lambda: f"policy: {settings.name}")
+    run_flow(lambda: print(named(overrides=over)))
 
 
 if __name__ == "__main__":

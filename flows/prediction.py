@@ -102,7 +102,7 @@ def main() -> None:
     settings = load_settings()
     check_inputs()
     check_models(settings)
-    run_flow(prediction)
+    run_flow(prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}"))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ _STAGE = re.compile(r"(?P<what>Running stage|Stage) '(?P<name>[^']+)'")
 # DVC's remarks on git and on its own options: nothing that this project's users have to do.
 _REMARKS = re.compile(
     r"(Updating|Generating) lock file|To track the changes|To enable auto|Use `dvc push`|\s+(git add|dvc config) "
+    r"|WARNING: (No file hash info found for|'[^']*' is empty)"  # outputs that a first run has not made, or left empty
 )
 _STATUS = {0: 0, 252: INTERRUPTED}  # 252: how DVC ends after Ctrl-C
 _IMPORTANT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^(error|warning|stopped|ERROR)\b", re.IGNORECASE)
