@@ -24,6 +24,7 @@ import os, sys, time
 print("Stage 'acquire' didn't change, skipping", flush=True)
 print("Running stage 'train':\\n> python -m train\\nINFO chatter\\nWARNING odd", flush=True)
 print("Updating lock file 'dvc.lock'", flush=True)
+print("WARNING: No file hash info found for '/x/data/raw'. It won't be created.", flush=True)
 from dptune.progress import Meter
 with Meter("cell one", total=4, unit="steps") as meter:
     time.sleep(0.4)
