@@ -115,7 +115,7 @@ def _inputs() -> dict[str, Any]:
     return {
         "code": code_digest("policy.tenants"),
         "model": [sha256(path) for path in model],
-        "lora": jsonable(asdict(load_settings().lora)),
+        "lora": json.loads(json.dumps(asdict(load_settings().lora))),
     }
 
 

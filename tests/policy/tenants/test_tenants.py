@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,23 @@ def test_a_schedule_out_of_range_is_refused(changes: dict[str, int]) -> None:
 
 
 # The task
+
+
+@pytest.mark.parametrize("lora", ["{rank: 2, alpha: 4}", "{rank: 2, alpha: 4, target_modules: [c_attn]}"])
+def test_what_a_result_depends_on_is_the_same_when_it_is_read_back(
+    lora: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = (Path(__file__).parents[3] / "params.yaml").read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(re.sub(r"(?m)^lora: \{.*\}", f"lora: {lora}", params), encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    for name in ("model/config.json", "narratives.parquet"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tenants_task, "PUBLIC_MODEL", tmp_path / "model")
+    monkeypatch.setattr(tenants_task, "PUBLIC_NARRATIVES", tmp_path / "narratives.parquet")
+    found = tenants_task._inputs()
+    assert found["lora"]["rank"] == 2
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
