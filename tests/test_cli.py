@@ -288,6 +288,16 @@ def test_audit_accuses_noise_that_epsilon_is_blind_to(monkeypatch: pytest.Monkey
     assert "but 2 is certified" in said
 
 
+def test_audit_of_correlated_noise_plays_and_prices_as_many_visits_as_it_is_asked_for() -> None:
+    """A sound mechanism: accused with chance 1e-6."""
+    options = ("--set", "bands=2", "--trials", "500", "--false-alarms", "1e-6")
+    one, two = (answer("audit", "banded", *options, "--steps", steps) for steps in ("1", "2"))
+    assert (one["steps"], two["steps"]) == (1, 2)
+    assert one["mu_certified"] == pytest.approx(1.0)
+    assert two["mu_certified"] == pytest.approx(2**0.5)
+    assert one["epsilon_certified"] < two["epsilon_certified"]
+
+
 def test_audit_says_what_it_could_have_refuted() -> None:
     """A sound step: accused with chance 1e-6."""
     found = answer("audit", "static", "--trials", "800", "--false-alarms", "1e-6")
@@ -308,6 +318,7 @@ def test_audit_says_what_it_could_have_refuted() -> None:
         (("static", "--confidence", "1"), "confidence"),
         (("static", "--sample-rate", "0"), "sample_rate"),
         (("static", "--set", "colour=red"), "colour"),
+        (("banded",), "bands"),
     ],
 )
 def test_audit_refuses_in_words(arguments: tuple[str, ...], named: str) -> None:

@@ -5,6 +5,9 @@ One row of correlated noise tells next to nothing; what is priced is the block o
 lets the attacked unit into one; and the others, for the rest of the block and for what a wrong recursion drags on. Two
 attackers guess from the rows whether the unit is in the data: one decodes them by the announced strategy, the other
 learns what tells the worlds apart. The first alone would be blind: it believes what the mechanism says of itself.
+
+Trials play one unit of one run. That every unit of every run has one turn in b rows, on which the price rests, is no
+matter of chance and is checked exactly, on many of them.
 """
 
 from __future__ import annotations
@@ -84,7 +87,27 @@ def audit_rows(
         stage.mechanism.release(knobs, sample_rate / bands),
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
+        fault=fault_of_deal(bands),
     )
+
+
+def fault_of_deal(bands: int, runs: int = 20, units: int = 500) -> str | None:
+    """A sentence on a unit that has more or fewer turns than one in ``bands`` rows that follow one another; None if all
+    of ``units`` units in each of ``runs`` runs have one, in 3 ``bands`` rows.
+    """
+    numbers = np.arange(units, dtype=np.int64) * 7919
+    for run in range(runs):
+        turns = [Turn.of(f"{_RUN} {run}", bands, row) for row in range(3 * bands)]
+        held = np.array([turn.holds(numbers) for turn in turns if turn is not None])
+        for first in range(2 * bands + 1):
+            count = held[first : first + bands].sum(axis=0)
+            if (wrong := np.flatnonzero(count != 1)).size:
+                unit = wrong[0]
+                return (
+                    f"unit {numbers[unit]} has {count[unit]} turns in the {bands} rows from row {first} on, where the "
+                    "price holds for one: groups are not dealt once for a run"
+                )
+    return None
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class StepAudit:
         sample_rate: probability with which the sample, if in the data, enters a batch.
         release: release that the ledger of a run must be charged for each audited step.
         mu_errors, epsilon_errors: (missed, members, false alarms, others) of the two attacks that were counted.
+        fault: what was seen to break a precondition of the price, with certainty; None if nothing was.
     """
 
     scene: str
@@ -88,6 +89,7 @@ class StepAudit:
     release: Release
     mu_errors: tuple[int, int, int, int]
     epsilon_errors: tuple[int, int, int, int]
+    fault: str | None = None
 
     @property
     def mu_audited(self) -> float:

@@ -105,6 +105,7 @@ class Verdict:
             certificate is Gaussian, else at this attack's false positive rate; infinite if there is none.
         noise_detectable: the same for a Gaussian certificate, as a multiple of the charged noise below which audits
             refute it; 0 if there is none; None without a single mu.
+        fault: what the audit saw to break a precondition of the price, without any chance of error; None if nothing.
     """
 
     false_alarms: float
@@ -117,10 +118,13 @@ class Verdict:
     epsilon_refutable: float
     mu_detectable: float
     noise_detectable: float | None
+    fault: str | None = None
 
     @property
     def accusation(self) -> str | None:
         """The accusation in one sentence, or None if the attack shows no more than is certified."""
+        if self.fault:
+            return self.fault
         for name in ("mu", "epsilon"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:
@@ -156,6 +160,8 @@ class Verdict:
         """All fields, and the power in words."""
         figures = asdict(self)
         alarms = {"false_alarms": figures.pop("false_alarms"), "alarm_confidence": figures.pop("confidence")}
+        if figures["fault"] is None:
+            del figures["fault"]
         return {**alarms, **figures, "power": self.power}
 
 
@@ -185,6 +191,7 @@ def judged(audit: StepAudit, certificate: Certificate, false_alarms: float, chec
         epsilon_refutable=epsilon_from_errors(0, members, 0, others, audit.delta, confidence),
         mu_detectable=_mu_detectable(sure, certificate, fpr) if noise is None else _over(certificate.mu or 0.0, noise),
         noise_detectable=noise,
+        fault=audit.fault,
     )
 
 

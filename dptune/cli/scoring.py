@@ -13,6 +13,8 @@ from dptune.cli.tune import by_option, records_of_options, set_up_logs
 from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
 from dptune.errors import DptuneError
 
+_NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."
+
 
 def score(
     adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
@@ -77,8 +79,9 @@ def score(
         raise DptuneError(by_option(str(error))) from None
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
-    show(counts | found.figures | (signed if as_json else {}), as_json)
+    not_covered = {"not_covered": _NOT_COVERED}
+    show(counts | found.figures | (signed | not_covered if as_json else {}), as_json)
     if not as_json:
         for name, signature in found.signatures.items():  # whole, as a table would cut them
             typer.echo(f"{name}: {signature}")
-        typer.echo("Scores are statistics of these records: where they are private, no epsilon covers them.")
+        typer.echo(_NOT_COVERED)

@@ -64,6 +64,9 @@ def audit(
     check_mechanism(mechanism)
     noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
     built = build(mechanism, noise | chosen)
+    if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
+        problem = "is open, so there is no noise of several rows to attack"
+        raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
     common: dict[str, Any] = {
         "trials": trials,
         "confidence": confidence,

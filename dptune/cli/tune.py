@@ -374,8 +374,13 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     by = f"as the card in {adapter} has it" if tuned.scores else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
     typer.echo(f"Check it: dptune verify {adapter}")
-    noise = f"{prepared.mechanism.mechanism.knobs().noise_multiplier:.6g}"
-    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} --set noise_multiplier={noise}")
+    built = prepared.mechanism.mechanism
+    plain = {name: value for name, value in prepared.settings.options.items() if isinstance(value, str | int | float)}
+    options = plain | {"noise_multiplier": f"{built.knobs().noise_multiplier:.6g}"}
+    if built.noise.correlated is not None:
+        options["bands"] = built.bands
+    given = " ".join(f"--set {name}={value}" for name, value in options.items())
+    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} {given}")
 
 
 def _where(out: Path) -> str:

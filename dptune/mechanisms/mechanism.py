@@ -159,7 +159,7 @@ class Mechanism:
         if rate > 1 + _ROUNDING:
             problem = f"{self.bands} bands at sample rate {sample_rate:.6g} would draw a unit with chance {rate:.4g}"
             raise ConfigError("bands", problem, fix=f"use at most {int(1 / sample_rate + _ROUNDING)} bands")
-        return min(rate, 1.0)
+        return rate if rate < 1 - _ROUNDING else 1.0  # 49 times 1/49 is just below 1
 
     def sensitivity(self, knobs: Knobs) -> float:
         """Joint sensitivity of a release in units of ``scales``: the clipper's times the norm of the strategy."""

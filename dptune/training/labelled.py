@@ -6,6 +6,7 @@ never sees it (``losses.label_logits``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ def labelled_tokens(records: Sequence[Record], tokenizer: Any, max_length: int, 
     whole = _encode(texts, tokenizer) if texts else []
     cut = [number for number, ids in enumerate(whole) if len(ids) > most]
     if cut:  # again, for only the tokenizer knows which special tokens stay
-        short = _encode([texts[number] for number in cut], tokenizer, truncation=True, max_length=most)
+        # A fast tokenizer keeps this setting and would be delivered with it, which tells that some record was too long.
+        cutting = copy.deepcopy(tokenizer)
+        short = _encode([texts[number] for number in cut], cutting, truncation=True, max_length=most)
         for number, ids in zip(cut, short, strict=True):
             whole[number] = ids
     rows = []

@@ -131,7 +131,7 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, cla
         "Choosing settings by looking at the private records.",
     ]
     if classifies:
-        not_covered.insert(2, "The names of the labels, which are public.")
+        not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
     not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]

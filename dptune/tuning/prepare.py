@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -28,6 +29,8 @@ from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.tuning.settings import FEWEST_UNITS, MOST_LABELS, TuneSettings
 from dptune.units import MADE_OF_OTHERS, RECORD
+
+_log = logging.getLogger(__name__)
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
@@ -137,6 +140,11 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
         if len(labels) < 2:
             problem = f"the records have {len(labels)}"
         raise ConfigError("labels", f"{problem}; what labels there are is public", fix="name them all")
+    _log.warning(
+        "the names of the %d labels were read from the records and are delivered with the weights; the guarantee does "
+        "not cover what labels there are. Name them all to say nothing that you did not know before",
+        len(labels),
+    )
     return replace(settings, labels=tuple(sorted(labels))), source
 
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dptune.audit.rows import ROW_SCENES, audit_rows
+from dptune.audit import rows
+from dptune.audit.cuts import best_cuts
+from dptune.audit.rows import ROW_SCENES, audit_rows, fault_of_deal
 from dptune.audit.step import StepAudit
 from dptune.audit.verdict import certificate, judged
 from dptune.errors import ConfigError
@@ -98,25 +99,12 @@ def window_of_fresh_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_Window, "follow", follow)
 
 
-def dealt_anew(patch: pytest.MonkeyPatch) -> None:
-    """Every row deals units into groups of its own, so that one may be met in rows that follow one another."""
-    of, unit, middle = Turn.of, np.zeros(1, dtype=np.int64), range(BANDS, 2 * BANDS)
-
-    def met(deal: int) -> int:
-        turns = (of(f"deal {deal}, row {row}", BANDS, row) for row in middle)
-        return sum(bool(turn.holds(unit)[0]) for turn in turns if turn is not None)
-
-    unlucky = next(deal for deal in range(100) if met(deal) > 1)
-    patch.setattr(Turn, "of", lambda run_id, bands, row: of(f"deal {unlucky}, row {row}", bands, row))
-
-
 @pytest.mark.parametrize(
     ("bug", "bands", "trials"),
     [
         (half_the_noise, 2, TRIALS),
         (not_normalised, 2, TRIALS),
         (multiplied, 2, TRIALS),
-        (dealt_anew, 2, TRIALS),
         (window_of_fresh_noise, 4, 800),  # fewer bands leave nothing that it drags on
     ],
 )
@@ -124,6 +112,23 @@ def test_a_planted_bug_is_accused(bug: Any, bands: int, trials: int, monkeypatch
     """Each shows a mu above the 1 / sigma that the ledger would certify, at 95 %."""
     bug(monkeypatch)
     assert audited(banded(noise_multiplier=0.5, given=flat(bands)), trials).mu_audited > 2.0
+
+
+@pytest.mark.parametrize("bands", [2, 3, 8, 37])
+def test_every_unit_has_one_turn_in_as_many_rows_as_bands(bands: int) -> None:
+    assert fault_of_deal(bands) is None
+
+
+@pytest.mark.parametrize("salt", ["{run_id}, row {row}", "{run_id} {row} of {bands}"])
+def test_groups_dealt_anew_are_accused_by_every_audit(salt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For certain, whatever the trials show: they play one unit, which may have had luck."""
+    of = Turn.of
+    anew = lambda run_id, bands, row: of(salt.format(run_id=run_id, row=row, bands=bands), bands, row)  # noqa: E731
+    monkeypatch.setattr(Turn, "of", anew)
+    found = audited(banded(bands=3), 600)
+    accusation = judged(found, certificate(Counter({found.release: 1}), 1e-5), 0.001).accusation
+    assert accusation is not None
+    assert "groups are not dealt once for a run" in accusation
 
 
 @pytest.mark.slow
@@ -142,6 +147,19 @@ def test_visits_compose_and_coins_are_the_groups() -> None:
     half = audited(banded(), sample_rate=0.5)
     assert half.release.sample_rate == 0.5
     assert half.epsilon_audited <= certificate(Counter({half.release: 1}), 1e-5).epsilon
+
+
+def test_thresholds_are_chosen_on_trials_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = set()
+
+    def noted(inside: Any, outside: Any, *rest: Any) -> Any:
+        sizes.update((len(inside), len(outside)))
+        return best_cuts(inside, outside, *rest)
+
+    monkeypatch.setattr(rows, "best_cuts", noted)
+    found = audited(banded())
+    assert sizes == {TRIALS // 10}  # half of the fifth of the trials that choose
+    assert found.mu_errors[1::2] == (TRIALS - TRIALS // 5,) * 2
 
 
 def test_one_band_and_too_few_trials_are_refused() -> None:

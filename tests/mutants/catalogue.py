@@ -17,6 +17,7 @@ from tests.mutants.lists import (
     telemetry,
     training,
     tuning,
+    update_rules,
 )
 from tests.mutants.mutant import Mutant
 
@@ -35,5 +36,6 @@ PARTS = (
     telemetry,
     checkpointing,
     classification,
+    update_rules,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from tiny_models import adapted, each_record, make_header, make_plan, records, t
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.strategy import optimised, row_deviations
+from dptune.training import run as training_run
 from dptune.training.checkpoints import CheckpointError, progress_of
+from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
 from dptune.training.optimizers import (
     AVERAGED,
@@ -31,7 +35,7 @@ from dptune.training.optimizers import (
     tell_noise,
 )
 from dptune.training.per_sample import lora_pairs
-from dptune.training.run import StepReport
+from dptune.training.run import Run, StepReport
 from dptune.training.spec import RunSpec
 from dptune.update_rule import UpdateRule
 
@@ -49,7 +53,13 @@ class ProcessGoneError(Exception):
 
 
 def run(
-    folder: Path, rule: UpdateRule, name: str = "static", stop: int = 0, steps: int = 6, **entry: Any
+    folder: Path,
+    rule: UpdateRule,
+    name: str = "static",
+    stop: int = 0,
+    steps: int = 6,
+    watch: Callable[[StepReport], None] | None = None,
+    **entry: Any,
 ) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """A run's model, and the weights after each step; it is stopped after ``stop`` steps."""
     model, tokens, entropy, seen = adapted(), records(), FixedSeed(3), []
@@ -60,6 +70,8 @@ def run(
 
     def on_step(report: StepReport) -> None:
         seen.append(weights(model))
+        if watch:
+            watch(report)
         if report.step == stop:
             raise ProcessGoneError
 
@@ -209,8 +221,91 @@ def state_of(folder: Path, rule: UpdateRule) -> list[tuple[str, torch.Tensor]]:
     return [(key.split(".")[1], value) for key, value in tensors.items() if key.startswith("optimizer.")]
 
 
-def test_the_mean_in_a_checkpoint_is_gone_on_with() -> None:
-    """State that is saved and loaded gives the mean that an unbroken run has."""
+class Gradients(NamedTuple):
+    """What replaces the released gradients of a run: they depend on the number of the release alone."""
+
+    monkeypatch: pytest.MonkeyPatch
+
+    def fix(self) -> None:
+        privatise = Mechanism.privatise
+
+        def fixed(mechanism: Mechanism, batches: Any, zeros: Any, *given: Any) -> Released:
+            row = given[-1]
+            draw = torch.Generator().manual_seed(row)
+            gradient = [torch.randn(len(zero), generator=draw) for zero in zeros]
+            released = privatise(mechanism, batches, zeros, *given)
+            return replace(released, gradient=gradient, deviations=(0.3 + 0.1 * row,) * len(zeros))
+
+        self.monkeypatch.setattr(Mechanism, "privatise", fixed)
+
+    def stop_before(self, step: int) -> None:
+        begin = Run.begin
+
+        def stopped(run: Run) -> Any:
+            if run.step == step:
+                self.monkeypatch.setattr(Run, "begin", begin)
+                raise ProcessGoneError
+            return begin(run)
+
+        self.monkeypatch.setattr(Run, "begin", stopped)
+
+
+@pytest.mark.parametrize("rule", [*RULES, *(replace(RULES[1], average=name) for name in ("ema", "tail"))])
+def test_a_run_stopped_three_times_ends_with_the_weights_of_an_unbroken_one(
+    tmp_path: Path, rule: UpdateRule, monkeypatch: pytest.MonkeyPatch, opened: list[Ledger]
+) -> None:
+    """To the bit: moments, momentum, the noise that adam_bc takes out and the mean are all gone on with."""
+    gradients = Gradients(monkeypatch)
+    gradients.fix()
+    whole, _ = run(tmp_path / "whole", rule)
+    for step in (1, 3, 5):
+        gradients.stop_before(step)
+        with pytest.raises(ProcessGoneError):
+            run(tmp_path / "broken", rule)
+        opened[-1].close()
+    broken, rest = run(tmp_path / "broken", rule)
+    assert len(rest) == 1
+    assert all(torch.equal(weight, trainable(broken)[name]) for name, weight in trainable(whole).items())
+
+
+def test_the_rate_of_a_step_is_that_of_its_release_in_the_ledger(tmp_path: Path, opened: list[Ledger]) -> None:
+    rule, rates = UpdateRule(schedule="linear"), {}
+    with pytest.raises(ProcessGoneError):
+        run(tmp_path, rule, stop=4)  # its checkpoint is of step 3, so that release 4 is lost
+    opened[-1].close()
+
+    def note(report: StepReport) -> None:
+        rates[report.step, report.releases] = report.public["learning_rate"]
+
+    run(tmp_path, rule, watch=note)
+    plan = replace(make_plan(steps=6, sample_rate=0.2, checkpoint_every=1), rule=rule)
+    assert rates == {(step, step + 1): plan.learning_rate_at(step - 1, step) for step in (4, 5)}
+
+
+def test_adam_bc_is_told_of_noise_and_never_of_how_many_were_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, drawn = [], []
+
+    def tell(*given: Any) -> None:
+        told.append(given[3])
+        tell_noise(*given)
+
+    monkeypatch.setattr(training_run, "tell_noise", tell)
+    draw = PrivacyUnits.draw
+
+    def noted(*given: Any) -> Any:
+        drawn.append(draw(*given))
+        return drawn[-1]
+
+    monkeypatch.setattr(PrivacyUnits, "draw", noted)
+    run(tmp_path, UpdateRule(optimizer="adam_bc"))
+    assert len({len(batch) for batch in drawn}) > 1
+    expected = make_plan(steps=6, sample_rate=0.2, checkpoint_every=1).expected_batch_size
+    assert told == [expected] * 6
+
+
+def test_a_tail_of_the_whole_run_is_its_mean() -> None:
     rule, weight = UpdateRule(average="tail", average_share=1.0), torch.zeros(2)
     optimizer = make_optimizer(rule, [weight], 0.1)
     for value in (1.0, 2.0, 6.0):

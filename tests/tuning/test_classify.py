@@ -24,7 +24,8 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
 from dptune.training.data import plain_ids
 from dptune.training.labelled import labelled_tokens
-from dptune.training.model import ModelSource, load_tokenizer
+from dptune.training.model import ModelSource, attach_lora, load_tokenizer
+from dptune.tuning import run as tuning_run
 from dptune.tuning.base import open_base
 from dptune.tuning.defaults import schedule_of
 from dptune.tuning.prepare import prepare, with_labels
@@ -99,7 +100,8 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
     assert contents.epsilons.certified <= 8
     card = (out / "adapter" / "README.md").read_text()
     assert "## Accuracy" in card
-    assert "The names of the labels, which are public." in card
+    assert "The names of the labels, whether they were given or read from the records." in card
+    assert "The first line is of private held-out records, which the guarantee does not cover." in card
     assert "Perplexity" not in card
     assert json.loads((out / "adapter" / "labels.json").read_text()) == ["0", "1"]
     said = CliRunner().invoke(app, ["verify", str(out / "adapter")])
@@ -140,13 +142,59 @@ def test_private_telemetry_tells_no_score_of_private_records() -> None:
     assert "Not told: telemetry is private" in (result.folder / "adapter" / "README.md").read_text()
 
 
+def delivered(records: list[dict[str, Any]], **settings: Any) -> Path:
+    """The folder of a run under private telemetry."""
+    result = dptune.tune(
+        str(encoder()), records, task="classify", epsilon=8, text="sentence", labels=("0", "1"), max_length=20,
+        telemetry="private", epochs=1, batch=8, rank=2, **settings,
+    )  # fmt: skip
+    return result.folder / "adapter"
+
+
+def test_whether_a_record_was_too_long_is_not_told_by_the_delivered_tokenizer() -> None:
+    """A tokenizer keeps how it last cut a text."""
+    long = {"sentence": "dog " + "red " * 40, "label": 0, "who": "c99"}
+    folders = [delivered(records) for records in (table(40), [*table(40), long])]
+    names = sorted(path.name for path in folders[0].glob("*token*"))
+    assert "tokenizer.json" in names
+    for name in names:
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
+
+
+def test_private_telemetry_counts_no_records_that_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    long = [{"sentence": "dog " + "red " * 40, "label": 0, "who": f"c{number}"} for number in range(60)]
+    with pytest.raises(ConfigError, match="more than half of the records have more than 18 tokens"):
+        delivered([*table(40), *long])
+    base = open_base(str(encoder()), TuneSettings(epsilon=8.0, task="classify", labels=("0", "1")))
+    for telemetry, said in (("private", False), ("research", True)):
+        settings = TuneSettings(
+            epsilon=8.0, task="classify", labels=("0", "1"), max_length=20, telemetry=telemetry, eval_share=0.0
+        )
+        source = RecordSource([*table(200), *long[:3]], text="sentence", label="label")
+        assert any("3 of 203 records" in note for note in prepare(source, base, settings).notes) == said
+
+
+def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    def noted(model: Any, lora: Any, seed: int, head: Any) -> Any:
+        seeds.append(seed)
+        return attach_lora(model, lora, seed, head)
+
+    monkeypatch.setattr(tuning_run, "attach_lora", noted)
+    delivered(table(40), seed=11)
+    assert set(seeds) == {11}
+
+
 def completed(records: list[dict[str, Any]], **settings: Any) -> TuneSettings:
     chosen = TuneSettings(epsilon=8.0, task="classify", **settings)
     return with_labels(chosen, RecordSource(records, text="sentence"))[0]
 
 
-def test_labels_of_the_records_are_public_only_where_many_have_them() -> None:
+def test_labels_of_the_records_are_public_only_where_many_have_them(caplog: pytest.LogCaptureFixture) -> None:
     assert completed(table()).labels == ("0", "1")
+    assert completed(table()[1:]).labels == ("0", "1")  # whoever comes first
+    assert "labels were read from the records and are delivered" in caplog.text
     assert completed(table(), labels=("1", "0", "2")).labels == ("1", "0", "2")
     with pytest.raises(ConfigError, match="1 of 3 labels in the records belong to fewer than 10 units"):
         completed([*table(), {"sentence": "a cat", "label": "rare"}])

@@ -77,4 +77,31 @@ MUTANTS = (
         "kept = self",
         (f"{AUDITED}::test_a_run_goes_on_with_its_own_coins_or_not_at_all",),
     ),
+    Mutant(
+        "banded_audit_of_one_visit",
+        "composition would never be attacked",
+        "dptune/cli/step_audit.py",
+        "audit_rows(built, visits=steps, **common)",
+        "audit_rows(built, **common)",
+        ("tests/test_cli.py::test_audit_of_correlated_noise_plays_and_prices_as_many_visits_as_it_is_asked_for",),
+    ),
+    Mutant(
+        "banded_thresholds_chosen_on_what_is_counted",
+        "bounds would hold less often than they say",
+        "dptune/audit/rows.py",
+        "    knobs = stage.knobs(stage.mechanism)\n    return StepAudit(",
+        "    knobs = stage.knobs(stage.mechanism)\n"
+        "    chosen = best_cuts(inside, outside, counted, delta, confidence)\n"
+        "    best = _RowAttack(best.scene, best.weights, best.fit, chosen)\n"
+        "    return StepAudit(",
+        ("tests/audit/test_rows.py::test_thresholds_are_chosen_on_trials_that_are_not_counted",),
+    ),
+    Mutant(
+        "units_dealt_anew_in_every_row",
+        "a unit would be met in rows that share noise",
+        "dptune/training/groups.py",
+        "hashlib.sha256(run_id.encode())",
+        'hashlib.sha256(f"{run_id}, row {row}".encode())',
+        ("tests/audit/test_rows.py::test_every_unit_has_one_turn_in_as_many_rows_as_bands",),
+    ),
 )

@@ -344,7 +344,9 @@ def test_a_schedule_out_of_range_is_refused(changes: dict[str, int]) -> None:
 # The task
 
 
-@pytest.mark.parametrize("lora", ["{rank: 2, alpha: 4}", "{rank: 2, alpha: 4, target_modules: [c_attn]}"])
+@pytest.mark.parametrize(
+    "lora", ["{rank: 2, alpha: 4, dropout: 0.0}", "{rank: 2, alpha: 4, dropout: 0.0, target_modules: [c_attn]}"]
+)
 def test_what_a_result_depends_on_is_the_same_when_it_is_read_back(
     lora: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
