@@ -1,4 +1,4 @@
-"""Rows of GLUE's classification tasks (Wang et al. 2018): SST-2, and QNLI, MNLI and QQP, which are pairs of sentences."""
+"""Rows of GLUE's classification tasks (Wang et al. 2018): SST-2, and pairs of sentences in QNLI, MNLI and QQP."""
 
 from __future__ import annotations
 
