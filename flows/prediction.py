@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger, task, unmapped
 
-from dptune.files import private_directory
+from dptune.files import private_directory, write_json
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child
 from flows.command import run_flow
@@ -97,9 +97,18 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     return str(serving)
 
 
+def skip() -> None:
+    """Leave a note in place of the results: the protocols answer with next tokens, which a classifier has none of."""
+    reason = "task.kind is classify, and the protocols answer with next tokens"
+    write_json(private_directory(PREDICTION) / "skipped.json", {"reason": reason})
+
+
 def main() -> None:
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     settings = load_settings()
+    if settings.task.classifies:
+        skip()
+        return
     check_inputs()
     check_models(settings)
     run_flow(prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}"))

@@ -44,6 +44,7 @@ class SourceSettings:
         path: a file or folder; None if the source needs none.
         unit: the unit of privacy, "record" or the name of a column.
         options: the source's own options, ``data.options``.
+        label: the column of labels, for classifiers; None reads texts.
         dvc_cache: the root of DVC's cache, if there is one.
     """
 
@@ -51,6 +52,7 @@ class SourceSettings:
     unit: str = RECORD
     options: Mapping[str, Any] = field(default_factory=dict)
     dvc_cache: Path | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Source:
     Attributes:
         acquire: writes the records into a folder, whole or not at all, and returns the file that holds them.
         check: raises ConfigError for options that the source does not take.
-        look: returns the form of the records ("text", "pair" or "messages") within seconds; raises ConfigError or
+        look: returns the form of the records (one of ``records.FORMS``) within seconds; raises ConfigError or
             DataError for what cannot be read.
         units: the units of privacy that it knows; None allows any column.
         module: name of the plug-in's module; empty for dptune's own sources.
@@ -158,10 +160,10 @@ def _check_text(given: SourceSettings) -> None:
 
 def _file_source(name: Format) -> Source:
     def check(given: SourceSettings) -> RecordSource:
-        return source_of(name, _path_of(name, given), given.unit, given.options)
+        return source_of(name, _path_of(name, given), given.unit, given.options, given.label)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
-        return acquire_file(directory, name, _path_of(name, given), given.unit, given.options)
+        return acquire_file(directory, name, _path_of(name, given), given.unit, given.options, given.label)
 
     return Source(acquire, check, lambda given: form_at(check(given)), units=None)
 
@@ -193,7 +195,7 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
         found = call_function(given)
         if not rows:
             found = ({"text": text} for text in found)
-        return RecordSource(found, unit=None if given.unit == RECORD else given.unit)
+        return RecordSource(found, unit=None if given.unit == RECORD else given.unit, label=given.label)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
         label = label_of(name)

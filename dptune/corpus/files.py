@@ -35,18 +35,23 @@ OPTIONS = tuple(
 _FEWEST = 10
 
 
-def source_of(name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> RecordSource:
-    """The reader's description of the file. Raises: ConfigError for an unknown option, or columns that conflict."""
+def source_of(
+    name: Format, path: Path, unit: str, options: Mapping[str, Any], label: str | None = None
+) -> RecordSource:
+    """The reader's description of the file; ``label`` is its column of labels, if it has one.
+
+    Raises: ConfigError for an unknown option, or columns that conflict.
+    """
     for option, value in options.items():
         if option not in OPTIONS or not isinstance(value, str):
             problem = f"{option!r} is no option of source {name}" if option not in OPTIONS else f"{option} is no text"
             raise ConfigError("data.options", problem, fix=f"its options are texts by name: {', '.join(OPTIONS)}")
     column = None if unit == RECORD else unit
-    return RecordSource(str(path), format=name, unit=column, **options)
+    return RecordSource(str(path), format=name, unit=column, label=label, **options)
 
 
 def form_at(source: RecordSource, *, public: bool = False) -> str:
-    """The form of the records ("text", "pair" or "messages"); reads the first record alone.
+    """The form of the records (one of ``records.FORMS``); reads the first record alone.
 
     Args:
         public: look at ``source.public``, whose records need no column of units.
@@ -59,13 +64,15 @@ def form_at(source: RecordSource, *, public: bool = False) -> str:
     return form_of([maker.record(number, row)])
 
 
-def acquire_file(directory: Path, name: Format, path: Path, unit: str, options: Mapping[str, Any]) -> Path:
+def acquire_file(
+    directory: Path, name: Format, path: Path, unit: str, options: Mapping[str, Any], label: str | None = None
+) -> Path:
     """Read every record of a file into ``directory``, with a description beside them; whole or not at all.
 
     Raises: ConfigError and DataError as ``reading.read``; DataError for fewer than ten records.
     """
-    label = f"{name} {path.name}, the user's own"
-    return write_found(directory, source_of(name, path, unit, options), name, label, path)
+    called = f"{name} {path.name}, the user's own"
+    return write_found(directory, source_of(name, path, unit, options, label), name, called, path)
 
 
 def write_found(directory: Path, source: RecordSource, name: Format, label: str, file: Path | str) -> Path:

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text
 from dptune.errors import DataError
 from dptune.files import replacing
 
 METADATA_KEY = b"dptune"
 #: The forms that a record can have.
-FORMS = ("text", "pair", "messages")
-_SPELT = {"pair": "prompts with targets", "messages": "chats"}
+FORMS = ("text", "pair", "messages", "label")
+_SPELT = {"pair": "prompts with targets", "messages": "chats", "label": "texts with labels"}
 _BUFFER = 1 << 20  # bytes read ahead of a column
 SCHEMA = pa.schema([("record", pa.int64()), ("unit", pa.int64()), ("text", pa.string())])
 
@@ -38,7 +38,7 @@ class Records:
         about: what the data is: at least source, synthetic and label.
 
     ``about["form"]``, one of ``FORMS`` and "text" if absent, says what ``text`` holds: a text, or JSON of prompt and
-    target, or JSON of messages (``encode_content``).
+    target, of messages, or of a text and its label (``encode_content``).
 
     Rows that an auditor added (``canaries``) have negative numbers in both columns.
     """
@@ -49,7 +49,7 @@ class Records:
     about: Mapping[str, Any]
 
     def texts(self, purpose: str) -> list[str]:
-        """The text of each record, for ``purpose``. Raises: DataError if they are prompts with targets, or messages."""
+        """The text of each record, for ``purpose``. Raises: DataError if they are anything else."""
         if (form := form_at(self.about)) != FORMS[0]:
             problem = f"{purpose} needs records of text, and these are {_SPELT[form]}"
             fix = "leave it out, or give the records as one text each (data.options: {text: ...} or {template: ...})"
@@ -64,7 +64,7 @@ def form_at(about: Mapping[str, Any]) -> str:
 
 def form_of(records: Sequence[Record]) -> str:
     """The form of ``records``, one of ``FORMS``. They must all have the same; the first one decides."""
-    return {Text: "text", PromptTarget: "pair", Chat: "messages"}[type(records[0].content)]
+    return {Text: "text", PromptTarget: "pair", Chat: "messages", Labelled: "label"}[type(records[0].content)]
 
 
 def encode_content(content: Content) -> str:
@@ -79,6 +79,8 @@ def decode_content(text: str, form: str) -> Content:
     """The content of a record whose column ``text`` holds ``text``: the inverse of ``encode_content``."""
     if form == "messages":
         return Chat(tuple(json.loads(text)))
+    if form == "label":
+        return Labelled(*json.loads(text))
     return PromptTarget(*json.loads(text)) if form == "pair" else Text(text)
 
 

@@ -7,6 +7,7 @@ A permutation of the records would change up to half of all sides when one recor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
@@ -99,14 +100,42 @@ def keys_of(records: Records, unit: str) -> np.ndarray:
     return records.unit if unit != RECORD or records.about["source"] in OWN_FILES else records.record
 
 
-def write_splits(narratives: Path, directory: Path, seed: int, unit: str) -> None:
+def split_off(keys: np.ndarray, seed: int, unit: str, attack: float) -> dict[str, np.ndarray]:
+    """The rows of the sides attack and train, where the eval side is another file. Arguments as of ``split``.
+
+    Args:
+        attack: share of the units on the attack side, which only attacks read; 0 leaves none.
+
+    Raises: ConfigError for an unknown unit, or if a side that should have units would have none.
+    """
+    check_unit(unit, "data.unit")
+    rows = sides_of(keys, seed, _HASHED_AS.get(unit, "unit"), {"attack": attack, "train": 1 - attack})
+    if not len(rows["train"]) or (attack and not len(rows["attack"])):
+        problem = f"{attack} of {len(np.unique(keys))} {unit}s leave no one on a side"
+        raise ConfigError("data.parts.attack", problem, fix="use another share, or 0")
+    return rows
+
+
+def write_splits(
+    narratives: Path, directory: Path, seed: int, unit: str, held_out: Path | None = None, attack: float = 0.0
+) -> None:
     """Write attack.parquet, train.parquet and eval.parquet into ``directory``, with the columns and the
     metadata of ``narratives`` plus unit and split.
+
+    Args:
+        held_out: file of the eval side, as a benchmark publishes it; all of ``narratives`` then trains but for the
+            share ``attack`` of its units. None deals the eval side too.
 
     Raises: DataError for unreadable narratives; ConfigError as :func:`split`.
     """
     whole = read_records(narratives)
-    for name, rows in split(keys_of(whole, unit), seed, unit).items():
-        about = {**whole.about, "unit": unit, "split": name}
+    keys = keys_of(whole, unit)
+    fixed = {} if held_out is None else {"fixed": True}
+    sides = split(keys, seed, unit) if held_out is None else split_off(keys, seed, unit, attack)
+    if held_out is not None:
+        other = read_records(held_out)
+        write_records(directory / "eval.parquet", replace(other, about={**other.about, "unit": unit, "split": "eval"}))
+    for name, rows in sides.items():
+        about = {**whole.about, "unit": unit, "split": name, **fixed}
         text = whole.text.take(pa.array(rows))
         write_records(directory / f"{name}.parquet", Records(whole.record[rows], whole.unit[rows], text, about))

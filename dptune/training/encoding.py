@@ -22,6 +22,7 @@ from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
 from dptune.training.chat_template import dated_template, render_chat
 from dptune.training.data import Tokens, tokenize, with_context
+from dptune.training.labelled import encode_labelled
 from dptune.training.token_file import token_batch
 
 #: The tokens that count in the loss: those of targets; those that an assistant says; or all.
@@ -70,6 +71,18 @@ def encode_stored(
     """
     stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
     return encode_records([_stored(text, form, file, row) for row, text in stored], tokenizer, max_length)
+
+
+def encode_stored_labels(
+    batch: pa.RecordBatch, tokenizer: Any, *, file: str, max_length: int, labels: Sequence[str]
+) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
+    """The rows of a classifier's records as the pipeline stores them.
+
+    Raises: ConfigError and DataError as ``labelled.encode_labelled``.
+    """
+    stored = zip(batch.column("record").to_pylist(), batch.column("text").to_pylist(), strict=True)
+    found = [_stored(text, "label", file, row) for row, text in stored]
+    return encode_labelled(found, tokenizer, max_length, labels)
 
 
 def stored_tokens(texts: Sequence[str], tokenizer: Any, *, form: str, file: str, max_length: int) -> Tokens:

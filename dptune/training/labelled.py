@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptune.corpus.reading.record import Labelled, Record
 from dptune.errors import ConfigError, DataError
@@ -30,6 +31,14 @@ def labelled_tokens(records: Sequence[Record], tokenizer: Any, max_length: int, 
     Raises: ConfigError for a length that leaves no room; DataError naming the record for a label that is not in
         ``labels``.
     """
+    rows, cut = encode_labelled(records, tokenizer, max_length, labels)
+    return Tokens(rows, padding=tokenizer.pad_token_id, width=max_length, truncated=int(cut.sum()))
+
+
+def encode_labelled(
+    records: Sequence[Record], tokenizer: Any, max_length: int, labels: Sequence[str]
+) -> tuple[list[NDArray[np.int32]], NDArray[np.bool_]]:
+    """The rows of ``labelled_tokens``, and (records,) which texts were cut. Raises as it does."""
     most = max_length - BESIDE_TEXT
     if most < 3:
         raise ConfigError("training.max_length", f"{max_length} is below 5", fix="allow at least five tokens")
@@ -49,7 +58,7 @@ def labelled_tokens(records: Sequence[Record], tokenizer: Any, max_length: int, 
         tokens = ids or [tokenizer.pad_token_id]  # a text of which the tokenizer keeps nothing
         row = np.array([*tokens, numbers[content.label]], dtype=np.int32)
         rows.append(with_context(row, np.arange(len(row)) == len(tokens)))
-    return Tokens(rows, padding=tokenizer.pad_token_id, width=max_length, truncated=len(cut))
+    return rows, np.isin(np.arange(len(records)), cut)
 
 
 def _encode(texts: list[str], tokenizer: Any, **options: Any) -> list[list[int]]:

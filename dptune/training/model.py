@@ -24,6 +24,7 @@ from dptune.files import naming
 from dptune.training.causal import check_causal, check_configuration, check_weights
 from dptune.training.head import HeadModules, keep_in_float32, start_head
 from dptune.training.lora import Lora
+from dptune.training.losses import is_classifier
 from dptune.training.per_sample import PairModules, lora_pairs, trained_blocks
 from dptune.training.pinned import check_pinned
 from dptune.training.quantized import check_library, in_4bit, keep_layout, loading_options, states_of
@@ -171,7 +172,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(init_seed)
         config = LoraConfig(
-            task_type="SEQ_CLS" if head else "CAUSAL_LM",
+            task_type="SEQ_CLS" if head else None if is_classifier(model) else "CAUSAL_LM",
             modules_to_save=[name for name in head if name not in _ADDED_BY_PEFT] or None,
             r=lora.rank,
             lora_alpha=lora.alpha,

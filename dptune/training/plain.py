@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from dptune.training.losses import model_losses
 
 
 def fit(
-    model: Any, tokens: Tokens, *, epochs: int, batch_size: int, learning_rate: float, seed: int, description: str
+    model: Any,
+    tokens: Tokens,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    description: str,
+    losses: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = model_losses,
 ) -> None:
     """Train what requires a gradient by AdamW, with warm-up and cosine decay; the model is in its training mode.
 
@@ -22,6 +31,7 @@ def fit(
         tokens: the records, at least one.
         seed: seed of the order of records.
         description: text of the progress bar.
+        losses: the (rows,) losses of a batch, of the model, its ids and its mask.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)
@@ -34,7 +44,7 @@ def fit(
         if step % batches_an_epoch == 0:
             batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
         ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
-        loss = model_losses(model, ids, mask).mean()
+        loss = losses(model, ids, mask).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

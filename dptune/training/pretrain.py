@@ -1,80 +1,124 @@
-"""A small public base model: GPT-2's shape, its own tokenizer, trained on public narratives from scratch.
+"""A small public base model with a tokenizer of its own, trained on public texts from scratch: a GPT-2 or a RoBERTa.
 
 It stands in for a hub model where none can be downloaded. It never sees a private record.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
-from dptune.training.data import tokenize
+from dptune.training.data import Tokens, tokenize
 from dptune.training.evaluation import perplexity
+from dptune.training.masked import masked_losses, masked_perplexity
 from dptune.training.model import fuse_activations
 from dptune.training.plain import fit
 from dptune.training.public_model import Pretraining
 
 END_OF_TEXT = "<|endoftext|>"
+#: RoBERTa's special tokens in the order of their ids, by the names that transformers has for them.
+_ROBERTA = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+}
 
 
-def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE whose merges may span words but not sentences.
+def train_tokenizer(
+    texts: list[str], vocabulary: int, merges: str = "sentences", shape: str = "gpt2"
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE; any text can be encoded.
 
-    A narrative is a list of stock sentences, so one clause becomes a few tokens and a record about eighty:
-    five times fewer than GPT-2's, which is what lets two slow cores fine-tune. Any text can be encoded.
+    Args:
+        merges: "sentences" lets merges span words but not sentences: a narrative is a list of stock sentences, so one
+            clause becomes a few tokens and a record about eighty, five times fewer than GPT-2's, which is what lets
+            two slow cores fine-tune. "words" splits texts as GPT-2's does.
+        shape: "gpt2", with one special token; "roberta", which puts ``<s>`` and ``</s>`` around a text.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"[^.]*\. ?"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    if merges == "sentences":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(r"[^.]*\. ?"), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT] if shape == "gpt2" else list(dict.fromkeys(_ROBERTA.values())),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    if shape == "gpt2":
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **_ROBERTA)
 
 
 def without_weights(plan: Pretraining) -> Any:
     """The layers of the model that ``pretrain`` makes, with no memory behind them (device "meta")."""
     with torch.device("meta"):
-        return GPT2LMHeadModel(_configuration(plan, plan.vocabulary, 0)).requires_grad_(False)
+        return _model(plan, plan.vocabulary).requires_grad_(False)
 
 
-def _configuration(plan: Pretraining, vocabulary: int, end_of_text: int) -> GPT2Config:
-    return GPT2Config(
-        vocab_size=vocabulary,
-        n_positions=plan.max_length,
-        n_layer=plan.layers,
-        n_embd=plan.width,
-        n_head=plan.heads,
-        bos_token_id=end_of_text,
-        eos_token_id=end_of_text,
-        pad_token_id=end_of_text,
+def _model(plan: Pretraining, vocabulary: int) -> Any:
+    """The model of a plan with new weights. Its special tokens have the ids that ``train_tokenizer`` gives them."""
+    if plan.shape == "gpt2":
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=vocabulary,
+                n_positions=plan.max_length,
+                n_layer=plan.layers,
+                n_embd=plan.width,
+                n_head=plan.heads,
+                bos_token_id=0,
+                eos_token_id=0,
+                pad_token_id=0,
+            )
+        )
+    return RobertaForMaskedLM(
+        RobertaConfig(
+            vocab_size=vocabulary,
+            max_position_embeddings=plan.max_length + 2,  # RoBERTa's positions start after that of padding, which is 1
+            num_hidden_layers=plan.layers,
+            hidden_size=plan.width,
+            num_attention_heads=plan.heads,
+            intermediate_size=4 * plan.width,
+            type_vocab_size=1,
+            bos_token_id=0,
+            pad_token_id=1,
+            eos_token_id=2,
+        )
     )
 
 
 def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directory: Path) -> dict[str, float]:
     """Train tokenizer and model on public texts; write both to ``directory`` as a hub checkpoint is laid out.
 
-    Returns: ``parameters``, ``tokens_per_text`` and ``validation_perplexity``.
+    Returns: ``parameters``, ``tokens`` (of all texts, once), ``tokens_per_text`` and ``validation_perplexity``, which
+    of an encoder is that of masked tokens given all others.
     """
-    tokenizer = train_tokenizer(texts, plan.vocabulary)
-    tokens = tokenize(texts, tokenizer, plan.max_length)
+    tokenizer = train_tokenizer(texts, plan.vocabulary, plan.merges, plan.shape)
+    tokens, held_out = (_rows(some, tokenizer, plan) for some in (texts, validation))
     torch.manual_seed(plan.seed)
-    model = fuse_activations(GPT2LMHeadModel(_configuration(plan, len(tokenizer), tokenizer.eos_token_id)))
+    model = fuse_activations(_model(plan, len(tokenizer)))
     model.train()
+    masks = torch.Generator().manual_seed(plan.seed)
+    mask = tokenizer.mask_token_id
     fit(
         model,
         tokens,
@@ -83,11 +127,32 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
         learning_rate=plan.learning_rate,
         seed=plan.seed,
         description="pretraining the public model",
+        **({"losses": partial(masked_losses, mask_token=mask, draws=masks)} if plan.shape == "roberta" else {}),
     )
     model.save_pretrained(directory, safe_serialization=True)
     tokenizer.save_pretrained(directory)
+    if plan.shape == "roberta":
+        found = masked_perplexity(model, held_out, mask, plan.batch_size, plan.seed)
+    else:
+        found = perplexity(model, held_out, plan.batch_size)
     return {
         "parameters": float(sum(parameter.numel() for parameter in model.parameters())),
-        "tokens_per_text": float(np.mean([len(row) for row in tokens.rows])),
-        "validation_perplexity": perplexity(model, tokenize(validation, tokenizer, plan.max_length), plan.batch_size),
+        "tokens": float(sum(map(len, tokens.rows))),
+        "tokens_per_text": sum(map(len, tokens.rows)) / len(texts),
+        "validation_perplexity": found,
     }
+
+
+def _rows(texts: list[str], tokenizer: Any, plan: Pretraining) -> Tokens:
+    """A row for each text, cut; of free text, rows of ``max_length`` tokens that follow one another."""
+    if plan.merges == "sentences":
+        return tokenize(texts, tokenizer, plan.max_length)
+    around = 2 if plan.shape == "roberta" else 1
+    most, end = plan.max_length - around, tokenizer.eos_token_id
+    rows = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        for start in range(0, len(ids), most):
+            piece = [*ids[start : start + most], end]
+            rows.append(np.array([tokenizer.bos_token_id, *piece] if around == 2 else piece, dtype=np.int32))
+    return Tokens(rows, padding=tokenizer.pad_token_id, width=plan.max_length + 1)

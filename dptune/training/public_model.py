@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -16,6 +16,9 @@ class Pretraining:
     """Shape and schedule of the public model.
 
     Attributes:
+        shape: "gpt2", a causal model, or "roberta", an encoder that is trained to fill in masked tokens.
+        merges: what a token of the byte-level BPE may span: "sentences", for narratives that are lists of stock
+            sentences, or "words", for free text. Free text is also cut into rows of ``max_length`` tokens.
         vocabulary: number of tokens of the byte-level BPE.
         layers, width, heads: size of the transformer.
         max_length: longest sequence, in tokens.
@@ -23,6 +26,8 @@ class Pretraining:
         seed: seed of initialisation and data order; public.
     """
 
+    shape: Literal["gpt2", "roberta"] = "gpt2"
+    merges: Literal["sentences", "words"] = "sentences"
     vocabulary: Annotated[int, Ge(300), Le(10**6)] = 1024
     layers: Annotated[int, Ge(1), Le(256)] = 2
     width: Annotated[int, Ge(1), Le(32768)] = 64

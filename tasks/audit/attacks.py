@@ -31,6 +31,7 @@ from dptune.audit.step import audit_step
 from dptune.audit.verdict import certificate, judged
 from dptune.corpus.canaries import SECRET_LENGTH
 from dptune.corpus.carriers import public_texts
+from dptune.corpus.reading.record import Record
 from dptune.corpus.records import Records, decode_content, read_records
 from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
@@ -39,7 +40,9 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.per_sample import lora_pairs
+from dptune.training.labelled import labelled_tokens
+from dptune.training.per_sample import trained_blocks
+from dptune.training.scores import label_probabilities
 from dptune.units import RECORD
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
@@ -78,7 +81,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
         **jsonable(target.contents.epsilons.to_dict()),
     }
     audit |= _canary_attacks(target, device)
-    if target.cell.telemetry == "research" and settings.records:
+    if target.cell.telemetry == "research" and settings.records and len(read_records(non_members(target)).record):
         audit["membership"] = _record_membership(target)
     if (canaries := read_crafted(directory)) is not None:
         audit |= _crafted_attack(canaries, target)
@@ -252,7 +255,9 @@ def _record_membership(target: Target) -> dict[str, Any]:
 
     Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
     """
-    members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
+    if target.cell.task.classifies:
+        return _label_membership(target)
+    members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", non_members(target)))
     passages = [*members, *others]
     likelihood = -_losses(target, target.adapted, passages, mean=True)
     public = _losses(target, target.public, passages, mean=True)
@@ -263,6 +268,28 @@ def _record_membership(target: Target) -> dict[str, Any]:
     scores |= own_scores(-likelihood, public)
     count = len(members)
     return {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
+
+
+def non_members(target: Target) -> Path:
+    """The file of records that did not train, and are alike those that did."""
+    return SPLITS / "attack.parquet" if target.fixed else EVAL
+
+
+def _label_membership(target: Target) -> dict[str, Any]:
+    """Training records against others by the likelihood of their own label, of the tuned and of the base model."""
+    losses: dict[str, list[NDArray[np.float64]]] = {"tuned": [], "base": []}
+    for path in (SPLITS / "train.parquet", non_members(target)):
+        records = read_records(path)
+        chosen = np.random.default_rng(target.settings.seed).permutation(len(records.record))[: target.settings.records]
+        found = [Record(decode_content(records.text[int(one)].as_py(), target.form), 0, path.name, 0) for one in chosen]
+        tokens = labelled_tokens(found, target.tokenizer, target.cell.training.max_length, target.cell.task.labels)
+        for name, model in (("tuned", target.adapted), ("base", target.public)):
+            probabilities, own = label_probabilities(model, tokens, target.rows)
+            with np.errstate(divide="ignore"):
+                losses[name].append(-np.log(probabilities[np.arange(len(own)), own]))
+    calibrated = [base - tuned for base, tuned in zip(losses["base"], losses["tuned"], strict=True)]
+    likelihood = [-tuned for tuned in losses["tuned"]]
+    return {"likelihood": _membership_figures(*likelihood), "calibrated": _membership_figures(*calibrated)}
 
 
 def _sample(records: Records, target: Target) -> list[Passage]:
@@ -343,7 +370,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
     """
     charged = min(target.contents.composition, key=lambda release: release.noise_multiplier)
     dimension = int(dict(charged.claims).get("dimension", 0))
-    options = of_model(target.cell.mechanism, target.cell.options, len(lora_pairs(target.adapted)), dimension)
+    options = of_model(target.cell.mechanism, target.cell.options, len(trained_blocks(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = charged.noise_multiplier
     inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away

@@ -20,7 +20,7 @@ from dptune.files import sha256
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.model import load_base, load_tokenizer
+from tasks.experiment.base_model import base_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
@@ -38,7 +38,9 @@ class Target:
         public: the base model, which the attacker has too.
         secrets: the auditor's canaries. Private.
         source: name of the data's source, which decides the public texts that carry secrets.
-        form: what the records are: texts, prompts with targets, or chats (``dptune.corpus.records.FORMS``).
+        form: what the records are: texts, prompts with targets, chats, or labelled texts (``records.FORMS``).
+        fixed: whether the held-out records are another part of a benchmark, whose inputs tell them from those that
+            trained; attacks then compare with the attack side.
     """
 
     cell: Cell
@@ -51,6 +53,7 @@ class Target:
     secrets: Secrets = field(repr=False)
     source: str
     form: str
+    fixed: bool = False
 
     @property
     def rows(self) -> int:
@@ -77,24 +80,25 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
     _check_inputs(cell, directory, again)
     base = cell.model.weights
     try:
-        adapted = PeftModel.from_pretrained(load_base(base, device), str(folder.adapter)).eval()
+        adapted = PeftModel.from_pretrained(base_model(cell.model, cell.task, device).model, str(folder.adapter)).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         fix = f"restore it; or {fresh_start(directory)}"
         raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=folder.adapter) from None
     _check_adapter(adapted, directory)
-    about = read_about(TRAIN)
+    about, public = read_about(TRAIN), base_model(cell.model, cell.task, device)
     return Target(
         cell=cell,
         settings=settings,
         alarm_confidence=alarm_confidence,
         contents=contents,
         adapted=adapted,
-        public=load_base(base, device).eval(),
-        tokenizer=load_tokenizer(base),
+        public=public.model.eval(),
+        tokenizer=public.tokenizer,
         secrets=read_secrets(planted_secrets()),
         source=str(about["source"]),
         form=form_at(about),
+        fixed=bool(about.get("fixed")),
     )
 
 

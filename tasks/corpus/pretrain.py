@@ -1,4 +1,4 @@
-"""DVC stage: the public base model, from public synthetic narratives only; skipped where no model of params.yaml is it.
+"""DVC stage: the public base model, from public texts only; skipped where no model of params.yaml is it.
 
 python -m tasks.corpus.pretrain [--always]
 """
@@ -12,41 +12,57 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import numpy as np
+import pyarrow as pa
 import typer
 
 from dptune.corpus.codes import with_codes
-from dptune.corpus.records import read_records
+from dptune.corpus.records import Records, read_about, read_records, write_records
+from dptune.corpus.wikitext import cleaned_articles
 from dptune.files import private_directory, write_json
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, SKIPPED
 from tasks.settings.params import load_settings
+from tasks.settings.pretrain import Pretrain
 from tasks.stage import run_command
 
 _REASON = f"no model of experiment.models has {PUBLIC_MODEL} as its source, so it is not trained"
 
 
 def pretrain_public_model() -> None:
-    """Generate public narratives (independent marginals, their own seeds), train on them, keep a validation set."""
+    """Train on public texts, narratives or articles of WikiText-2, and keep others for validation."""
     from dptune.training.pretrain import pretrain
 
     settings = load_settings().pretrain
     private_directory(PUBLIC_MODEL.parent)
     with TemporaryDirectory(dir=PUBLIC_MODEL.parent, prefix=".pretrain-") as scratch:
         work = Path(scratch)
-        texts, validation = work / "texts.parquet", work / "validation.parquet"
-        write_public_narratives(texts, settings.encounters, settings.data_seed)
-        write_public_narratives(validation, settings.validation_encounters, settings.data_seed + 1)
-        told = with_codes(_texts(texts), settings.codes, settings.data_seed)
-        figures = pretrain(told, _texts(validation), settings, work / "model")
-        write_json(work / "model" / "pretraining.json", {"data": "SYNTHETIC public narratives", **figures})
+        told, validation = (_articles if settings.source == "wikitext" else _narratives)(settings, work)
+        label = str(read_about(validation)["label"])
+        figures = pretrain(told, list(read_records(validation).text.to_pylist()), settings, work / "model")
+        write_json(work / "model" / "pretraining.json", {"data": label, **figures})
         shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
         (work / "model").rename(PUBLIC_MODEL)
         validation.rename(PUBLIC_NARRATIVES)
     SKIPPED.unlink(missing_ok=True)
 
 
-def _texts(path: Path) -> list[str]:
-    return list(read_records(path).text.to_pylist())
+def _narratives(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+    """Generated narratives (independent marginals, their own seeds), and a file of others."""
+    texts, validation = work / "texts.parquet", work / "validation.parquet"
+    write_public_narratives(texts, settings.encounters, settings.data_seed)
+    write_public_narratives(validation, settings.validation_encounters, settings.data_seed + 1)
+    return with_codes(list(read_records(texts).text.to_pylist()), settings.codes, settings.data_seed), validation
+
+
+def _articles(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+    """The articles of WikiText-2's train part, and a file of those of its dev part."""
+    validation = work / "validation.parquet"
+    held_out = cleaned_articles(str(settings.path), "dev")
+    about = {"source": "wikitext", "synthetic": False, "label": "public articles of WikiText-2"}
+    places = np.arange(len(held_out), dtype=np.int64)
+    write_records(validation, Records(places, places, pa.array(held_out, pa.string()), about))
+    return cleaned_articles(str(settings.path), half=settings.half), validation
 
 
 def skip() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dptune.corpus.files import write_public
+from dptune.corpus.catalogue import find_source
+from dptune.corpus.files import write_acquired, write_public
 from dptune.corpus.narratives import write_narratives
 from dptune.corpus.sources import acquire_synthetic
 from dptune.files import private_directory
@@ -15,10 +16,16 @@ from tasks.stage import run_stage
 
 
 def write_validation() -> None:
-    """Write the user's own public records (``data.public``), else public synthetic narratives."""
+    """Write a benchmark's public part, the user's own public records (``data.public``), or synthetic narratives."""
     settings = load_settings()
     private_directory(PUBLIC_VALIDATION.parent)
-    if settings.data.public_source is not None:
+    if settings.data.parts is not None:
+        with TemporaryDirectory(prefix="dptune-") as work:
+            find_source(settings.data.source).acquire(
+                Path(work), settings.data.settings_of_part(settings.data.parts.public)
+            )
+            write_acquired(Path(work), PUBLIC_VALIDATION)
+    elif settings.data.public_source is not None:
         write_public(PUBLIC_VALIDATION, settings.data.public_source)
     else:
         own = settings.pretrain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dptune.corpus.files import WITH_COLUMNS, write_acquired
 from dptune.corpus.narratives import read_source, write_narratives
 from dptune.corpus.text import MANIFEST_NAME, write_paragraphs
-from tasks.paths import NARRATIVES, RAW
+from tasks.paths import NARRATIVES, NARRATIVES_EVAL, RAW, RAW_EVAL
 from tasks.stage import run_stage
 
 
@@ -14,6 +14,8 @@ def verbalize() -> None:
     source = read_source(RAW / MANIFEST_NAME)["source"]
     if source in WITH_COLUMNS:
         write_acquired(RAW, NARRATIVES)
+        if RAW_EVAL.exists():
+            write_acquired(RAW_EVAL, NARRATIVES_EVAL)
     elif source == "text":
         write_paragraphs(RAW, NARRATIVES)
     else:

@@ -29,6 +29,7 @@ from tasks.settings.experiment import Model
 from tasks.settings.mechanisms import learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
+from tasks.settings.task import Task
 from tasks.settings.training import RULE, TrainingSettings
 
 #: Name of a file in a run's folder that says that its results are in MLflow.
@@ -49,6 +50,7 @@ class Cell(StrictModel):
     accounting: str
     telemetry: str
     unit: str
+    task: Task = Task()
     crafted: int
     lora: Lora
     training: TrainingSettings
@@ -121,6 +123,7 @@ def grid(settings: Settings) -> list[Cell]:
                     accounting=accounting,
                     telemetry=experiment.telemetry,
                     unit=settings.data.unit,
+                    task=settings.task,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
                     training=settings.training.model_copy(update={"learning_rate": rate, **rule}),

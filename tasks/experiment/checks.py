@@ -14,6 +14,7 @@ from dptune.files import write_json
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings, load_settings
+from tasks.settings.task import Task
 from tasks.stage import run_stage
 
 #: Number of canaries whose lengths are looked at.
@@ -37,6 +38,7 @@ def check_models(settings: Settings) -> None:
     Raises: ConfigError naming the field of params.yaml.
     """
     _check_devices(settings)
+    _check_metrics(settings.task)
     for name, model in settings.experiment.models.items():
         try:
             own = _is_own(model)
@@ -47,6 +49,14 @@ def check_models(settings: Settings) -> None:
         if positions is not None and positions < longest:
             problem = f"{longest} exceeds the {positions} positions of experiment.models.{name}"
             raise ConfigError("training.max_length", problem, fix="lower it" + (", or raise pretrain's" if own else ""))
+
+
+def _check_metrics(task: Task) -> None:
+    """Raise ConfigError for a metric that is unknown, or whose library is not installed."""
+    from dptune.generation.metrics import check_names
+
+    if task.inputs:
+        check_names(task.metrics)
 
 
 def _is_own(model: Model) -> bool:
@@ -78,6 +88,12 @@ def _positions(model: Model, settings: Settings) -> int | None:
     from dptune.tuning.base import open_base
     from dptune.tuning.settings import TuneSettings
 
+    task = settings.task
+    if task.words:
+        _check_words(model, settings)
+    classified: dict[str, Any] = {}
+    if task.classifies and not task.words:
+        classified = {"task": "classify", "labels": task.labels}
     lora = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
     again = settings.training.gradient_checkpointing
     asked = TuneSettings(
@@ -87,11 +103,20 @@ def _positions(model: Model, settings: Settings) -> int | None:
         load_in_4bit=model.load_in_4bit,
         gradient_checkpointing=again,
         **lora,
+        **classified,
     )
     base = open_base(model.source, asked, model.revision)
     _check_template(settings, base.tokenizer)
     _check_canaries(settings, base.tokenizer)
     return base.positions
+
+
+def _check_words(model: Model, settings: Settings) -> None:
+    """Raise ConfigError for a label word that is not one token of the model's tokenizer."""
+    from dptune.training.model import load_tokenizer
+    from dptune.training.verbalizer import word_tokens
+
+    word_tokens(settings.task.words, load_tokenizer(model.weights))
 
 
 def _check_template(settings: Settings, tokenizer: Any) -> None:
@@ -125,11 +150,18 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 
 
 def _positions_of_own(settings: Settings) -> int:
-    from dptune.training.model import attach_lora
+    from dptune.training.model import attach_lora, lora_targets
     from dptune.training.pretrain import without_weights
 
-    attach_lora(without_weights(settings.pretrain), settings.lora, 0)
-    return settings.pretrain.max_length
+    shape, task = settings.pretrain.shape, settings.task
+    if shape == "roberta" and (task.words or not task.classifies):
+        problem = "is an encoder, which sees the tokens that it is to predict"
+        raise ConfigError("pretrain.shape", problem, fix="use gpt2, or task.kind: classify without words")
+    if shape == "roberta":
+        lora_targets(without_weights(settings.pretrain), settings.lora)
+    else:
+        attach_lora(without_weights(settings.pretrain), settings.lora, 0)
+    return settings.pretrain.max_length + (2 if shape == "roberta" else 0)
 
 
 def check() -> None:

@@ -42,6 +42,7 @@ from tasks.drawing import draw_curves
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
+from tasks.experiment.quality import label_scores, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.stage import run_command
@@ -263,7 +264,7 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
         except Exception as error:
             opened.append(error)
     runs = [run for run in opened if isinstance(run, Run)]
-    errors = iter(train_together(shared.base, runs) if runs else [])
+    errors = iter(train_together(shared.base.model, runs) if runs else [])
     return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
 
 
@@ -272,6 +273,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     prepared, directory = one.prepared, one.cell.directory
     after = _evaluate(prepared, final=True)
     check_converged(one.cell.label, after)
+    written = text_scores(prepared, directory)
     write_adapter(prepared.spec.model, directory)
     contents = _contents(ledger)
     write_policy(prepared, contents, directory)
@@ -279,6 +281,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     result["together"] = together
+    result |= written
     result |= restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
@@ -336,7 +339,7 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     figures = {"public_perplexity": perplexity(spec.model, _first(spec.public, most), rows, autocast=dtype)}
     if cell.telemetry == "research":
         figures[name] = perplexity(spec.model, _first(prepared.evaluation, most), rows, autocast=dtype)
-    return figures
+    return figures | (label_scores(prepared, rows) if final else {})
 
 
 def _first(tokens: Tokens, most: int | None) -> Tokens:

@@ -20,13 +20,14 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.encoding import encode_stored
-from dptune.training.model import attach_lora, load_base, load_tokenizer, lora_targets
-from dptune.training.per_sample import lora_pairs
+from dptune.training.encoding import encode_stored, encode_stored_labels
+from dptune.training.model import attach_lora, lora_targets
+from dptune.training.per_sample import trained_blocks
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from dptune.units import RECORD
+from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.training import TrainingSettings
@@ -41,7 +42,7 @@ class SharedInputs:
     Attributes:
         cell: one of the cells.
         digests: digests of the model's and the data's files at the time they were read.
-        base: the frozen model on its device.
+        base: the frozen model on its device, with its tokenizer.
         train: the training records.
         evaluation: the held-out private records.
         validation: the public validation records.
@@ -50,7 +51,7 @@ class SharedInputs:
 
     cell: Cell
     digests: dict[str, str]
-    base: Any
+    base: StartingModel
     train: Corpus
     evaluation: Tokens
     validation: Tokens
@@ -64,13 +65,13 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     """
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
-    base = cell.model.weights
-    tokenizer, model = load_tokenizer(base), load_base(base, device)
-    lora_targets(model, cell.lora)  # raises before hours of tokenising
+    base = base_model(cell.model, cell.task, device)
+    lora_targets(base.model, cell.lora)  # raises before hours of tokenising
+    tokenizer = base.tokenizer
     shared = SharedInputs(
         cell=cell,
         digests=digests,
-        base=model,
+        base=base,
         train=corpus_of(cell, TRAIN, tokenizer),
         evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
         validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
@@ -99,6 +100,7 @@ class PreparedCell:
         evaluation: held-out private records.
         about: description of the data; public.
         pairs: names of the modules that train.
+        tokenizer: the model's.
     """
 
     cell: Cell
@@ -106,6 +108,7 @@ class PreparedCell:
     evaluation: Tokens
     about: dict[str, Any]
     pairs: tuple[str, ...]
+    tokenizer: Any = None
 
 
 def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
@@ -123,10 +126,10 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
     if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
-    model = attach_lora(shared_copy(shared.base), cell.lora, cell.seed)
+    model = attach_lora(shared_copy(shared.base.model), cell.lora, cell.seed, shared.base.head)
     units, expected_batch_size = units_of(cell, shared.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
-    adapters = lora_pairs(model)
+    adapters = trained_blocks(model)
     pairs = tuple(pair.name for pair in adapters)
     dimension = sum(parameter.numel() for pair in adapters for parameter in pair.parameters)
     schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
@@ -152,7 +155,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
             fix="leave that mechanism out, or use research",
         )
     spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
-    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs)
+    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, shared.base.tokenizer)
 
 
 def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) -> TrainingPlan:
@@ -199,6 +202,9 @@ def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     form = form_at(about)
     batches = partial(read_batches, records, ("record", "unit", "text"))
     stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
+    if cell.task.classifies:
+        labels = cell.task.labels
+        stored = partial(encode_stored_labels, file=str(about["label"]), max_length=limit, labels=labels)
     corpus = open_or_tokenize(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
@@ -210,7 +216,8 @@ def _token_file(cell: Cell, records: Path) -> Path:
     """The path of a token file, whose name depends on all that decides its content. The data's digest in it is keyed
     by a secret (``cells.digests``), so that nobody can test a guess of the records against the name.
     """
-    content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length])
+    task = [cell.task.labels, bool(cell.task.words)] if cell.task.classifies else []
+    content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length, *task])
     return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
 
 

@@ -136,6 +136,7 @@ def result_of(
         "budget_epsilon": cell.epsilon,
         "seed": cell.seed,
         "agent": isinstance(spec.mechanism.controller, LearnedControl),
+        "task": cell.task.kind,
         "unit": spec.units.kind,
         "units": len(spec.units),
         "delta": cell.delta,
@@ -242,6 +243,8 @@ def _send_results(directory: Path, parent: str, result: dict[str, Any]) -> str |
     files += [folder.controller] if folder.controller.exists() and not result["leaks"] else []
     for made in filter(None, files):
         child.artifact(made)
+    if result.get("task") == "classify":  # MLflow's model of a cell scores texts
+        return child.run_id if child.end() else None
     model = directory / _MODEL
     shutil.rmtree(model, ignore_errors=True)
     try:

@@ -29,6 +29,7 @@ from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
 from tasks.report.headline import best_cell, headline
 from tasks.report.page import write, write_index
+from tasks.report.scores import score_table, scores_of
 from tasks.report.spending import totals, unlisted_spendings
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
 from tasks.report.table import table
@@ -150,6 +151,7 @@ def _write_page(
         metric=NAMES[metric],
         metric_key=metric,
         table=table(groups, audits, rankings(results)),
+        scores=score_table(groups),
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),
         steps=steps_over_seeds(steps_needed(results)),
@@ -186,7 +188,7 @@ def _controllers(results: Sequence[Result]) -> list[Figure]:
 
 def _metrics(result: Result) -> dict[str, Any]:
     keys = ("epsilon_published", "epsilon_noise_only", "epsilon_certified", "noise_multiplier", "releases")
-    return {**{key: result[key] for key in keys}, **result["after"]}
+    return {**{key: result[key] for key in keys}, **result["after"], **scores_of(result)}
 
 
 def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:

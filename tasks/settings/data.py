@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dptune.bounds import Rows, Seed
+from dptune.corpus.benchmarks import BENCHMARKS
 from dptune.corpus.catalogue import SourceSettings, find_source
 from dptune.corpus.files import form_at, source_of
 from dptune.corpus.reading.formats import FORMATS
@@ -34,6 +35,20 @@ class Synthetic(StrictModel):
     seed: Seed
 
 
+class Parts(StrictModel):
+    """The parts of a benchmark by their use; ``data.options.part``, else "train", is the one that trains.
+
+    Attributes:
+        eval: the part that finished cells are scored on; nothing trains on it.
+        public: the part that counts as public, for validation and controllers.
+        attack: share of the training part's units that only attacks read: other parts are told from it by their inputs.
+    """
+
+    eval: str
+    public: str
+    attack: Annotated[float, Ge(0), Lt(1)] = 0.02
+
+
 class Data(StrictModel):
     """The source of the records, its options, and the unit of privacy.
 
@@ -45,6 +60,8 @@ class Data(StrictModel):
         public: public records of one's own, in the same format; nothing takes synthetic narratives.
         options: options of the source, such as {template: "{age}: {note}"} of a table.
         unit: unit of privacy: "record", or the column whose values name units ("patient" for synthetic and uci).
+        label: the column of labels, which ``task.kind: classify`` learns.
+        parts: of benchmarks, the parts that are held out and public; nothing deals the records to sides.
         split_seed: key of the hash that gives every unit its side of the split; public.
         synthetic: size and seed of the generated cohort.
     """
@@ -54,6 +71,8 @@ class Data(StrictModel):
     public: FilePath | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     unit: Unit
+    label: Unit | None = None
+    parts: Parts | None = None
     split_seed: Seed
     synthetic: Synthetic
 
@@ -74,7 +93,13 @@ class Data(StrictModel):
 
     @model_validator(mode="after")
     def _suits_its_source(self) -> Data:
-        own = SourceSettings(self.path, self.unit, self.options)
+        own = SourceSettings(self.path, self.unit, self.options, label=self.label)
+        if self.label is not None and self.source in ("synthetic", "uci", "text"):
+            raise ValueError(f"label: source {self.source} has no column of labels: leave it out")
+        if self.parts is not None and self.source not in BENCHMARKS:
+            raise ValueError(f"parts: source {self.source} has none: use {', '.join(BENCHMARKS)}, or leave it out")
+        if self.parts is not None and self.public is not None:
+            raise ValueError("parts: data.public is given too: leave out one of them")
         try:
             find_source(self.source).check(own)
             _ = self.form
@@ -93,7 +118,7 @@ class Data(StrictModel):
         refuse_same(self.path, self.public)
         form = form_at(self.public_source, public=True)
         if self.form not in (None, form):
-            spelt = {"text": "texts", "pair": "prompts with completions", "messages": "chats"}
+            spelt = {"text": "texts", "pair": "prompts with completions", "messages": "chats", "label": "labels"}
             problem = f"holds {spelt[form]}, and the records are {spelt[str(self.form)]}"
             raise ConfigError("data.public", problem, fix="give public records of the same kind")
 
@@ -102,7 +127,7 @@ class Data(StrictModel):
         """The user's own public records, read as ``path`` is; None where synthetic narratives serve."""
         if self.public is None or self.source not in FORMATS:
             return None
-        described = source_of(self.source, self.path or self.public, self.unit, self.options)
+        described = source_of(self.source, self.path or self.public, self.unit, self.options, self.label)
         return replace(described, public=str(self.public))
 
     def settings_of_source(self, cached: Path | None = None) -> SourceSettings:
@@ -112,11 +137,17 @@ class Data(StrictModel):
             cached: root of DVC's cache, if there is one.
         """
         options = self.synthetic.model_dump() if self.source == "synthetic" else self.options
-        return SourceSettings(self.uci_path if self.source == "uci" else self.path, self.unit, options, cached)
+        path = self.uci_path if self.source == "uci" else self.path
+        return SourceSettings(path, self.unit, options, cached, self.label)
+
+    def settings_of_part(self, part: str) -> SourceSettings:
+        """The settings of another part of a benchmark."""
+        own = self.settings_of_source()
+        return replace(own, options={**own.options, "part": part})
 
     @cached_property
     def form(self) -> str | None:
-        """The form of the records (text, pair or messages), by a look at the first one.
+        """The form of the records (text, pair, messages or label), by a look at the first one.
 
         None where the source's file is gone, and only the records that were copied from it earlier are here.
         """

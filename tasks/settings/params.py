@@ -22,6 +22,7 @@ from tasks.settings.pretrain import Pretrain
 from tasks.settings.refusals import refusal
 from tasks.settings.strict import StrictModel, as_value_error
 from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.task import Task
 from tasks.settings.training import TrainingSettings
 
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
@@ -32,6 +33,7 @@ class Settings(StrictModel):
 
     Attributes:
         plugins: modules of yours with clippers, noises, controllers, scores or sources.
+        task: what is learned from the records, and how finished cells are scored.
         mechanisms: mechanisms by a label of yours: clipper, noise, controller and their options, ``like``,
             ``accounting``, ``learning_rate``, ``on_model`` and ``sweep``. What is left out comes from the registered
             mechanism of that name.
@@ -39,6 +41,7 @@ class Settings(StrictModel):
 
     plugins: tuple[_Module, ...] = ()
     data: Data
+    task: Task
     canaries: Canaries
     pretrain: Annotated[Pretrain, LibrarySection()]
     lora: Annotated[Lora, LibrarySection("rank", "alpha", "dropout")]
@@ -65,6 +68,22 @@ class Settings(StrictModel):
         if self.prediction.partition not in self.data.units:
             problem = f"the data has no column {self.prediction.partition!r} of units"
             raise ValueError(f"prediction.partition: {problem}; use {' or '.join(self.data.units)}")
+        return self
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> Settings:
+        if not self.task.classifies:
+            if self.data.label is not None:
+                raise ValueError("data.label: only task.kind: classify learns labels: set it, or leave the column out")
+            return self
+        if self.data.label is None:
+            raise ValueError("data.label: is empty: name the column of the labels that task.kind: classify learns")
+        if self.canaries.extraction or self.canaries.audit:
+            raise ValueError("canaries: a classifier's loss sees no secret in a text: set extraction and audit to 0")
+        if self.audit.shadows:
+            raise ValueError("audit.shadows: are for canaries, which a classifier has none of: use 0")
+        if self.data.parts is None and self.data.public is None:
+            raise ValueError("data.public: is empty, and narratives have no labels: give records, or data.parts")
         return self
 
     @model_validator(mode="after")

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dptune.corpus import benchmarks
-from dptune.corpus.benchmarks import articles, dart, e2e, glue, meaning_prompt, wikitext
+from dptune.corpus import published_files
+from dptune.corpus.benchmarks import dart, e2e, meaning_prompt
 from dptune.corpus.catalogue import SourceSettings, find_source, label_of
+from dptune.corpus.glue import glue
 from dptune.corpus.reading.read import read
 from dptune.corpus.records import form_at, read_records
+from dptune.corpus.wikitext import articles, cleaned_articles, wikitext
 from dptune.errors import ConfigError, DataError
 from tasks.settings.data import Data
 
@@ -41,7 +43,7 @@ def real() -> Path:
 @pytest.fixture
 def invented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of each benchmark's layout, with rows made up here."""
-    monkeypatch.setattr(benchmarks, "KNOWN", {})
+    monkeypatch.setattr(published_files, "KNOWN", {})
     rows = f'mr,ref\r\n"{MR}","Ada  is a\npub."\r\n"{MR}",A pub is Ada.\r\n"name[Bo]",Bo.\r\n'
     with zipfile.ZipFile(tmp_path / "e2e.zip", "w") as archive:
         archive.writestr("e2e-dataset/trainset.csv", rows)
@@ -95,6 +97,56 @@ def test_articles_of_wikitext(invented: Path) -> None:
     assert sorted(map(str, [*halves[0], *halves[1]])) == sorted(map(str, rows))
 
 
+def test_blocks_of_an_article_hold_its_words_in_order_and_no_other_articles(invented: Path) -> None:
+    whole, blocks = list(wikitext(str(invented))), list(wikitext(str(invented), block=4))
+    for article in {row["article"] for row in whole}:
+        words = [" ".join(row["text"] for row in rows if row["article"] == article) for rows in (whole, blocks)]
+        assert words[0] == words[1]
+    assert max(len(row["text"].split()) for row in blocks) == 4
+    with pytest.raises(ConfigError, match="block True is no number"):
+        next(iter(wikitext(str(invented), block=True)))
+
+
+def test_articles_are_cleaned_of_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    lines = (
+        " \n = Cats = \n \n The <unk> cat ( red ) is 10 @-@ years old , and costs £ 3 @.@ 5 . \n = = It 's = = \n \n"
+    )
+    (tmp_path / "wiki.train.tokens").write_text(lines)
+    assert cleaned_articles(str(tmp_path)) == ["Cats\nThe cat (red) is 10-years old, and costs £3.5.\nIt's"]
+
+
+def test_pairs_of_glue_have_labels_templates_and_units(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text(
+        "index\tquestion\tsentence\tlabel\n0\tWho {second}?\tBo did.\tentailment\n1\tWhy?\tBo did.\tnot_entailment\n"
+    )
+    rows = list(glue(str(tmp_path), "qnli"))
+    assert rows[0] == {"text": "Who {second}? Bo did.", "label": "entailment", "passage": "Bo did."}
+    assert next(iter(glue(str(tmp_path), "qnli", template="{first}</s></s>{second}")))["text"] == (
+        "Who {second}?</s></s>Bo did."
+    )
+    (tmp_path / "dev_matched.tsv").write_text(
+        "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA.\tB.\tneutral\tentailment\n"
+    )
+    assert list(glue(str(tmp_path), "mnli", "dev")) == [{"text": "A. B.", "label": "entailment", "premise": "A."}]
+    (tmp_path / "dev.tsv").write_text(
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\tA?\tB?\t1\n1\t1\ttorn\n"
+    )
+    assert list(glue(str(tmp_path), "qqp", "dev")) == [{"text": "A? B?", "label": "1"}]
+    (tmp_path / "dev_mismatched.tsv").write_text("a\tsentence1\tsentence2\tb\tc\tgold_label\n0\t1\t2\n")
+    with pytest.raises(DataError, match="3 fields instead of 6"):
+        list(glue(str(tmp_path), "mnli", "dev_mismatched"))
+    with pytest.raises(ConfigError, match="names no sentence"):
+        next(iter(glue(str(tmp_path), "qnli", template="so")))
+
+
+def test_a_relative_path_may_lie_in_the_folder_of_benchmarks(invented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="DPTUNE_BENCHMARKS"):
+        next(iter(e2e("e2e.zip")))
+    monkeypatch.setenv("DPTUNE_BENCHMARKS", str(invented))
+    assert next(iter(e2e("e2e.zip")))["mr"] == MR
+
+
 def test_a_source_reads_units_and_records(invented: Path) -> None:
     source = find_source("e2e")
     assert source.rows is not None
@@ -109,7 +161,7 @@ def test_a_source_reads_units_and_records(invented: Path) -> None:
 
 
 def test_the_pipelines_settings_and_files_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks, "KNOWN", {})
+    monkeypatch.setattr(published_files, "KNOWN", {})
     rows = "".join(f'"name[Bo], near[{number // 2}]",Bo is {number}.\n' for number in range(20))
     with zipfile.ZipFile(tmp_path / "e2e.zip", "w") as archive:
         archive.writestr("trainset.csv", f"mr,ref\n{rows}")
@@ -132,7 +184,7 @@ def test_wrong_files_and_options_are_named(invented: Path, monkeypatch: pytest.M
         next(iter(e2e(str(invented / "e2e.zip"), "test")))
     with pytest.raises(DataError, match="cannot be read"):
         next(iter(e2e(str(invented / "train.tsv"))))
-    monkeypatch.setattr(benchmarks, "KNOWN", {"trainset.csv": "0" * 64})
+    monkeypatch.setattr(published_files, "KNOWN", {"trainset.csv": "0" * 64})
     with pytest.raises(DataError, match=r"has SHA-256 [0-9a-f]{64}, and the published file 0{64}"):
         next(iter(e2e(str(invented / "e2e.zip"))))
     with pytest.raises(ConfigError, match="its parameters are"):

@@ -15,7 +15,7 @@ import pytest
 from tiny_pipeline import ROOT, UNITS, mode, read_json, run_stages, write_params
 
 from dptune.corpus.canaries import read_secrets
-from dptune.corpus.records import read_records
+from dptune.corpus.records import read_about, read_records
 from dptune.errors import DataError
 from dptune.files import sha256
 from tasks.corpus.acquire import acquire
@@ -49,7 +49,7 @@ def test_the_stages_leave_their_files(pipeline: Path) -> None:
     assert len(read_records(TRAIN).record) == UNITS
     assert len(read_records(PUBLIC_VALIDATION).record) == 20
     assert (PUBLIC_MODEL / "model.safetensors").exists()
-    assert read_json(PUBLIC_MODEL / "pretraining.json")["data"] == "SYNTHETIC public narratives"
+    assert read_json(PUBLIC_MODEL / "pretraining.json")["data"] == read_about(PUBLIC_NARRATIVES)["label"]
     assert all("SYNTHETIC" in read_records(path).about["label"] for path in (NARRATIVES, TRAIN, EVAL))
     assert not list(Path("data").rglob("*.partial"))
     assert {path.name for path in PUBLIC_MODEL.parent.iterdir()} == {"public", "public_validation.parquet"}

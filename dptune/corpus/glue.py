@@ -1,0 +1,115 @@
+"""Rows of GLUE's classification tasks (Wang et al. 2018): SST-2, and pairs of sentences in QNLI, MNLI and QQP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dptune.corpus.published_files import file_of, read_published
+from dptune.errors import ConfigError, DataError
+
+Row = Mapping[str, Any]
+_SENTENCES = {"train": "stsa.binary.train", "dev": "stsa.binary.dev", "test": "stsa.binary.test"}
+#: The columns that SST-2's copies give to sentences.
+_SENTENCE = ("sentence", "content", "text")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task's files and columns.
+
+    Attributes:
+        files: file of each part.
+        first, second: columns of the sentences; no second one where texts are single.
+        label: column of labels.
+        unit: what rows that share a sentence are called, and the column of that sentence; empty where there is none.
+        torn: whether the published file has rows with fields missing, which everybody leaves out.
+    """
+
+    files: Mapping[str, str]
+    first: str
+    second: str
+    label: str
+    unit: tuple[str, str] = ("", "")
+    torn: bool = False
+
+
+_DEV = {"train": "train.tsv", "dev": "dev.tsv"}
+_TASKS = {
+    "sst2": _Task(_DEV, "sentence", "", "label"),
+    "qnli": _Task(_DEV, "question", "sentence", "label", ("passage", "sentence")),
+    "mnli": _Task(
+        {"train": "train.tsv", "dev": "dev_matched.tsv", "dev_mismatched": "dev_mismatched.tsv"},
+        "sentence1",
+        "sentence2",
+        "gold_label",
+        ("premise", "sentence1"),
+    ),
+    "qqp": _Task(_DEV, "question1", "question2", "is_duplicate", torn=True),
+}
+
+
+def glue(path: str, task: str = "sst2", part: str = "train", template: str = "") -> Iterator[Row]:
+    """Rows of a task: columns text and label, and the one of units that the task has.
+
+    Labels are as published: SST-2 0 (negative) and 1; QNLI entailment, not_entailment; MNLI contradiction, entailment,
+    neutral; QQP 0, 1 (the same question).
+
+    The papers protect a row. GLUE's training rows of SST-2 are phrases of sentences, up to 53 of one; phrases that two
+    sentences share belong to no one of them, so they cannot be grouped: ``sst2-sentences`` reads the 6,920 whole
+    sentences, each of which is a unit. Rows of QNLI share a passage (``unit: passage``) and those of MNLI a premise
+    (``unit: premise``). QQP's questions link rows into large clusters: a row alone is a unit there.
+
+    Args:
+        path: the folder of the TSV files, or of stsa.binary.train and its like.
+        task: "sst2", "sst2-sentences", "qnli", "mnli" or "qqp".
+        part: train or dev; of MNLI also dev_mismatched; of sentences also test (never tune on it).
+        template: text of a row, with ``{first}`` and, of pairs, ``{second}``; empty: the sentences, a space between.
+            The pair of a RoBERTa is ``{first}</s></s>{second}``; label words stand after ``{first} It was``.
+    """
+    if task == "sst2-sentences":
+        for line in read_published(path, file_of("glue", _SENTENCES, part)).splitlines():
+            label, _, sentence = line.partition(" ")
+            yield {"text": _filled(template or "{first}", _written(sentence), ""), "label": label}
+        return
+    if task not in _TASKS:
+        fix = f"use {', '.join(_TASKS)} or sst2-sentences"
+        raise ConfigError("data.options", f"task {task!r} is unknown", fix=fix)
+    found = _TASKS[task]
+    form = template or ("{first} {second}" if found.second else "{first}")
+    for row in _rows(path, found, part):
+        second = row[found.second].strip() if found.second else ""
+        unit, of = found.unit
+        own = {unit: row[of]} if unit else {}
+        yield {"text": _filled(form, row[found.first].strip(), second), "label": row[found.label].strip(), **own}
+
+
+def _rows(path: str, task: _Task, part: str) -> Iterator[Mapping[str, str]]:
+    """The rows by column. Copies differ in the order of columns, and SST-2's in the name of the sentence's."""
+    file = file_of("glue", task.files, part)
+    lines = [line.rstrip("\r").split("\t") for line in read_published(path, file).split("\n") if line.strip()]
+    header = [task.first if not task.second and name in _SENTENCE else name for name in lines[0]]
+    lacking = [name for name in (task.first, task.second, task.label) if name and header.count(name) != 1]
+    if lacking:
+        problem = f"has the columns {', '.join(lines[0])}"
+        raise DataError(problem, fix=f"give the published file, which has {', '.join(lacking)}", file=file, row=1)
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) == len(header):
+            yield dict(zip(header, cells, strict=True))
+        elif not task.torn:
+            problem = f"{len(cells)} fields instead of {len(header)}"
+            raise DataError(problem, fix="take the published file", file=file, row=number)
+
+
+def _filled(template: str, first: str, second: str) -> str:
+    if "{first}" not in template:
+        fix = "write {first}, and {second} where rows are pairs"
+        raise ConfigError("data.options", f"template {template!r} names no sentence", fix=fix)
+    # Not str.format: what stands in a row is no part of the template.
+    before, _, after = template.partition("{first}")
+    return before + first + after.replace("{second}", second)
+
+
+def _written(sentence: str) -> str:
+    return sentence.replace("-lrb-", "(").replace("-rrb-", ")").replace("\\/", "/").strip()

@@ -1,0 +1,85 @@
+"""Scores of a finished cell on held-out records: a classifier's accuracy, or metrics of what a model writes.
+
+Both are aggregates of held-out records, and are computed under research telemetry alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.reading.record import PromptTarget
+from dptune.corpus.records import decode_content, form_at, read_records
+from dptune.errors import DataError
+from dptune.files import write_text
+from dptune.generation.decoding import Decoding, decode
+from dptune.generation.metrics import score
+from dptune.training.losses import is_classifier
+from dptune.training.scores import score_classifier
+from tasks.experiment.prepare import PreparedCell
+from tasks.paths import EVAL
+from tasks.settings.task import Task
+
+#: What a model wrote for held-out prompts, in a cell's folder; mode 0600.
+OUTPUTS = "outputs.jsonl"
+
+
+def label_scores(prepared: PreparedCell, rows: int) -> dict[str, float]:
+    """Accuracy, F1, calibration error and the most frequent label's share; empty for a model that is no classifier."""
+    spec = prepared.spec
+    if not is_classifier(spec.model) or prepared.cell.telemetry != "research":
+        return {}
+    found = score_classifier(spec.model, prepared.evaluation, rows, autocast=spec.plan.autocast_dtype)
+    names = ("accuracy", "f1", "calibration_error", "largest_class")
+    return {f"eval_{name}": float(getattr(found, name)) for name in names}
+
+
+def text_scores(prepared: PreparedCell, directory: Path) -> dict[str, Any]:
+    """What a result keeps of the texts that a cell's model writes; empty where the task asks for none.
+
+    Held-out records with one prompt are one input with several references. The texts are kept in ``OUTPUTS``.
+
+    Raises: DataError for records without prompts; ConfigError for an unknown metric, or prompts beyond the context.
+    """
+    task = prepared.cell.task
+    if not task.inputs or prepared.cell.telemetry != "research":
+        return {}
+    references = references_of(task.inputs)
+    decoding = decoding_of(task)
+    outputs = decode(prepared.spec.model, prepared.tokenizer, list(references), decoding)
+    lines = [json.dumps({"prompt": one, "output": text}) for one, text in zip(references, outputs, strict=True)]
+    write_text(directory / OUTPUTS, "\n".join(lines) + "\n")
+    found = score(outputs, list(references.values()), task.metrics)
+    return {
+        "scores": {name: one.value for name, one in found.items()},
+        "signatures": {name: one.signature for name, one in found.items()},
+        "decoding": decoding.signature,
+        "inputs": len(outputs),
+    }
+
+
+def references_of(most: int) -> dict[str, list[str]]:
+    """The targets of the held-out records by their prompts, of the first ``most`` prompts."""
+    records = read_records(EVAL)
+    form, label = form_at(records.about), str(records.about["label"])
+    if form != "pair":
+        fix = "use task.inputs: 0, or records with prompt and completion"
+        raise DataError("has no prompts for which a model could write", fix=fix, file=label)
+    found: dict[str, list[str]] = {}
+    for text in records.text.to_pylist():
+        content = decode_content(str(text), form)
+        assert isinstance(content, PromptTarget)
+        if content.prompt in found or len(found) < most:
+            found.setdefault(content.prompt, []).append(content.target.strip())
+    return found
+
+
+def decoding_of(task: Task) -> Decoding:
+    """How a model writes."""
+    return Decoding(
+        max_new_tokens=task.max_new_tokens,
+        beams=task.beams,
+        length_penalty=task.length_penalty,
+        no_repeat_ngram=task.no_repeat_ngram,
+    )

@@ -1,0 +1,208 @@
+"""Benchmarks run through all stages: labels by a head and by words, texts that are written and scored, fixed parts."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import cells, merge, read_json, run_stages, write_params
+
+from dptune.corpus import published_files
+from dptune.corpus.records import read_records
+from dptune.errors import ConfigError
+from dptune.files import write_text
+from dptune.privacy.ledger_file import read_ledger
+from dptune.training.token_file import open_corpus
+from flows.prediction import skip
+from tasks.audit.attacks import audit_cell
+from tasks.experiment.checks import check_models
+from tasks.experiment.finetune import run_cell
+from tasks.experiment.groups import group_cells
+from tasks.paths import CANARIES, EVAL, PREDICTION, PUBLIC_VALIDATION, SPLITS, TOKENS, TRAIN
+from tasks.report.experiment import write_report
+from tasks.settings.params import load_settings
+
+NO_CANARIES = {"canaries": {"extraction": 0, "audit": 0}, "lora": {"target_modules": None}}
+WORDS = {"pretrain": {"merges": "words", "vocabulary": 400}}
+FEW = {"generations": 20, "candidates": 3, "records": 6, "shadows": 0, "step_trials": 500}
+SST2: dict[str, Any] = merge(
+    merge(NO_CANARIES, WORDS),
+    {
+        "data": {"source": "glue", "path": "sst2", "label": "label", "parts": {"eval": "dev", "public": "dev"}},
+        "task": {"kind": "classify", "labels": ["0", "1"]},
+        "training": {"max_length": 24, "epochs": 0.3, "expected_batch_size": 16},
+    },
+)
+E2E: dict[str, Any] = merge(
+    merge(NO_CANARIES, WORDS),
+    {
+        "data": {
+            "source": "e2e",
+            "path": "e2e",
+            "unit": "mr",
+            "parts": {"eval": "test", "public": "dev", "attack": 0.2},
+            "options": {"separator": " ="},
+        },
+        "task": {"inputs": 3, "max_new_tokens": 4, "metrics": ["bleu_e2e", "cider_13a"]},
+        "training": {"max_length": 48, "epochs": 0.3, "records_per_unit": 2},
+    },
+)
+
+
+@pytest.fixture
+def files(empty: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders of both benchmarks' layouts, with rows made up here."""
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    (empty / "sst2").mkdir()
+    for part, count in (("train", 120), ("dev", 20)):
+        rows = "".join(
+            f"a {['bad', 'good'][number % 2]} cat number {number}\t{number % 2}\n" for number in range(count)
+        )
+        (empty / "sst2" / f"{part}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    (empty / "e2e").mkdir()
+    for name, first, count in (("trainset.csv", 0, 120), ("devset.csv", 500, 10), ("testset_w_refs.csv", 900, 10)):
+        rows = "".join(f'"name[Bo], near[{first + one // 2}]",Bo is near {first} {one}.\n' for one in range(count))
+        (empty / "e2e" / name).write_text(f"mr,ref\n{rows}")
+    return empty
+
+
+def run_one(changes: dict[str, Any], mechanism: str = "static") -> tuple[Path, dict[str, Any]]:
+    """All stages and the one cell of a mechanism, which is then audited; its folder and its result."""
+    run_stages(changes)
+    check_models(load_settings())
+    cell = next(one for one in cells(changes) if one.mechanism == mechanism)
+    write_text(cell.directory / "cell.json", cell.model_dump_json())
+    run_cell(cell, "cpu")
+    audit = audit_cell(cell.directory, load_settings().audit.model_copy(update=FEW), "cpu")
+    assert audit["violations"] == []
+    assert audit["membership"]["likelihood"]["members"] == 6
+    assert audit["step"]["trials"] == 500
+    return cell.directory, read_json(cell.directory / "result.json")
+
+
+@pytest.mark.parametrize("way", ["head of an encoder", "head of a causal model", "words"])
+def test_labels_are_learned_end_to_end(files: Path, way: str, quick_pictures: None) -> None:
+    own = {"pretrain": {"shape": "roberta"}} if way == "head of an encoder" else {}
+    if way == "words":
+        own = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
+    folder, result = run_one(merge(SST2, own))
+    assert read_records(TRAIN).about["form"] == "label"
+    assert len(read_records(EVAL).record) == len(read_records(PUBLIC_VALIDATION).record) == 20
+    assert result["task"] == "classify"
+    assert result["after"]["eval_largest_class"] == 0.5
+    assert 0 <= result["after"]["eval_accuracy"] <= 1
+    assert set(result["before"]) == set(result["after"])
+    assert result["pairs"][-1] == ("head" if way.startswith("head") else result["pairs"][0])
+    assert read_ledger(folder / "ledger.jsonl").header.units == len(read_records(TRAIN).record)
+    assert result["epsilon_certified"] <= 0.3
+    write_report([result], Path("report"), "sst2")
+    page = Path("report/report.html").read_text(encoding="utf-8")
+    assert "calibration error" in page
+    assert "A constant answer has an accuracy of 0.5000" in page
+
+
+def test_texts_are_written_and_scored_end_to_end(files: Path, quick_pictures: None) -> None:
+    folder, result = run_one(E2E)
+    train, held_out = read_records(SPLITS / "train.parquet"), read_records(EVAL)
+    attack = read_records(SPLITS / "attack.parquet")
+    assert len(train.record) + len(attack.record) == 120
+    assert len(attack.record)
+    assert not set(train.unit.tolist()) & set(attack.unit.tolist()), "a unit is on one side"
+    assert len(held_out.record) == 10
+    assert not set(held_out.unit.tolist()) & {*train.unit.tolist(), *attack.unit.tolist()}
+    assert set(result["scores"]) == set(result["signatures"]) == {"bleu_e2e", "cider_13a"}
+    assert (result["inputs"], result["decoding"]) == (3, "greedy, at most 4 tokens")
+    outputs = folder / "outputs.jsonl"
+    lines = [json.loads(line) for line in outputs.read_text(encoding="utf-8").splitlines()]
+    assert [line["prompt"] for line in lines] == [f"name : Bo | near : {number} =" for number in (900, 901, 902)]
+    assert outputs.stat().st_mode & 0o777 == 0o600
+    write_report([result], Path("report"), "e2e")
+    assert "sacrebleu BLEU: nrefs:2|case:lc" in Path("report/report.html").read_text(encoding="utf-8")
+
+
+def test_under_private_telemetry_nothing_is_scored(files: Path) -> None:
+    changes = merge(E2E, {"experiment": {"telemetry": "private", "mechanisms": ["static"]}})
+    run_stages(changes)
+    (cell,) = cells(changes)
+    run_cell(cell, "cpu")
+    assert "scores" not in read_json(cell.directory / "result.json")
+    assert not (cell.directory / "outputs.jsonl").exists()
+
+
+def test_a_learned_controller_takes_words_and_refuses_a_head(files: Path) -> None:
+    rldp = {"experiment": {"mechanisms": ["rldp"]}, "mechanisms": {"rldp": {"interval": 2, "warmup": 1}}}
+    words = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
+    run_stages(merge(SST2, rldp))
+    (cell,) = cells(merge(SST2, rldp))
+    with pytest.raises(ConfigError, match="head"):
+        run_cell(cell, "cpu")
+    run_stages(merge(merge(SST2, rldp), words), pretrained=False)
+    (cell,) = cells(merge(merge(SST2, rldp), words))
+    run_cell(cell, "cpu")
+
+
+def test_words_stand_at_the_end_of_texts_that_are_cut(files: Path) -> None:
+    words = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
+    changes = merge(merge(SST2, words), {"training": {"max_length": 8}})
+    run_stages(changes)
+    (cell,) = [one for one in cells(changes) if one.mechanism == "nonprivate"]
+    run_cell(cell, "cpu")
+    (file,) = TOKENS.glob("train-*.arrow")
+    rows = open_corpus(file).tokens.rows
+    ends = {int(~row[-2]) for row in rows}
+    assert len(ends) == 1, "each text's last token is the template's"
+
+
+def test_cells_of_labels_do_not_share_a_pass(files: Path) -> None:
+    changes = merge(SST2, {"experiment": {"cells_together": 8}})
+    run_stages(changes)
+    assert [len(group.cells) for group in group_cells(cells(changes), 8)] == [1, 1]
+
+
+def test_prediction_leaves_a_note_for_labels(files: Path) -> None:
+    skip()
+    assert "next tokens" in read_json(PREDICTION / "skipped.json")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": {"labels": ["0"]}}, "name all labels"),
+        ({"task": {"labels": ["0", "0"]}}, "is given twice"),
+        ({"task": {"words": [" good"]}}, "there are 1, and 2 labels"),
+        ({"task": {"inputs": 3}}, "a classifier writes nothing"),
+        ({"task": {"kind": "generate"}}, "are for kind: classify"),
+        ({"task": {"kind": "generate", "labels": []}}, "only task.kind: classify learns labels"),
+        ({"data": {"label": None}}, "name the column of the labels"),
+        ({"data": {"parts": None}}, "narratives have no labels"),
+        ({"canaries": {"audit": 4}}, "sees no secret in a text"),
+        ({"audit": {"shadows": 4}}, "which a classifier has none of"),
+        ({"data": {"public": "dev.tsv"}}, "data.public is given too"),
+        ({"data": {"source": "table", "path": "sst2/train.tsv"}}, "source table has none"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(files: Path, change: dict[str, Any], message: str) -> None:
+    write_params(SST2, change)
+    with pytest.raises(ConfigError, match=message):
+        load_settings()
+
+
+def test_an_encoder_learns_labels_by_a_head_alone(files: Path) -> None:
+    for change in (
+        {"task": {"words": [" a", " b"]}},
+        {"task": {"kind": "generate", "labels": []}, "data": {"label": None}},
+    ):
+        write_params(SST2, {"pretrain": {"shape": "roberta"}}, change)
+        with pytest.raises(ConfigError, match="is an encoder"):
+            check_models(load_settings())
+
+
+def test_zips_are_read_too(files: Path) -> None:
+    with zipfile.ZipFile("e2e.zip", "w") as archive:
+        for file in Path("e2e").iterdir():
+            archive.write(file)
+    run_stages(merge(E2E, {"data": {"path": "e2e.zip"}}), pretrained=False)
+    assert (CANARIES / "train.parquet").exists()
