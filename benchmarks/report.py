@@ -94,8 +94,8 @@ def _share(results: Results, line: Line) -> str:
     return f"{statistics.median(shares):.1%}" if shares else ""
 
 
-TITLES = {"steps": "A step", "mechanisms": "Mechanisms", "cells": "Cells"}
-NAMES = {"steps": "who", "mechanisms": "mechanism", "cells": ""}
+TITLES = {"steps": "A step", "mechanisms": "Mechanisms", "bands": "Correlated noise", "cells": "Cells"}
+NAMES = {"steps": "who", "mechanisms": "mechanism", "bands": "mechanism", "cells": ""}
 _Column = Callable[[Results, Line], str]
 COLUMNS: dict[str, dict[str, _Column]] = {
     "steps": {
@@ -109,6 +109,12 @@ COLUMNS: dict[str, dict[str, _Column]] = {
         "time / PEER": _time_ratio,
         "ms a step": _milliseconds,
         "in its controller": _share,
+        "memory / PEER": _memory_ratio,
+    },
+    "bands": {
+        "time / PEER": _time_ratio,
+        "ms a step": _milliseconds,
+        "peak MB": _memory,
         "memory / PEER": _memory_ratio,
     },
     "cells": {"cells an hour over one after another": _gain, "ms a cell's step": _milliseconds},

@@ -16,6 +16,7 @@ from benchmarks.measure import Deadline, Effort, Results, machine, measure, quie
 from benchmarks.report import show
 from benchmarks.shapes import Setting, Shape
 from benchmarks.steps import (
+    BANDS,
     MECHANISM_LINES,
     POISSON,
     STEPS,
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     work = [
         ("steps", DEFAULT, (*STEPS, POISSON), Effort(rounds, seconds=1.5)),
         ("cells", DEFAULT, (), Effort(2, steps=3)),
+        ("bands", DEFAULT, BANDS, Effort(rounds, seconds=1.5)),
         ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7, memory=1)),
         ("steps", LARGER, STEPS, Effort(2, steps=1, least=90, memory=1)),
     ]

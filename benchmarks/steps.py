@@ -137,10 +137,11 @@ def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, fl
     return {"controller_share": watched.seconds * (steps - 1) / steps / elapsed} if elapsed else {}
 
 
-def private_poisson(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
-    """``static`` as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
+def private_poisson(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """A mechanism as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
     model = setting.model(ours=True)
-    mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    bands = {"bands": 8} if name == "banded" else {}
+    mechanism = build(name, bands | {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
     _train(setting, model, mechanism, setting.poisson_records, steps, tick, checkpoint_every=10)
     return {}
 
@@ -268,7 +269,12 @@ STEPS = (
     Contender("Opacus hooks", opacus_hooks, foreign=True),
     Contender("Opacus ghost", opacus_ghost, foreign=True),
 )
-POISSON = Contender("dptune static, Poisson batches", private_poisson, steps=8)
+POISSON = Contender("dptune static, Poisson batches", partial(private_poisson, "static"), steps=8)
+#: Both with the batches of a real run: those of ``MECHANISM_LINES`` are drawn for ``banded`` alone.
+BANDS = (
+    Contender("static", partial(private_poisson, "static"), peer="static", steps=16),
+    Contender("banded, 8 bands", partial(private_poisson, "banded"), peer="static", steps=16),
+)
 #: Two intervals of RLDP, or its agent would be measured at rest; several rows of bands.
 STEPS_AT_LEAST = {"rldp": 16, "rldp_ab": 16, "rldp_published": 16, "banded": 8}
 MECHANISM_LINES = tuple(

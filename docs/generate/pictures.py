@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from dptune.audit.step import audit_step
-from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons, gdp_epsilon
+from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Release
+from dptune.privacy.strategy import relative_error
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 #: Colours that colour-blind readers can tell apart (Okabe and Ito), on light and on dark pages.
@@ -28,6 +31,8 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 _THEMES = {"light": ("#333333", "#dddddd"), "dark": ("#dddddd", "#555555")}
 _DELTA = 1e-5
 _TRIALS = 4000
+#: The rows of E2E's training file, and batches of them.
+_UNITS, _BATCHES = 42_061, (64, 256, 1024, 4096)
 
 
 def draw_steps(axes: Any, ink: str) -> None:
@@ -113,6 +118,39 @@ def draw_epsilons(axes: Any, ink: str) -> None:
     axis.legend(frameon=False, labelcolor=ink, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, fontsize=8)
 
 
+def draw_cancelling(axes: Any, ink: str) -> None:
+    """Noise of ``banded`` in the sum of all gradients over that of independent noise, against the size of batches."""
+    axis = axes[0]
+    for colour, epsilon in ((ORANGE, 0.5), (BLUE, 2.0), (GREEN, 8.0)):
+        found = [noise_left(batch, epsilon) for batch in _BATCHES]
+        axis.plot(_BATCHES, [left for left, _ in found], "o-", color=colour, label=f"{epsilon:g}")
+        for batch, (left, bands) in zip(_BATCHES, found, strict=True):
+            axis.annotate(str(bands), (batch, left), (0, 5), textcoords="offset points", color=ink, fontsize=8)
+    axis.axhline(1, linestyle="--", color=ink, linewidth=1)
+    axis.set(xscale="log", ylim=(0, 1.1), xlabel="batch, of 42,061 units", ylabel="noise over independent noise")
+    axis.set_xticks(_BATCHES, [str(batch) for batch in _BATCHES], minor=False)
+    axis.set_title("Three epochs, delta 1e-5; beside each point its bands")
+    axis.legend(frameon=False, labelcolor=ink, title="epsilon, certified").get_title().set_color(ink)
+
+
+@cache
+def noise_left(batch: int, epsilon: float) -> tuple[float, int]:
+    """Noise in the sum of all gradients over that of independent noise at the same certified epsilon, and the bands."""
+    rate, steps = sampling(_UNITS, batch, 3)
+    schedule = Schedule(rate, steps, _DELTA)
+    noises = {}
+    for name in ("static", "banded"):
+        build_with = partial(_with_noise, name)
+        noises[name] = calibrated(build_with, epsilon, schedule, "certified").mechanism
+    banded = noises["banded"]
+    left = banded.noise.noise_multiplier * relative_error(banded.coefficients, steps, "last")
+    return left / noises["static"].noise.noise_multiplier, banded.bands
+
+
+def _with_noise(name: str, multiplier: float) -> Mechanism:
+    return build(name, {"noise_multiplier": multiplier, "max_grad_norm": 1.0, "pairs": 1})
+
+
 @cache
 def _price(rate: float, noise: float, steps: int) -> Any:
     return epsilons(Counter({Release(rate, noise): steps}), _DELTA)
@@ -135,6 +173,7 @@ PICTURES: dict[str, tuple[Callable[[Any, str], None], tuple[float, float], list[
     "epsilon-sampling": (draw_sampling, (6.4, 3.8), [1]),
     "neighbours": (draw_neighbours, (9.0, 2.8), [1, 1, 1.6, 1.6]),
     "four-epsilons": (draw_epsilons, (6.8, 3.4), [1]),
+    "cancelling": (draw_cancelling, (6.4, 3.8), [1]),
 }
 
 

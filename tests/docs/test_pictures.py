@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.generate.pictures import FOLDER, PICTURES, draw, four_epsilons
+from docs.generate.pictures import FOLDER, PICTURES, draw, four_epsilons, noise_left
 
-_SLOW = ("four-epsilons",)  # it makes three audits
+_SLOW = ("four-epsilons", "cancelling")  # three audits; two dozen calibrations
 
 
 def coordinates(picture: Path) -> np.ndarray:
@@ -49,6 +49,14 @@ def test_the_text_beside_the_picture_is_true() -> None:
     assert audited < noise_only == certified
     assert four_epsilons("rldp_published")[2] == float("inf")
     assert four_epsilons("static")[2] < four_epsilons("static")[0]
+
+
+@pytest.mark.slow
+def test_bands_do_least_where_batches_are_large() -> None:
+    """As docs/findings/correlated.md says: noise and bands at epsilon 0.5, of which 1 is independent noise."""
+    small, large = noise_left(64, 0.5), noise_left(4096, 0.5)
+    assert small[0] < 0.75
+    assert large == (1.0, 1)
 
 
 def test_light_and_dark_show_the_same() -> None:
