@@ -10,7 +10,7 @@ import pytest
 
 from docs.generate.pictures import FOLDER, PICTURES, draw, four_epsilons
 
-_SLOW = ("four-epsilons",)  # it makes three audits
+_SLOW = ("four-epsilons", "choosing")  # three audits; 200 prices
 
 
 def coordinates(picture: Path) -> np.ndarray:

@@ -14,6 +14,7 @@ from tests.mutants.lists import (
     pricing,
     randomness,
     records,
+    selection,
     telemetry,
     training,
     tuning,
@@ -35,5 +36,6 @@ PARTS = (
     telemetry,
     checkpointing,
     classification,
+    selection,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)
