@@ -76,6 +76,58 @@ def ledger(directory: Path, **changes: Any) -> Path:
     return path
 
 
+SEARCHED = [
+    "candidates",
+    "shape",
+    "most_candidates",
+    "chance_to_try_one_of_the_best_tenth",
+    "search_bound",
+    "search_epsilon_certified",
+    "search_epsilon_one_shift",
+    "search_epsilon_renyi_published",
+    "epsilon_of_as_many_runs_composed",
+    "epsilon_of_one_candidate_no_guarantee",
+]
+
+
+def test_account_prices_a_search_beside_its_candidate() -> None:
+    found = answer(*ACCOUNT, "--set", "noise_multiplier=1.0", "--candidates", "10")
+    assert list(found) == FIELDS + SEARCHED
+    assert found["shape"] == 2
+    assert found["epsilon_certified"] == found["epsilon_of_one_candidate_no_guarantee"]
+    assert found["epsilon_certified"] < found["search_epsilon_certified"] < found["search_epsilon_one_shift"]
+    poisson = answer(*ACCOUNT, "--set", "noise_multiplier=1.0", "--candidates", "10", "--shape", "inf")
+    assert poisson["shape"] == "inf"
+
+
+def test_calibrate_finds_the_noise_of_a_search() -> None:
+    sampling = ["--sample-rate", "0.02", "--steps", "20"]
+    found = answer(*CALIBRATE, *sampling, "--candidates", "4")
+    assert found["search_epsilon_certified"] == pytest.approx(2, rel=2e-3)
+    assert found["search_epsilon_certified"] <= 2
+    assert 1.02 < found["noise_over_that_of_a_single_run"] < 1.2
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--candidates", "1"], "--candidates"),
+        (["--candidates", "nan"], "--candidates"),
+        (["--candidates", "5", "--shape", "-1"], "--shape"),
+        (["--shape", "2"], "--shape"),
+        (["--bound", "one_shift"], "--bound"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_by_its_option(options: list[str], named: str) -> None:
+    assert named in refusal(*ACCOUNT, *options)
+
+
+def test_no_search_is_priced_by_another_accounting_nor_among_answers() -> None:
+    sampling = ["--sample-rate", "0.02", "--steps", "20"]
+    assert "--accounting" in refusal(*CALIBRATE, *sampling, "--candidates", "4", "--accounting", "published")
+    assert "--candidates" in refusal("account", "pmixed", "--delta", "1e-5", "--candidates", "4")
+
+
 def test_account_has_exactly_the_agreed_fields() -> None:
     found = answer(*ACCOUNT, "--set", "noise_multiplier=1.0")
     assert list(found) == FIELDS

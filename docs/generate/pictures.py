@@ -22,7 +22,10 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons, gdp_epsilon
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FixedSeed
+from dptune.privacy.loss_profile import profile_of
 from dptune.privacy.release import Release
+from dptune.privacy.selection import renyi_selection_epsilon, selection_epsilon
+from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.strategy import relative_error
 
 FOLDER = Path(__file__).parents[1] / "pictures"
@@ -33,6 +36,9 @@ _DELTA = 1e-5
 _TRIALS = 4000
 #: The rows of E2E's training file, and batches of them.
 _UNITS, _BATCHES = 42_061, (64, 256, 1024, 4096)
+#: Expected numbers of candidates of the picture about choosing, and the noise of a single run of the same budget.
+CANDIDATES = (2, 3, 5, 10, 20, 30)
+_SINGLE = 0.8099
 
 
 def draw_steps(axes: Any, ink: str) -> None:
@@ -151,6 +157,50 @@ def _with_noise(name: str, multiplier: float) -> Mechanism:
     return build(name, {"noise_multiplier": multiplier, "max_grad_norm": 1.0, "pairs": 1})
 
 
+def draw_choosing(axes: Any, ink: str) -> None:
+    """Noise multiplier of every candidate against their expected number, for a search of epsilon 2."""
+    axis, curves = axes[0], noise_of_choosing()
+    for label, colour in zip(curves, (BLUE, GREEN, ORANGE, PURPLE), strict=True):
+        axis.plot(CANDIDATES, curves[label], "o-", markersize=3, color=colour, label=label)
+    axis.axhline(_SINGLE, color=ink, linewidth=1, linestyle=":")
+    axis.annotate(
+        "one run, nothing chosen", (CANDIDATES[-1], _SINGLE), (0, -11), textcoords="offset points", ha="right"
+    )
+    axis.set(xscale="log", xlabel="expected candidates", ylabel="noise multiplier", ylim=(0.7, 1.9))
+    axis.set_xticks(CANDIDATES, [f"{count:g}" for count in CANDIDATES])
+    axis.set_xticks([], minor=True)
+    axis.set_title("Epsilon 2 for the whole search, delta 1e-5")
+    axis.legend(frameon=False, labelcolor=ink, loc="upper left", fontsize=8)
+
+
+@cache
+def noise_of_choosing() -> dict[str, list[float]]:
+    """Noise multipliers of candidates for 102 steps on 4320 units with batches of 64, by how the choice is counted."""
+    noises = np.geomspace(0.75, 1.9, 12)
+    runs = [Counter({Release(64 / 4320, float(noise)): 102}) for noise in noises]
+    profiles = [profile_of(run) for run in runs]
+
+    def solved(spent: Sequence[float]) -> float:
+        return float(np.exp(np.interp(np.log(2), np.log(spent)[::-1], np.log(noises)[::-1])))
+
+    laws = [SelectionLaw.of(count) for count in CANDIDATES]
+    return {
+        "best of a random number (dptune)": [
+            solved([selection_epsilon(profile, law, _DELTA) for profile in profiles]) for law in laws
+        ],
+        "the same, one shift": [
+            solved([selection_epsilon(profile, law, _DELTA, "one_shift") for profile in profiles]) for law in laws
+        ],
+        "the same, published Renyi bound": [
+            solved([renyi_selection_epsilon(run, law, _DELTA) for run in runs]) for law in laws
+        ],
+        "that many runs, all shown": [
+            solved([epsilons(Counter({r: n * count for r, n in run.items()}), _DELTA).certified for run in runs])
+            for count in CANDIDATES
+        ],
+    }
+
+
 @cache
 def _price(rate: float, noise: float, steps: int) -> Any:
     return epsilons(Counter({Release(rate, noise): steps}), _DELTA)
@@ -172,6 +222,7 @@ PICTURES: dict[str, tuple[Callable[[Any, str], None], tuple[float, float], list[
     "epsilon-steps": (draw_steps, (6.4, 3.8), [1]),
     "epsilon-sampling": (draw_sampling, (6.4, 3.8), [1]),
     "neighbours": (draw_neighbours, (9.0, 2.8), [1, 1, 1.6, 1.6]),
+    "choosing": (draw_choosing, (6.4, 3.8), [1]),
     "four-epsilons": (draw_epsilons, (6.8, 3.4), [1]),
     "cancelling": (draw_cancelling, (6.4, 3.8), [1]),
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dptune.errors import ConfigError
 from dptune.mechanisms.planning import planned
 from dptune.mechanisms.rldp_published import RldpPublished
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import repriced_epsilon
 from dptune.privacy.mixture_figures import mixture_figures
+from dptune.privacy.selection import price_selection
 from dptune.privacy.strategy import column_norm, relative_error
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from dptune.prediction.protocols import Protocol
     from dptune.privacy.accountants import Epsilons
     from dptune.privacy.ledger_file import LedgerContents
+    from dptune.privacy.release import Composition
+    from dptune.privacy.selection import Bound
+    from dptune.privacy.selection_law import SelectionLaw
 
 
 def of_prices(prices: Epsilons) -> dict[str, Any]:
@@ -67,6 +73,26 @@ def _repriced_diagnostic(mechanism: Mechanism, schedule: Schedule) -> dict[str, 
         return {}
     last = mechanism.release(mechanism.knobs(), schedule.sample_rate)
     return {"epsilon_repriced_diagnostic": repriced_epsilon(last, schedule.steps, schedule.delta)}
+
+
+def of_search(releases: Composition, law: SelectionLaw, delta: float, bound: Bound) -> dict[str, Any]:
+    """What the best of a random number of such runs costs, and what other ways to count would say."""
+    prices = price_selection(releases, law, delta, bound)
+    if not math.isfinite(prices.certified):
+        problem = "the loss distribution of one candidate reaches beyond the accountant's tables"
+        raise ConfigError("--candidates", problem, fix="raise the noise, or lower the steps")
+    return {
+        "candidates": law.uncapped_mean,
+        "shape": law.to_dict()["shape"],
+        "most_candidates": law.most,
+        "chance_to_try_one_of_the_best_tenth": law.hit(0.1),
+        "search_bound": bound,
+        "search_epsilon_certified": prices.certified,
+        "search_epsilon_one_shift": prices.one_shift,
+        "search_epsilon_renyi_published": prices.renyi,
+        "epsilon_of_as_many_runs_composed": prices.composed,
+        "epsilon_of_one_candidate_no_guarantee": prices.one_candidate,
+    }
 
 
 def of_answers(protocol: Protocol) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,6 +10,9 @@ from dptune.cli.catalogue import completions
 from dptune.cli.console import notice
 from dptune.errors import ConfigError
 from dptune.options import assignments
+
+if TYPE_CHECKING:
+    from dptune.privacy.selection_law import SelectionLaw
 
 Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.", autocompletion=completions)]
 SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
@@ -20,12 +23,47 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Candidates = Annotated[
+    float | None, typer.Option(help="Candidates tried on average, of which the best alone is released.")
+]
+Shape = Annotated[
+    float | None, typer.Option(help="Of the law of their number: 0 logarithmic, 1 geometric, 2, .., inf Poisson.")
+]
+SelectionBound = Annotated[
+    Literal["hull", "one_shift"] | None, typer.Option("--bound", help="one_shift: the looser, older bound of a search.")
+]
 Accounting = Literal["certified", "noise_only", "published"]
 
 
 def read_options(texts: list[str] | None) -> dict[str, Any]:
     """The mechanism's options by name, values as texts. Raises: ConfigError for one without ``=``, or given twice."""
     return dict(assignments(texts or []))
+
+
+def law_of(
+    candidates: float | None, shape: float | None, bound: Literal["hull", "one_shift"] | None
+) -> SelectionLaw | None:
+    """The law of the number of candidates; None where none are asked for. Raises: ConfigError naming the option."""
+    from dptune.privacy.selection_law import DEFAULT_SHAPE, SelectionLaw
+
+    if candidates is None:
+        for option, value in (("--shape", shape), ("--bound", bound)):
+            if value is not None:
+                raise ConfigError(
+                    option, "is about a search among candidates", fix="give --candidates, or leave it out"
+                )
+        return None
+    try:
+        return SelectionLaw.of(candidates, DEFAULT_SHAPE if shape is None else shape)
+    except ConfigError as error:
+        raise ConfigError(f"--{error.field}", error.problem, fix=error.fix) from None
+
+
+def refuse_selection(name: str, law: SelectionLaw | None) -> None:
+    """Raise ConfigError if a search is asked of ``name``, whose loss distribution is not known."""
+    if law is not None:
+        problem = f"{name} has no loss distribution, by which a search is priced"
+        raise ConfigError("--candidates", problem, fix="leave it out, or take a mechanism of fine-tuning")
 
 
 def warn_of_delta(delta: float, units: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,16 +12,21 @@ from dptune.cli.options import (
     Accounting,
     AsJson,
     Batch,
+    Candidates,
     Delta,
     Epochs,
     Mechanism,
     Options,
     Records,
     SampleRate,
+    SelectionBound,
+    Shape,
     Steps,
+    law_of,
     rate_and_steps,
     read_options,
     refuse_sampling,
+    refuse_selection,
     sampling_of,
     warn_of_delta,
     without_noise,
@@ -34,17 +39,23 @@ def account(
     delta: Delta,
     sample_rate: SampleRate = None,
     steps: Steps = None,
+    candidates: Candidates = None,
+    shape: Shape = None,
+    bound: SelectionBound = None,
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the three epsilons of a run: as published, of the noise alone, and certified."""
+    """Print the three epsilons of a run: as published, of the noise alone, and certified; or what a search costs."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, fitted, price
+    from dptune.mechanisms.planning import Schedule, fitted, planned, price
     from dptune.mechanisms.registry import build
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
     warn_of_delta(delta)
+    law = law_of(candidates, shape, bound)
+    if mechanism in PROTOCOLS or mechanism == method.NAME:
+        refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
         refuse_sampling(mechanism, sample_rate, steps)
         show(figures.of_answers(protocol_of(mechanism, read_options(options) | {"delta": delta})), as_json)
@@ -56,7 +67,10 @@ def account(
     check_mechanism(mechanism)
     schedule = Schedule(*rate_and_steps(sample_rate, steps), delta)
     built = fitted(build(mechanism, read_options(options)), schedule)
-    show(figures.of_run(built, schedule, price(built, schedule)), as_json)
+    found = figures.of_run(built, schedule, price(built, schedule))
+    if law is not None:
+        found |= figures.of_search(planned(built, schedule), law, delta, bound or "hull")
+    show(found, as_json)
 
 
 def calibrate(
@@ -68,19 +82,26 @@ def calibrate(
     records: Records = None,
     batch: Batch = None,
     epochs: Epochs = None,
+    candidates: Candidates = None,
+    shape: Shape = None,
+    bound: SelectionBound = None,
     accounting: Annotated[Accounting, typer.Option(help="Which epsilon meets the budget.")] = "certified",
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, calibrated, price
+    from dptune.mechanisms.planning import Schedule, calibrated, planned, price
     from dptune.mechanisms.registry import build, takes_noise
+    from dptune.mechanisms.selection_planning import calibrated_candidate
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
     chosen = read_options(options)
     warn_of_delta(delta, records)
+    law = law_of(candidates, shape, bound)
+    if mechanism in PROTOCOLS or mechanism == method.NAME:
+        refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
         refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
         show(figures.of_answers(protocol_of(mechanism, chosen | {"epsilon": epsilon, "delta": delta})), as_json)
@@ -96,8 +117,19 @@ def calibrate(
         problem = f"{mechanism} adds no noise of which a bound is proven, or an option fixes it: nothing to calibrate"
         raise ConfigError("mechanism", problem, fix=f"price it with `dptune account {mechanism}`, or choose another")
     chosen = without_noise(chosen)
-    found = calibrated(
-        lambda noise: build(mechanism, chosen | {"noise_multiplier": noise}), epsilon, schedule, accounting
-    )
+
+    def with_noise(noise: float) -> Any:
+        return build(mechanism, chosen | {"noise_multiplier": noise})
+
+    if law is not None:
+        if accounting != "certified":
+            raise ConfigError("--accounting", f"{accounting} does not go with a search", fix="leave it out")
+        one, single = calibrated_candidate(with_noise, epsilon, schedule, law, bound or "hull")
+        searched = figures.of_search(planned(one, schedule), law, delta, bound or "hull")
+        ratio = one.knobs().noise_multiplier / single.knobs().noise_multiplier
+        shown = figures.of_run(one, schedule, price(one, schedule)) | searched
+        show(shown | {"noise_over_that_of_a_single_run": ratio}, as_json)
+        return
+    found = calibrated(with_noise, epsilon, schedule, accounting)
     prices = price(found.mechanism, schedule, found.renyi_filter)
     show(figures.of_run(found.mechanism, schedule, prices), as_json)

@@ -206,7 +206,7 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
         return 0.0
     if has_noiseless(composition):
         return math.inf
-    return _pld_epsilon(_as_key(composition), delta, quick)
+    return _pld_epsilon(as_kinds(composition), delta, quick)
 
 
 @lru_cache(maxsize=4096)
@@ -229,7 +229,7 @@ def rdp_epsilon(composition: Composition, delta: float) -> float:
         return 0.0
     if has_noiseless(composition):
         return math.inf
-    return _rdp_epsilon(_as_key(composition), delta)
+    return _rdp_epsilon(as_kinds(composition), delta)
 
 
 @lru_cache(maxsize=4096)
@@ -310,7 +310,8 @@ PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
 }
 
 
-def _as_key(composition: Composition) -> tuple[Kind, ...]:
+def as_kinds(composition: Composition) -> tuple[Kind, ...]:
+    """The releases as sampled Gaussians that are at most as private, equal ones counted together."""
     totals: dict[tuple[float, float], int] = {}
     for release, count in composition.items():
         pair = (release.sample_rate, gaussian_dp_multiplier(release))

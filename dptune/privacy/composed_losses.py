@@ -42,6 +42,8 @@ _ROOM = 5.0
 #: Below this epsilon the grid gets no finer.
 _SMALL = 0.01
 _WIDEST = 0.5
+#: Deltas near which a profile is tight, and about the relative error that its grid adds to an epsilon.
+_PROFILED, _SMOOTH = (1e-2, 1e-5, 1e-9, 1e-14), 1e-4
 #: Number of grids to try: a coarse grid does not show the slope of log delta, which the width of the next depends on.
 _PASSES = 5
 #: Share of delta that goes to losses above the grid, and to sums above the window.
@@ -91,6 +93,25 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     if most <= remove:
         return remove
     return max(remove, min(most, _epsilon(merged, delta, "add", passes, at_least=remove)))
+
+
+def composed_deltas(kinds: Sequence[Kind], at: Array, direction: Direction) -> Array:
+    """Bounds of delta at many epsilons in one direction: the composition's privacy profile.
+
+    Guarantee: never below the truth. ("remove" is the divergence of the run with the unit from the run without it.)
+    Each tilt's bound is near the truth at some epsilons only, so the least of several is taken.
+
+    Args:
+        kinds: at least one kind, with noise multipliers within the accountant's range.
+        at: (n,) epsilons, 0 or more, ascending.
+    """
+    planned = max(_PROFILED)
+    cut = _CUT * _PROFILED[-1] / sum(kind.releases for kind in kinds)
+    tilt, epsilon = _chernoff(kinds, planned, direction, cut)
+    width = _width(kinds, epsilon, tilt, _SMOOTH, cut)
+    tilts = [0.0, *(_tilt_share(kinds, d) * _chernoff(kinds, d, direction, cut)[0] for d in _PROFILED)]
+    bounds = [_Sum.of(kinds, direction, width, cut, tilt).deltas(at) for tilt in tilts]
+    return np.asarray(np.minimum.reduce(bounds))
 
 
 def _without_rare(kinds: Sequence[Kind], delta: float) -> tuple[list[Kind], float]:
@@ -247,6 +268,33 @@ class _Sum:
         place = _first_within(above, other, away, target)
         slope = math.exp(min(place, _LARGEST_EXPONENT)) * float(np.interp(place, away, other)) / target
         return max(0.0, mean + place) + self.slack, slope
+
+    def deltas(self, at: Array) -> Array:
+        """(n,) bounds of delta at the ascending epsilons ``at``; 1 where this tilt gives none."""
+        mean, deviation = self._moments()
+        first, last, beyond = self._window(deviation)
+        length = 1 << max(4, math.ceil(math.log2(last - first + 1)))
+        if length > _LONGEST:
+            return np.ones(len(at))
+        away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
+        kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
+        mass, away = self._composed(first, length)[kept], away[kept]
+        log_scale = self._log_scale(mean)
+        top = min(log_scale - self.tilt * float(away[-1]), _LARGEST_EXPONENT)
+        rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
+        rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
+        above = np.cumsum((mass * np.exp(-self.tilt * away))[::-1])[::-1] * (1 + rounding)
+        other = np.cumsum((mass * np.exp(-(self.tilt + 1) * away))[::-1])[::-1] * (1 - rounding)
+        # Rounding of the grid's ends may put every loss this much too low.
+        places = at - mean - self.slack
+        later = np.minimum(np.searchsorted(away, places, side="right"), len(away) - 1)
+        exponents = np.minimum(places, _LARGEST_EXPONENT)
+        inside = np.maximum(above[later] - np.exp(exponents) * other[later], 0.0)
+        # Below the kept places sums are missing, beyond the last place none is left.
+        inside = np.where(places >= away[-1], 0.0, inside)
+        with np.errstate(divide="ignore"):
+            found = rest + np.exp(np.minimum(np.log(inside) + log_scale, 1.0))
+        return np.where(places < away[0], 1.0, np.minimum(found, 1.0))
 
     @property
     def slack(self) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from docs.generate.pictures import FOLDER, PICTURES, draw, four_epsilons, noise_left
 
-_SLOW = ("four-epsilons", "cancelling")  # three audits; two dozen calibrations
+_SLOW = ("four-epsilons", "cancelling", "choosing")  # three audits; two dozen calibrations; 200 prices
 
 
 def coordinates(picture: Path) -> np.ndarray:

@@ -14,6 +14,7 @@ from tests.mutants.lists import (
     pricing,
     randomness,
     records,
+    selection,
     telemetry,
     training,
     tuning,
@@ -37,5 +38,6 @@ PARTS = (
     checkpointing,
     classification,
     update_rules,
+    selection,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)
