@@ -79,7 +79,7 @@ def dart(path: str, part: str = "train", separator: str = END_OF_TEXT) -> Iterat
             yield {
                 "prompt": f"{prompt}{separator}",
                 "completion": f" {target}",
-                "entry": json.dumps(entry["tripleset"]),
+                "entry": json.dumps(sorted(entry["tripleset"])),
             }
 
 

@@ -198,7 +198,7 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
         return RecordSource(found, unit=None if given.unit == RECORD else given.unit, label=given.label)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
-        label = label_of(name)
+        label = label_of(name, given.options)
         if rows:
             return write_found(directory, as_rows(given), "table", label, label)
         return write_corpus(directory, list(call_function(given)), label)
@@ -220,14 +220,26 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
         raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
 
 
-def label_of(name: str) -> str:
-    """The name by which ledgers and reports call a function's records: of a plug-in, its package, version and digest.
+#: Options of benchmarks that say which rows are read, and so what one row is.
+_CHOICES = ("task", "part", "half", "block")
 
-    Public.
+
+def label_of(name: str, options: Mapping[str, Any]) -> str:
+    """The name by which ledgers and reports call a function's records. Public.
+
+    Of a plug-in it has its package, version and digest; of a benchmark its task and part, without which nobody knows
+    whether a row is a phrase, a sentence or a paragraph.
     """
     if not is_outside(SOURCES[name].module):
-        return f"benchmark {name}"
+        read = {**_defaults(name), **options}
+        chosen = ", ".join(f"{option} {read[option]}" for option in _CHOICES if read.get(option))
+        return f"benchmark {name} ({chosen})"
     return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    parameters = inspect.signature(BENCHMARKS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
 SOURCES: dict[str, Source] = {

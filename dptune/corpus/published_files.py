@@ -44,8 +44,10 @@ def read_published(path: str, name: str) -> str:
     place = place_of(path)
     try:
         if place.is_dir():
-            found = next(iter(sorted(place.rglob(name))), None)
-            content = None if found is None else found.read_bytes()
+            found = sorted(place.rglob(name))
+            if len(found) > 1:  # every task of GLUE has a train.tsv
+                raise DataError(f"holds {len(found)} files {name}", fix="give the folder of one of them", file=place)
+            content = found[0].read_bytes() if found else None
         else:
             with zipfile.ZipFile(place) as archive:
                 inside = next((one for one in archive.namelist() if one.rpartition("/")[2] == name), None)

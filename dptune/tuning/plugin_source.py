@@ -35,4 +35,4 @@ def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple
     values = {key: convert(f"source.{key}", value, kinds.get(key, str)) for key, value in options.items()}
     settings = SourceSettings(unit=unit or RECORD, options=values)
     found.check(settings)
-    return found.rows(settings), label_of(name)
+    return found.rows(settings), label_of(name, values)

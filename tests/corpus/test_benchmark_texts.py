@@ -73,7 +73,7 @@ def test_prompts_and_targets_of_e2e(invented: Path) -> None:
 
 
 def test_triples_of_dart(invented: Path) -> None:
-    entry = '[["Bo", "IS", "red"], ["Bo", "HAS AGE", "7"]]'
+    entry = '[["Bo", "HAS AGE", "7"], ["Bo", "IS", "red"]]'
     assert list(dart(str(invented), separator=" =>")) == [
         {"prompt": "Bo : is : red | Bo : has age : 7 =>", "completion": text, "entry": entry}
         for text in (" Bo is red.", " Red is Bo.")
@@ -157,7 +157,9 @@ def test_a_source_reads_units_and_records(invented: Path) -> None:
         records = read(source.rows(settings))
         assert [record.content.prompt for record in records][2] == "name : Bo<|endoftext|>"  # type: ignore[union-attr]
         assert len({record.unit for record in records}) == 2
-    assert label_of("e2e") == "benchmark e2e"
+    assert label_of("e2e", {}) == "benchmark e2e (part train)"
+    assert label_of("glue", {"task": "sst2-sentences"}) == "benchmark glue (task sst2-sentences, part train)"
+    assert label_of("wikitext", {"part": "dev"}) == "benchmark wikitext (part dev, half all)"
 
 
 def test_the_pipelines_settings_and_files_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +220,28 @@ def test_the_real_wikitext(real: Path) -> None:
     for half, count in (("all", 600), ("public", 284), ("private", 316)):
         assert len({row["article"] for row in wikitext(archive, half=half)}) == count
     assert len({row["article"] for row in wikitext(archive, "test")}) == 60
+
+
+def test_a_unit_of_dart_is_a_set_of_triples_in_any_order(tmp_path: Path) -> None:
+    triples = [["Bo", "IS", "red"], ["Bo", "HAS AGE", "7"]]
+    entries = [{"tripleset": one, "annotations": [{"source": "a", "text": "Bo."}]} for one in (triples, triples[::-1])]
+    (tmp_path / "dart-v1.1.1-full-train.json").write_text(json.dumps(entries))
+    assert len({row["entry"] for row in dart(str(tmp_path))}) == 1
+
+
+def test_two_articles_of_one_heading_are_halved_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    texts = [f" \n = Cats = \n \n Cat number {number} . \n \n" for number in range(40)]
+    (tmp_path / "wiki.train.tokens").write_text("".join(texts))
+    sides = [{row["article"] for row in wikitext(str(tmp_path), half=half)} for half in ("public", "private")]
+    assert all(len(side) > 5 for side in sides)
+    assert len(sides[0] | sides[1]) == 40
+
+
+def test_a_folder_of_several_tasks_is_refused(tmp_path: Path) -> None:
+    for task in ("SST-2", "QNLI"):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "train.tsv").write_text("sentence\tlabel\nold cat\t0\n")
+    with pytest.raises(DataError, match=r"holds 2 files train\.tsv.*Fix: give the folder of one of them"):
+        list(glue(str(tmp_path)))
+    assert len(list(glue(str(tmp_path / "SST-2")))) == 1
