@@ -226,6 +226,21 @@ def _tilted(grid: GridLosses, tilt: float) -> tuple[Array, float]:
 
 
 @dataclass(frozen=True)
+class _Placed:
+    """All sums of losses in a window, by their distance e from the mean.
+
+    delta(mean + e) is at most ``rest`` and exp(log_scale) times the sum over ``away`` > e of the first weights less
+    exp(e) times that of the second.
+    """
+
+    mean: float
+    log_scale: float
+    rest: float
+    away: Array
+    weights: tuple[Array, Array]
+
+
+@dataclass(frozen=True)
 class _Sum:
     """The sum of the losses of all releases, on one grid and under one tilt."""
 
@@ -244,57 +259,53 @@ class _Sum:
     def epsilon(self, delta: float) -> tuple[float, float]:
         """The least epsilon at which the bound of delta below is at most ``delta``, and the slope there:
         -d log delta / d epsilon."""
-        mean, deviation = self._moments()
-        first, last, beyond = self._window(deviation)
-        length = 1 << max(4, math.ceil(math.log2(last - first + 1)))
-        if length > _LONGEST:
-            return math.inf, 0.0
-        away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
-        # The weights of lower sums would overflow; they only add to delta at epsilons far below the answer.
-        kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
-        mass, away = self._composed(first, length)[kept], away[kept]
-        # delta(mean + e) = scale * sum over away > e of mass * exp(-tilt away) * (1 - exp(e - away))
-        log_scale = self._log_scale(mean)
-        top = min(log_scale - self.tilt * float(away[-1]), _LARGEST_EXPONENT)
-        rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
-        if rest >= delta:
+        found = self._placed()
+        if found is None or found.rest >= delta:
             return math.inf, 0.0
         # Capping the exponent avoids an overflow, and makes the target only stricter.
-        target = math.exp(min(math.log(delta - rest) - log_scale, _LARGEST_EXPONENT))
-        # Bound on the rounding of a sum of n positive terms, and of their exponentials.
-        rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
-        above = _sums_above(mass * np.exp(-self.tilt * away)) * (1 + rounding)
-        other = _sums_above(mass * np.exp(-(self.tilt + 1) * away)) * (1 - rounding)
-        place = _first_within(above, other, away, target)
-        slope = math.exp(min(place, _LARGEST_EXPONENT)) * float(np.interp(place, away, other)) / target
-        return max(0.0, mean + place) + self.slack, slope
+        target = math.exp(min(math.log(delta - found.rest) - found.log_scale, _LARGEST_EXPONENT))
+        weights, others = found.weights
+        above, other = _sums_above(weights), _sums_above(others)
+        place = _first_within(above, other, found.away, target)
+        slope = math.exp(min(place, _LARGEST_EXPONENT)) * float(np.interp(place, found.away, other)) / target
+        return max(0.0, found.mean + place) + self.slack, slope
 
     def deltas(self, at: Array) -> Array:
         """(n,) bounds of delta at the ascending epsilons ``at``; 1 where this tilt gives none."""
-        mean, deviation = self._moments()
-        first, last, beyond = self._window(deviation)
-        length = 1 << max(4, math.ceil(math.log2(last - first + 1)))
-        if length > _LONGEST:
+        placed = self._placed()
+        if placed is None:
             return np.ones(len(at))
-        away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
-        kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
-        mass, away = self._composed(first, length)[kept], away[kept]
-        log_scale = self._log_scale(mean)
-        top = min(log_scale - self.tilt * float(away[-1]), _LARGEST_EXPONENT)
-        rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
-        rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
-        above = np.cumsum((mass * np.exp(-self.tilt * away))[::-1])[::-1] * (1 + rounding)
-        other = np.cumsum((mass * np.exp(-(self.tilt + 1) * away))[::-1])[::-1] * (1 - rounding)
+        away = placed.away
+        above, other = (np.cumsum(weights[::-1])[::-1] for weights in placed.weights)
         # Rounding of the grid's ends may put every loss this much too low.
-        places = at - mean - self.slack
+        places = at - placed.mean - self.slack
         later = np.minimum(np.searchsorted(away, places, side="right"), len(away) - 1)
         exponents = np.minimum(places, _LARGEST_EXPONENT)
         inside = np.maximum(above[later] - np.exp(exponents) * other[later], 0.0)
         # Below the kept places sums are missing, beyond the last place none is left.
         inside = np.where(places >= away[-1], 0.0, inside)
         with np.errstate(divide="ignore"):
-            found = rest + np.exp(np.minimum(np.log(inside) + log_scale, 1.0))
+            found = placed.rest + np.exp(np.minimum(np.log(inside) + placed.log_scale, 1.0))
         return np.where(places < away[0], 1.0, np.minimum(found, 1.0))
+
+    def _placed(self) -> _Placed | None:
+        """The masses of all sums in the window; None if there are more than memory holds."""
+        mean, deviation = self._moments()
+        first, last, beyond = self._window(deviation)
+        length = 1 << max(4, math.ceil(math.log2(last - first + 1)))
+        if length > _LONGEST:
+            return None
+        away = np.arange(first, first + length, dtype=np.float64) * self.width - mean
+        # The weights of lower sums would overflow; they only add to delta at epsilons far below the answer.
+        kept = away * (self.tilt + 1) > -_LARGEST_EXPONENT
+        mass, away = self._composed(first, length)[kept], away[kept]
+        log_scale = self._log_scale(mean)
+        top = min(log_scale - self.tilt * float(away[-1]), _LARGEST_EXPONENT)
+        rest = beyond * math.exp(top) + sum(2 * term.kind.releases * term.grid.infinite for term in self.terms)
+        # Bound on the rounding of a sum of n positive terms, and of their exponentials.
+        rounding = (2 * length + 4 * _LARGEST_EXPONENT) * _UNIT
+        above = mass * np.exp(-self.tilt * away) * (1 + rounding)
+        return _Placed(mean, log_scale, rest, away, (above, mass * np.exp(-(self.tilt + 1) * away) * (1 - rounding)))
 
     @property
     def slack(self) -> float:

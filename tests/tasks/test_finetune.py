@@ -40,7 +40,7 @@ KEYS = {
     "guarantee", "data", "public_data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
     "knobs", "seconds", "crafted", "adapter_sha256", "agent",
-    "device", "together", "set_aside",
+    "device", "together", "set_aside", "task",
 }  # fmt: skip
 
 

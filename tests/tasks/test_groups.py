@@ -16,8 +16,7 @@ from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from tasks.experiment import finetune
-from tasks.experiment import prepare as job
+from tasks.experiment import base_model, finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.groups import CellGroup, group_cells
@@ -121,7 +120,7 @@ def test_data_that_changes_while_it_is_read_is_refused_and_not_kept(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cell, *_) = several()
-    real, kept = job.load_base, TRAIN.read_bytes()
+    real, kept = base_model.load_base, TRAIN.read_bytes()
 
     def swapping(*arguments: Any) -> Any:
         records = read_records(TRAIN)
@@ -129,7 +128,7 @@ def test_data_that_changes_while_it_is_read_is_refused_and_not_kept(
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "load_base", swapping)
+        patch.setattr(base_model, "load_base", swapping)
         with pytest.raises(ConfigError, match="changed"):
             run_cells([cell], "cpu")
     TRAIN.write_bytes(kept)
