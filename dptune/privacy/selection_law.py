@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 #: The shape that is cheapest at an equal chance to try a good candidate at all.
 DEFAULT_SHAPE = 2.0
+#: The least mean: closer to 1 the rate of a law is lost in rounding, and there is nothing to choose.
+_LEAST_MEAN = 1.001
 #: Probability of the uncapped law that the default cap leaves out.
 _BEYOND = 1e-3
 #: Largest cap; a law that needs more has too heavy a tail to run.
@@ -62,13 +64,13 @@ class SelectionLaw:
         """The law whose mean is ``candidates`` before it is capped.
 
         Args:
-            candidates: expected number of candidates, above 1. (With 1 there is nothing to choose.)
+            candidates: expected number of candidates, 1.001 or more.
             most: the cap; None takes the least that leaves out at most a thousandth.
 
         Raises: ConfigError naming ``candidates``, ``shape`` or ``most``.
         """
-        if not (_is_number(candidates) and 1 < candidates < math.inf):
-            problem = f"{candidates!r} is no number above 1"
+        if not (_is_number(candidates) and _LEAST_MEAN <= candidates < math.inf):
+            problem = f"{candidates!r} is no number from {_LEAST_MEAN} on"
             raise ConfigError("candidates", problem, fix="give how many to try on average, such as 10")
         cls(shape, 0.5, 2)  # checks the shape before the rate is looked for
         rate = _rate_of(float(candidates), float(shape))
