@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from dptune.errors import ConfigError
+from dptune.privacy import selection
+from dptune.privacy.composed_losses import _Sum
 from dptune.privacy.loss_profile import GRID, gaussian_profile, profile_of
 from dptune.privacy.release import Release
+from dptune.privacy.sampled_gaussian import Kind
 from dptune.privacy.selection import selection_delta, shifts_of
 from dptune.privacy.selection_law import SelectionLaw
 
@@ -77,3 +80,30 @@ def test_a_mean_of_hardly_more_than_one_candidate_is_a_law_or_refused_by_name(sh
     assert SelectionLaw.of(1.001, shape).mean == pytest.approx(1.001, rel=1e-5)
     with pytest.raises(ConfigError, match=r"candidates: 1\.0000\d* is no number from 1\.001 on"):
         SelectionLaw.of(1.00001, shape)
+
+
+def test_one_shift_reads_both_directions() -> None:
+    """A winner is as likely to be told by its presence as by its absence."""
+    profile, law = profile_of(Counter({Release(0.02, 0.7): 20})), SelectionLaw.of(8, 1.0)
+    found = {float(shifts_of(side, law, "one_shift").shifts[0]) for side in (profile, profile.turned())}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("shape", [0.0, 2.0, math.inf])
+def test_fewer_cells_of_the_hull_never_cost_less(shape: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, law = profile_of(Counter({Release(0.02, 0.7): 20})), SelectionLaw.of(8, shape)
+    places = (0.1, 0.5, 1.0, 2.0, 4.0)
+    fine = [selection_delta(profile, law, epsilon) for epsilon in places]
+    kept = np.unique([*range(0, len(selection._TAILS), 8), len(selection._TAILS) - 1])
+    monkeypatch.setattr(selection, "_TAILS", selection._TAILS[kept])
+    coarse = [selection_delta(profile, law, epsilon) for epsilon in places]
+    assert all(more >= less * (1 - TOLERANCE) for more, less in zip(coarse, fine, strict=True))
+    assert max(more / less for more, less in zip(coarse, fine, strict=True)) > 1.001
+
+
+@pytest.mark.parametrize("cut", [1e-2, 1e-4, 1e-8])
+def test_losses_above_the_grid_count_in_full(cut: float) -> None:
+    places = GRID[::1500]
+    for side, truth in zip(("remove", "add"), exact(0.01, 0.3, places), strict=True):
+        found = _Sum.of([Kind(0.01, 0.3, 1)], side, 0.01, cut, 0.0).deltas(places)
+        assert np.all(found >= truth * (1 - TOLERANCE))
