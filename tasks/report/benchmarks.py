@@ -162,7 +162,7 @@ def _facts(results: Sequence[Result], scores: ScoreTable | None) -> Iterator[str
     first = results[0]
     units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
     yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {first['delta']:g}; Poisson sampling."
-    yield "Perplexity is of held-out records; where labels are learned, exp of their mean loss. It alone is better lower."
+    yield "Perplexity is of held-out records; where labels are learned, exp of their mean loss. Lower is better."
     yield from scores.notes if scores else ()
     several = max(len(one.results) for one in over_seeds(results, perplexity_metric(results)))
     if several < 3:
