@@ -131,7 +131,7 @@ def test_under_private_telemetry_nothing_is_scored(files: Path) -> None:
     assert "scores" not in read_json(cell.directory / "result.json")
     assert not (cell.directory / "outputs.jsonl").exists()
     labels = merge(SST2, {"experiment": {"telemetry": "private", "mechanisms": ["static"]}})
-    run_stages(labels, pretrained=False)
+    run_stages(labels)
     (cell,) = cells(labels)
     run_cell(cell, "cpu")
     assert set(read_json(cell.directory / "result.json")["after"]) == {"public_perplexity"}
