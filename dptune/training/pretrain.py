@@ -77,9 +77,14 @@ def without_weights(plan: Pretraining) -> Any:
 
 def _model(plan: Pretraining, vocabulary: int) -> Any:
     """The model of a plan with new weights. Its special tokens have the ids that ``train_tokenizer`` gives them."""
+    # A few passes over millions of words: so small a model learns less than they hold, and needs no dropout.
+    dropout = 0.0 if plan.merges == "words" else 0.1
     if plan.shape == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(
+                resid_pdrop=dropout,
+                embd_pdrop=dropout,
+                attn_pdrop=dropout,
                 vocab_size=vocabulary,
                 n_positions=plan.max_length,
                 n_layer=plan.layers,
@@ -99,6 +104,8 @@ def _model(plan: Pretraining, vocabulary: int) -> Any:
             num_attention_heads=plan.heads,
             intermediate_size=4 * plan.width,
             type_vocab_size=1,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
             bos_token_id=0,
             pad_token_id=1,
             eos_token_id=2,

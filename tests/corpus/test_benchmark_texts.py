@@ -173,6 +173,11 @@ def test_the_pipelines_settings_and_files_take_it(tmp_path: Path, monkeypatch: p
     records = read_records(find_source("e2e").acquire(tmp_path / "raw", data.settings_of_source(None)))
     assert (len(records.record), len(set(records.unit.tolist()))) == (20, 10)
     assert form_at(records.about) == "pair"
+    assert records.about["label"] == "benchmark e2e (part train)"
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"cat {one}\t1\n" for one in range(12)))
+    settings = SourceSettings(tmp_path, options={"task": "sst2"}, label="label")
+    labelled = read_records(find_source("glue").acquire(tmp_path / "glue", settings)).about
+    assert (labelled["label"], labelled["form"]) == ("benchmark glue (task sst2, part train)", "label")
 
 
 def test_wrong_files_and_options_are_named(invented: Path, monkeypatch: pytest.MonkeyPatch) -> None:

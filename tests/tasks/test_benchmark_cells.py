@@ -130,6 +130,11 @@ def test_under_private_telemetry_nothing_is_scored(files: Path) -> None:
     run_cell(cell, "cpu")
     assert "scores" not in read_json(cell.directory / "result.json")
     assert not (cell.directory / "outputs.jsonl").exists()
+    labels = merge(SST2, {"experiment": {"telemetry": "private", "mechanisms": ["static"]}})
+    run_stages(labels)
+    (cell,) = cells(labels)
+    run_cell(cell, "cpu")
+    assert set(read_json(cell.directory / "result.json")["after"]) == {"public_perplexity"}
 
 
 def test_a_learned_controller_takes_words_and_refuses_a_head(files: Path) -> None:

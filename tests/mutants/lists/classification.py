@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 PER_SAMPLE, LOSSES, OPENING = (
     f"dptune/training/{name}.py" for name in ("per_sample", "losses", "opening")
 )  # fmt: skip
+QUALITY, BENCHMARK_TESTS = "tasks/experiment/quality.py", "tests/tasks/test_benchmark_cells.py"
 HEAD, PREPARE = "dptune/training/head.py", "dptune/tuning/prepare.py"
 HEAD_TESTS, CLASSIFY_TESTS = "tests/training/test_head.py", "tests/tuning/test_classify.py"
 
@@ -98,5 +99,29 @@ MUTANTS = (
         "attach_lora(base.load(), base.lora, settings.seed, base.head)",
         'attach_lora(base.load(), base.lora, int(__import__("time").time()), base.head)',
         ("tests/tuning/test_classify.py::test_the_head_starts_from_the_public_seed",),
+    ),
+    Mutant(
+        "accuracy_under_private_telemetry",
+        "a statistic of held-out private records would be published, which no epsilon covers",
+        QUALITY,
+        'if not is_classifier(spec.model) or prepared.cell.telemetry != "research":',
+        "if not is_classifier(spec.model):",
+        (f"{BENCHMARK_TESTS}::test_under_private_telemetry_nothing_is_scored",),
+    ),
+    Mutant(
+        "texts_are_scored_under_private_telemetry",
+        "scores of held-out private records would be published, and a file of prompts be left",
+        QUALITY,
+        'if not task.inputs or prepared.cell.telemetry != "research":',
+        "if not task.inputs:",
+        (f"{BENCHMARK_TESTS}::test_under_private_telemetry_nothing_is_scored",),
+    ),
+    Mutant(
+        "the_attack_side_trains_too",
+        "records that attacks take for untrained ones would be trained, and every attack look weak",
+        "dptune/corpus/splits.py",
+        "    for name, rows in sides.items():",
+        '    for name, rows in (sides | {"train": np.arange(len(keys))}).items():',
+        (f"{BENCHMARK_TESTS}::test_texts_are_written_and_scored_end_to_end",),
     ),
 )

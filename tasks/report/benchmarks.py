@@ -1,0 +1,238 @@
+"""The page of benchmarks: scores as papers print them beside what was measured and certified here.
+
+python -m tasks.report.benchmarks [FOLDER ...] [--out data/report/benchmarks.md]
+
+Each folder holds folders of finished runs (data/runs); answers of PMixED are read from data/prediction/results.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from dptune.errors import ConfigError
+from dptune.files import write_text
+from dptune.privacy.run_folder import RunFolder
+from tasks.charts.groups import Result, SeedGroup, over_seeds, perplexity_metric
+from tasks.paths import ANSWERS, REPORT, RUNS
+from tasks.report.scores import ScoreTable, score_table
+from tasks.stage import run_command
+
+CLAIMED = Path(__file__).with_name("claimed.yaml")
+PAGE = REPORT / "benchmarks.md"
+_PREFIX, _NONE = "benchmark ", "-"
+_OPENING = """# Claimed beside certified
+
+What you get: for each benchmark the scores that papers print at the epsilon that they claim, and below them the scores
+that were measured here at the epsilon that the ledger of each run certifies. Written by
+`python -m tasks.report.benchmarks` from the runs' results.
+
+**What may be set beside what.** Models differ, and so do trained weights (papers train all, here adapters) and some
+implementations of metrics. So an absolute score here and one of a paper say nothing about each other. Orderings of
+mechanisms, and shares of the score of training without privacy, may be compared.
+"""
+
+
+def page(results: Sequence[Result], answers: Sequence[dict[str, Any]] = ()) -> str:
+    """The page in Markdown.
+
+    Args:
+        results: of finished cells; those on other data than benchmarks are left out.
+        answers: contents of results.json of private prediction.
+    """
+    claimed = yaml.safe_load(CLAIMED.read_text(encoding="utf-8"))
+    parts = [_OPENING]
+    for name, printed in claimed.items():
+        mine = [result for result in results if benchmark_of(str(result["data"])) == name]
+        replied = [one for one in answers if benchmark_of(str(one["data"])) == name]
+        parts += [f"\n## {name}\n", *_printed(printed), *_measured(mine), *_answers(replied)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def benchmark_of(label: str) -> str:
+    """The benchmark that a label of data names, as ``claimed.yaml`` does; empty for other data."""
+    if not label.startswith(_PREFIX):
+        return ""
+    name, _, details = label.removeprefix(_PREFIX).rstrip(")").partition(" (")
+    task = next((part.removeprefix("task ") for part in details.split(", ") if part.startswith("task ")), "")
+    return f"{name} {task}".strip()
+
+
+def _printed(claimed: dict[str, Any]) -> Iterator[str]:
+    """The papers' numbers: a line for each model, mechanism and claimed epsilon."""
+    yield "### As printed by the papers\n"
+    yield from _table(
+        ["source", "model", "mechanism", "claimed ε", "certified ε", *claimed["metrics"], "share of non-private"],
+        [
+            [
+                row["source"],
+                row["model"],
+                row["mechanism"],
+                _epsilon(epsilon),
+                _certified(row),
+                *map(_digits, values),
+                _share_printed(row, values, claimed),
+            ]
+            for row in claimed["rows"]
+            for epsilon, values in sorted(row["scores"].items(), key=lambda pair: float(pair[0]))
+        ],
+    )
+    yield "".join(f"- {note}\n" for note in claimed["notes"])
+
+
+def _certified(row: dict[str, Any]) -> str:
+    return _epsilon(row["certified"]) if "certified" in row else "not known"
+
+
+def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[str, Any]) -> str:
+    """The first metric over that of the same table's run without privacy, which another row may hold."""
+    ends = [
+        one["scores"][key]
+        for one in (row, *claimed["rows"])
+        for key in one["scores"]
+        if float(key) == math.inf and (one["source"], one["model"]) == (row["source"], row["model"])
+    ]
+    return f"{values[0] / ends[0][0]:.2f}" if ends else _NONE
+
+
+def _measured(results: Sequence[Result]) -> Iterator[str]:
+    """What was measured: a line for each model, mechanism, budget and the epsilon that its noise was set by."""
+    yield "### Measured here\n"
+    if not results:
+        yield "Nothing was run.\n"
+        return
+    metric = perplexity_metric(results)
+    groups = over_seeds(results, metric)
+    scores = score_table(groups)
+    names = list(scores.names) if scores else []
+    first = names[0] if names else "perplexity"
+    values = _values(groups, scores)
+    head = ["model", "mechanism", "ε set by", "budget", "claimed ε", "certified ε", *names, "perplexity"]
+    ordered = sorted(groups, key=lambda one: (str(one.first["model"]), one.certified, one.mean))
+    yield from _table(
+        [*head, f"share of non-private ({first})", "seeds", "steps", "q", "noise", "seconds"],
+        [_line(group, names, values, groups) for group in ordered],
+    )
+    yield "".join(f"- {fact}\n" for fact in _facts(results, scores))
+
+
+def _values(groups: Sequence[SeedGroup], scores: ScoreTable | None) -> dict[int, list[tuple[float, float | None]]]:
+    """Mean and deviation of each score, and of perplexity at the end, by the group."""
+    of_scores = {id(row.group): list(row.values) for row in scores.rows} if scores else {}
+    return {
+        id(one): [*of_scores.get(id(one), []), (one.mean, one.spread if len(one.values) > 1 else None)]
+        for one in groups
+    }
+
+
+def _line(
+    group: SeedGroup,
+    names: Sequence[str],
+    values: dict[int, list[tuple[float, float | None]]],
+    all_of: Sequence[SeedGroup],
+) -> list[str]:
+    first, own = group.first, values[id(group)]
+    plain = next((one for one in all_of if one.nonprivate and one.first["model"] == first["model"]), None)
+    share = own[0][0] / values[id(plain)][0][0] if plain else math.nan
+    seconds = [float(result["seconds"]) for result in group.results if result["seconds"]]
+    return [
+        str(first["model"]),
+        group.mechanism,
+        str(first["accounting"]).replace("_", " ") if first["budget_epsilon"] is not None else _NONE,
+        _NONE if first["budget_epsilon"] is None else f"{first['budget_epsilon']:g}",
+        _epsilon(float(first["epsilon_published"])),
+        _epsilon(group.certified),
+        *(_with_deviation(*value) for value in own),
+        f"{share:.2f}" if math.isfinite(share) else _NONE,
+        str(len(group.results)),
+        str(first["planned_releases"]),
+        f"{float(first['sample_rate']):.4g}",
+        f"{float(first['noise_multiplier']):.4g}",
+        f"{sum(seconds) / len(seconds):.0f}" if seconds else _NONE,
+    ]
+
+
+def _facts(results: Sequence[Result], scores: ScoreTable | None) -> Iterator[str]:
+    first = results[0]
+    units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
+    yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {first['delta']:g}; Poisson sampling."
+    yield "Perplexity is of held-out records; where labels are learned, exp of their mean loss. Lower is better."
+    yield from scores.notes if scores else ()
+    several = max(len(one.results) for one in over_seeds(results, perplexity_metric(results)))
+    if several < 3:
+        yield f"Only {several} seed{'s' if several > 1 else ''}: nothing is told apart by so few."
+
+
+def _answers(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Rows of private prediction on the same held-out records."""
+    for one in found:
+        rows = [row for row in one["rows"] if "perplexity_pooled" in row]
+        yield "### Answers of PMixED, and models on the same records\n"
+        yield from _table(
+            ["answers of", "unit", "certified ε", "perplexity, pooled", "perplexity, mean of blocks"],
+            [
+                [
+                    str(row["label"]),
+                    str(row["unit"]),
+                    _epsilon(float(row["epsilon_certified"])),
+                    _digits(float(row["perplexity_pooled"])),
+                    _digits(float(row["perplexity_per_block"])),
+                ]
+                for row in sorted(rows, key=lambda row: float(row["perplexity_pooled"]))
+            ],
+        )
+        yield f"{one['records']} held-out records; delta {one['delta']:g}.\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + " --- |" * len(head)
+    yield from ("| " + " | ".join(row) + " |" for row in rows)
+    yield ""
+
+
+def _epsilon(value: float | str) -> str:
+    number = float(value)
+    return "∞" if math.isinf(number) else f"{number:.4g}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _with_deviation(mean: float, deviation: float | None) -> str:
+    return _digits(mean) + (f" ± {deviation:.2g}" if deviation is not None else "")
+
+
+def read_finished(folders: Sequence[Path]) -> list[Result]:
+    """The results of the finished runs in folders of runs. Raises: ConfigError for what is no folder."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("folder", f"{folder} is none", fix="give data/runs of a study")
+        for run in sorted(folder.iterdir()):
+            if RunFolder(run).is_finished and RunFolder(run).result.exists():
+                found.append(json.loads(RunFolder(run).result.read_text(encoding="utf-8")))
+    return found
+
+
+def main(
+    folders: Annotated[list[Path] | None, typer.Argument(help="folders of runs; data/runs by default")] = None,
+    answers: Annotated[list[Path] | None, typer.Option(help="results.json of private prediction")] = None,
+    out: Annotated[Path, typer.Option(help="the page")] = PAGE,
+) -> None:
+    """Write the page of benchmarks from finished runs."""
+    replied = answers if answers is not None else [file for file in (ANSWERS,) if file.exists()]
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in replied]
+    write_text(out, page(read_finished(folders or [RUNS]), told))
+    typer.echo(str(out))
+
+
+if __name__ == "__main__":
+    run_command(main)

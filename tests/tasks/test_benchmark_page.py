@@ -1,0 +1,99 @@
+"""The page of benchmarks: the papers' numbers as they print them, and measured ones with what the ledger certifies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dptune.errors import ConfigError
+from tasks.report.benchmarks import CLAIMED, benchmark_of, page, read_finished
+
+
+def result(mechanism: str, budget: float | None, bleu: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    certified = "inf" if budget is None else budget - 0.004
+    return {
+        "label": f"small.{mechanism}",
+        "model": "small",
+        "mechanism": mechanism,
+        "budget_epsilon": budget,
+        "seed": seed,
+        "unit": "record",
+        "units": 41220,
+        "delta": 8e-6,
+        "accounting": "certified",
+        "telemetry": "research",
+        "data": "benchmark e2e (part train)",
+        "noise_multiplier": 0.81,
+        "sample_rate": 0.0062,
+        "planned_releases": 60,
+        "epsilon_published": certified,
+        "epsilon_certified": certified,
+        "after": {"eval_perplexity": 9.5, "public_perplexity": 9.4},
+        "scores": {"bleu_e2e": bleu, "chrf": 20.0},
+        "signatures": {"bleu_e2e": "sacrebleu BLEU"},
+        "decoding": "greedy",
+        "inputs": 630,
+        "seconds": 100.0,
+        **more,
+    }
+
+
+RESULTS = [
+    result("nonprivate", None, 40.0),
+    *(result("static", 8, bleu, seed) for seed, bleu in enumerate((9, 10, 11))),
+]
+
+
+def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() -> None:
+    text = page(RESULTS)
+    (line,) = [line for line in text.splitlines() if line.startswith("| small | static")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    expected = "small|static|certified|8|7.996|7.996|10 ± 1|20 ± 0|9.5 ± 0|0.25|3|60|0.0062|0.81|100"
+    assert "|".join(cells) == expected
+    assert "one record, of 41220 in training" in text
+    assert "bleu_e2e: sacrebleu BLEU." in text
+
+
+def test_few_seeds_and_missing_runs_are_said() -> None:
+    assert "Only 1 seed: nothing is told apart" in page(RESULTS[:2])
+    assert page([]).count("Nothing was run.") == 3
+
+
+def test_labels_of_data_name_the_benchmark_and_its_task() -> None:
+    assert benchmark_of("benchmark glue (task sst2, part train)") == "glue sst2"
+    assert benchmark_of("benchmark wikitext (part train, half private)") == "wikitext"
+    assert benchmark_of("SYNTHETIC cohort") == ""
+
+
+def test_every_printed_row_has_a_value_for_each_metric() -> None:
+    for name, claimed in yaml.safe_load(CLAIMED.read_text(encoding="utf-8")).items():
+        for row in claimed["rows"]:
+            assert all(len(values) == len(claimed["metrics"]) for values in row["scores"].values()), (name, row)
+    text = page([])
+    assert "| PLRV-O, tables 3-6 | gpt2 | PLRV-O | 1 | not known | 62.73 |" in text
+    lmo = next(line for line in text.splitlines() if "| LMO-DP | 0.3 |" in line)
+    assert lmo.split("|")[-2].strip() == "0.96", "0.9220 of 0.9620"
+
+
+def test_answers_are_rows_of_their_own() -> None:
+    row = {
+        "label": "pmixed.shard",
+        "unit": "shard",
+        "epsilon_certified": 8,
+        "perplexity_pooled": 90.5,
+        "perplexity_per_block": 99.0,
+    }
+    told = {"data": "benchmark wikitext (part train, half private)", "records": 64, "delta": 1e-5, "rows": [row]}
+    assert "| pmixed.shard | shard | 8 | 90.5 | 99 |" in page([], [told])
+
+
+def test_only_finished_runs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "result.json").write_text(json.dumps(RESULTS[0]))
+    assert read_finished([tmp_path]) == []
+    with pytest.raises(ConfigError, match="is none"):
+        read_finished([tmp_path / "absent"])

@@ -1,0 +1,83 @@
+"""Profiles of benchmarks: each passes its settings' checks, and spells out the cells that its comment promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_pipeline import ROOT, apply_profile
+
+from dptune.corpus import published_files
+from dptune.mechanisms.registry import build, of_model
+from tasks.experiment import cells as cells_module
+from tasks.experiment.cells import Cell, grid
+from tasks.prediction.ensembles import scored_protocols, served_protocol
+from tasks.settings.params import Settings, load_settings
+
+SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
+PROFILES = (*SMALL, "bench-sst2", "bench-e2e", "bench-wikitext")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the layout that the profiles name, with rows made up here."""
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    monkeypatch.setenv("DPTUNE_BENCHMARKS", str(tmp_path))
+    glue, e2e, wiki = tmp_path / "sst2" / "glue", tmp_path / "e2e" / "e2e-dataset.zip", tmp_path / "wikitext2"
+    for place in (glue, e2e, wiki / "wikitext-2-v1.zip"):
+        place.mkdir(parents=True)
+    for part in ("train", "dev"):
+        (glue / f"{part}.tsv").write_text("sentence\tlabel\na cat\t1\n")
+    for name in ("trainset.csv", "devset.csv", "testset_w_refs.csv"):
+        (e2e / name).write_text('mr,ref\n"name[Bo]",Bo.\n')
+    articles = "".join(f" \n = Cat {number} = \n \n Cats are {number} . \n" for number in range(8))
+    for name in ("train", "valid", "test"):
+        (wiki / "wikitext-2-v1.zip" / f"wiki.{name}.tokens").write_text(articles)
+    return tmp_path
+
+
+def settings_of(name: str, folder: Path) -> Settings:
+    file = folder / "params.yaml"
+    file.write_bytes((ROOT / "params.yaml").read_bytes())
+    apply_profile(ROOT / "profiles" / f"{name}.yaml", file)
+    return load_settings(file)
+
+
+def cells_of(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    monkeypatch.setattr(cells_module, "digests", lambda *_: {})
+    return grid(settings)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_it_is_loaded_and_its_mechanisms_and_protocols_are_built(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(name, folder)
+    assert settings.experiment.name == name
+    for cell in cells_of(settings, monkeypatch):
+        noise = {} if "theta" in cell.options or cell.epsilon is None else {"noise_multiplier": 1.0}
+        build(cell.mechanism, of_model(cell.mechanism, cell.options, 4, 1000) | noise)
+    for models in settings.prediction.models:
+        assert scored_protocols(settings.prediction, models, settings.experiment.delta)
+    served_protocol(settings.prediction.serve, settings.prediction, settings.experiment.delta)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_small_protocol_has_every_system_at_two_budgets_and_three_seeds(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {(cell.mechanism, cell.epsilon) for cell in cells_of(settings_of(name, folder), monkeypatch)}
+    private = {(mechanism, epsilon) for mechanism in ("static", "plrvo", "lmo_dp", "rldp") for epsilon in (1, 8)}
+    assert found == private | {("nonprivate", None)}
+
+
+def test_the_small_protocols_share_their_public_model(folder: Path) -> None:
+    first, *others = (settings_of(name, folder).pretrain for name in SMALL)
+    assert all(other == first for other in others), "else DVC trains it once for each"
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if name not in SMALL])
+def test_hub_models_are_pinned(name: str, folder: Path) -> None:
+    for model in settings_of(name, folder).experiment.models.values():
+        assert model.revision is not None
+        assert len(model.revision) == 40
