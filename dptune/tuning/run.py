@@ -18,6 +18,7 @@ from dptune.corpus.reading.source import Data, RecordSource
 from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_json
 from dptune.privacy.accountants import Epsilons
+from dptune.privacy.certificate import Certificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -54,6 +55,7 @@ class Tuned:
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
         scores: of a classifier, its scores before and after, by those records and by their names in
             ``training.scores.Scores``; empty else. Private likewise.
+        certificate: of a search, what its guarantee is computed from; None of a single run.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
@@ -62,11 +64,15 @@ class Tuned:
     perplexity: Mapping[str, tuple[float, float]]
     folder: Path
     scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    certificate: Certificate | None = field(default=None, repr=False)
 
     @property
     def epsilons(self) -> Epsilons:
-        """Published, noise only and certified, computed from the ledger."""
-        return self.ledger.epsilons
+        """Published, noise only and certified, computed from the ledger; of a search, certified by its certificate."""
+        own = self.ledger.epsilons
+        if self.certificate is None:
+            return own
+        return Epsilons(own.published, own.noise_only, self.certificate.certified, self.certificate.leaks)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
@@ -97,6 +103,9 @@ def tune(
     label: str | None = None,
     public: Data | None = None,
     out: str | Path | None = None,
+    search: str | Path | Mapping[str, Any] | None = None,
+    candidates: float | None = None,
+    register: str | Path | None = None,
     **settings: Any,
 ) -> Tuned:
     """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
@@ -117,6 +126,10 @@ def tune(
             them.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
+        search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
+            of a random number of candidates is released, and the budget covers the whole search.
+        candidates: how many to try on average; it goes before the file's own number.
+        register: file that knows what was published from which records; None takes spent.jsonl beside ``out``.
         settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
@@ -138,7 +151,20 @@ def tune(
     base = open_base(model, chosen, revision, tokenizer)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
     check_folder(folder)
-    return run(prepare(source, base, chosen), folder)
+    if search is None:
+        return run(prepare(source, base, chosen), folder)
+    from dptune.privacy.spent import FILE, Register
+    from dptune.tuning.search.search import search as search_best
+    from dptune.tuning.search.settings import SearchSettings
+
+    asked = SearchSettings.of(search, candidates=candidates)
+    if asked.score.on == "rehearsal":
+        from dptune.tuning.search.rehearsal import rehearsed
+
+        units = len(prepare(source, base, chosen).units)
+        return run(prepare(source, base, rehearsed(source, base, chosen, asked, units, folder).settings), folder)
+    prepared = prepare(source, base, chosen, scored=asked.score.on == "held_out")
+    return search_best(prepared, asked, folder, Register(Path(register or folder.absolute().parent / FILE)))
 
 
 def run(
@@ -167,14 +193,20 @@ def run(
         contents = check_deliverable(folder.adapter)
         if model is None:
             model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    return tuned_of(model.eval(), contents, out)
+
+
+def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Certificate | None = None) -> Tuned:
+    """The outcome of a finished run or search, with the figures in its result."""
+    result = json.loads(RunFolder(out).result.read_text(encoding="utf-8"))
     figures, scores = result["perplexity"], result.get("scores", {})
     return Tuned(
-        model.eval(),
+        model,
         contents,
         {name: (pair[0], pair[1]) for name, pair in figures.items()},
         out,
         {name: {score: (pair[0], pair[1]) for score, pair in own.items()} for name, own in scores.items()},
+        certificate,
     )
 
 
@@ -191,7 +223,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
         prepared.header,
         public=prepared.public,
     )
-    before = _figures(prepared, model)
+    before = figures_of(prepared, model)
     done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
@@ -200,7 +232,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
             on_step(report)
 
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
-            after = _figures(prepared, model)
+            after = figures_of(prepared, model)
             for name, values in after.items():
                 for figure, value in values.items():
                     if not math.isfinite(value):
@@ -211,12 +243,12 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
                 for name, values in after.items()
             }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
-            write_json(folder.result, _result(prepared, figures) | counted)
+            write_json(folder.result, result_of(prepared, figures) | counted)
             ledger.finish()
     return model
 
 
-def _figures(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
+def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
     """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
     if prepared.settings.telemetry == "private":
@@ -231,7 +263,7 @@ def _figures(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
     }
 
 
-def _result(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
     measured = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
     return {
