@@ -65,8 +65,8 @@ def rehearsed(
             return Rehearsed(settings_of(settings, known["chosen"]), tried)
     found = rehearse_space(source, base, settings, search, units, on_trial)
     chosen = min(found.tried, key=lambda one: one[1])[0]
-    tried = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
-    write_json(path, {"asked": asked, "chosen": chosen, "tried": tried})
+    shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
+    write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
     return found
 
 
