@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dptune.mechanisms.planning import Schedule
     from dptune.prediction.protocols import Protocol
     from dptune.privacy.accountants import Epsilons
-    from dptune.privacy.certificate import Certificate
+    from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
     from dptune.privacy.release import Composition
     from dptune.privacy.selection import Bound
@@ -96,7 +96,7 @@ def of_search(releases: Composition, law: SelectionLaw, delta: float, bound: Bou
     }
 
 
-def of_certificate(certificate: Certificate) -> dict[str, Any]:
+def of_certificate(certificate: SearchCertificate) -> dict[str, Any]:
     """A search's figures, computed from its certificate alone."""
     law, winner = certificate.law, certificate.winner
     return {

@@ -14,7 +14,7 @@ from dptune.cli.options import AsJson
 from dptune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dptune.privacy.certificate import Certificate
+    from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
 
 #: What a ledger's certified epsilon is about beside what was trained or answered, and what not, by its telemetry.
@@ -60,7 +60,7 @@ def verify(
         typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
 
 
-def _show_search(certificate: Certificate, as_json: bool, winner: dict[str, Any] | None = None) -> None:
+def _show_search(certificate: SearchCertificate, as_json: bool, winner: dict[str, Any] | None = None) -> None:
     """Print what a search costs, from its certificate alone, and what that cannot show."""
     from dptune.cli.figures import of_certificate
 

@@ -13,7 +13,7 @@ from dptune.errors import ConfigError
 
 if TYPE_CHECKING:
     from dptune.corpus.reading.source import RecordSource
-    from dptune.privacy.certificate import Certificate
+    from dptune.privacy.certificate import SearchCertificate
     from dptune.tuning.base import Base
     from dptune.tuning.search.settings import SearchSettings
     from dptune.tuning.settings import TuneSettings
@@ -74,7 +74,7 @@ def tune_by_search(
         show(of_certificate(planned_certificate(prepared, asked)), as_json)
         return
 
-    def start(certificate: Certificate) -> None:
+    def start(certificate: SearchCertificate) -> None:
         if not as_json:
             show(of_certificate(certificate), as_json)
             notice("searching", "the number of candidates is secret, so no progress is shown")

@@ -85,7 +85,7 @@ class Winner:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class SearchCertificate:
     """A search's first line, and its outcome. Public.
 
     Attributes:
@@ -175,7 +175,7 @@ class Certificate:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchCertificate:
         """Make a certificate of what ``to_dict`` gave. Raises: ConfigError, or what a wrong type raises."""
         known = {item.name for item in fields(cls) if item.compare}
         if set(data) != known:
@@ -220,7 +220,7 @@ def _named_alike(composition: Composition) -> Composition:
     return total
 
 
-def write_certificate(path: Path, certificate: Certificate) -> None:
+def write_certificate(path: Path, certificate: SearchCertificate) -> None:
     """Write the first line, durable before anything runs. Raises: LedgerError if the file exists."""
     line, _ = seal(encode({"kind": "search", **certificate.to_dict()}), GENESIS)
     _append(path, line, os.O_CREAT | os.O_EXCL)
@@ -236,24 +236,24 @@ def write_winner(path: Path, winner: Winner | None) -> None:
     _append(path, line, 0)
 
 
-def read_certificate(path: Path) -> Certificate:
+def read_certificate(path: Path) -> SearchCertificate:
     """Read and check a certificate. Raises: LedgerError naming the line that is torn, edited or out of place."""
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[Certificate, str]:
+def _read(path: Path) -> tuple[SearchCertificate, str]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({error.strerror}). Fix: check the path.") from None
-    found: Certificate | None = None
+    found: SearchCertificate | None = None
     chain = GENESIS
     for number, raw in enumerate(lines, start=1):
         record, chain = _check_line(path, number, raw, chain)
         kind = record.pop("kind", None)
         try:
             if number == 1 and kind == "search":
-                found = Certificate.from_dict(record)
+                found = SearchCertificate.from_dict(record)
             elif number == 2 and kind == "winner" and found is not None:
                 winner = None if record == {"options": None} else Winner(**record)
                 found = replace(found, winner=winner, complete=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.files import PRIVATE_FILE, fsync_directory, locked
-from dptune.privacy.certificate import Certificate
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
@@ -49,7 +49,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Total:
+class SpentTotal:
     """What the entries about the same records and unit cost together, by basic composition: epsilons and deltas add."""
 
     records: str
@@ -66,7 +66,7 @@ class Register:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add_search(self, records: str, certificate: Certificate) -> None:
+    def add_search(self, records: str, certificate: SearchCertificate) -> None:
         """Add a search, once. Durable when this returns.
 
         Args:
@@ -91,13 +91,13 @@ class Register:
             problem = f"these records paid before ({said(found)}), and a search adds its own cost"
             raise ConfigError("search.again", problem, fix="accept it if both may be published")
 
-    def totals(self) -> list[Total]:
+    def totals(self) -> list[SpentTotal]:
         """What was spent on each set of records, by unit."""
         groups: dict[tuple[str, str], list[Spent]] = {}
         for one in map(_priced, self._read()[0]):
             groups.setdefault((one.records, one.unit), []).append(one)
         return [
-            Total(
+            SpentTotal(
                 records,
                 ", ".join(dict.fromkeys(one.data for one in found)),
                 unit,
@@ -168,7 +168,7 @@ def _priced(entry: Mapping[str, Any]) -> Spent:
     """An entry, priced from what it holds."""
     content = entry["content"]
     if entry["kind"] == "search":
-        found = Certificate.from_dict(content)
+        found = SearchCertificate.from_dict(content)
         named = found.unit, found.data
         return Spent(entry["records"], entry["id"], "search", *named, found.certified, found.delta)
     header = RunHeader.from_dict(content["header"])

@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
 
-from dptune.privacy.certificate import Certificate
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
@@ -97,7 +97,7 @@ def privacy_section(
     digests: Mapping[str, str],
     *,
     classifies: bool = False,
-    certificate: Certificate | None = None,
+    certificate: SearchCertificate | None = None,
 ) -> str:
     """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons are rounded up.
 
@@ -166,7 +166,7 @@ def privacy_section(
     )
 
 
-def _searched(certificate: Certificate) -> dict[str, str]:
+def _searched(certificate: SearchCertificate) -> dict[str, str]:
     """The rows of the card about a search."""
     law, score, winner = certificate.law, certificate.score, certificate.winner
     said = f"public records ({score.units})" if score.on == "public" else f"{score.units} units ({score.on})"

@@ -1,11 +1,10 @@
-"""``dptune.tune``: makes an adapter with its proof from records and a model; a second call resumes a run."""
+"""A tuning run: trains a prepared run and delivers its adapter with its proof; a second call resumes it."""
 
 from __future__ import annotations
 
 import json
 import math
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 
 from peft import PeftModel
 
-from dptune.corpus.reading.source import Data, RecordSource
 from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_json
 from dptune.privacy.accountants import Epsilons
-from dptune.privacy.certificate import Certificate
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -33,11 +31,9 @@ from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
 from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
-from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
-from dptune.tuning.places import check_data, check_folder
-from dptune.tuning.prepare import PreparedRun, prepare, with_labels
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.places import check_folder
+from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.verifying import check_deliverable
 
 _PERPLEXITY = "perplexity"
@@ -64,7 +60,7 @@ class Tuned:
     perplexity: Mapping[str, tuple[float, float]]
     folder: Path
     scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
-    certificate: Certificate | None = field(default=None, repr=False)
+    certificate: SearchCertificate | None = field(default=None, repr=False)
 
     @property
     def epsilons(self) -> Epsilons:
@@ -84,87 +80,6 @@ class Tuned:
             raise DptuneError(f"{target}: holds something already. Fix: give a new folder.")
         copytree(RunFolder(self.folder).adapter, target, dirs_exist_ok=True)
         return target
-
-
-def tune(
-    model: Any,
-    records: Data,
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    unit: str | None = None,
-    tokenizer: Any = None,
-    revision: str | None = None,
-    text: str | None = None,
-    prompt: str | None = None,
-    completion: str | None = None,
-    messages: str | None = None,
-    template: str | None = None,
-    label: str | None = None,
-    public: Data | None = None,
-    out: str | Path | None = None,
-    search: str | Path | Mapping[str, Any] | None = None,
-    candidates: float | None = None,
-    register: str | Path | None = None,
-    **settings: Any,
-) -> Tuned:
-    """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
-
-    Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
-    ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
-    training units and the names of the labels included. Under ``telemetry="research"``, the default, the result also
-    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers;
-    ``telemetry="private"`` leaves it out and holds nobody out.
-
-    Args:
-        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
-            gets no adapters itself.
-        records: a path, a list of dicts, or a ``datasets.Dataset``.
-        delta: None takes a power of ten at or below 1 / (10 x units).
-        unit: column whose values are protected as a whole; None protects single records.
-        text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
-            them.
-        public: records of nobody, for perplexity and for mechanisms that follow it.
-        out: folder of the run, to resume it from; None takes a temporary one.
-        search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
-            of a random number of candidates is released, and the budget covers the whole search.
-        candidates: how many to try on average; it goes before the file's own number.
-        register: file that knows what was published from which records; None takes spent.jsonl beside ``out``.
-        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
-
-    Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
-    """
-    chosen = TuneSettings.of(epsilon=epsilon, delta=delta, **settings)
-    source = RecordSource(
-        records,
-        text=text,
-        prompt=prompt,
-        completion=completion,
-        messages=messages,
-        template=template,
-        label=label,
-        unit=unit,
-        public=public,
-    )
-    check_data(source)
-    chosen, source = with_labels(chosen, source)
-    base = open_base(model, chosen, revision, tokenizer)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
-    check_folder(folder)
-    if search is None:
-        return run(prepare(source, base, chosen), folder)
-    from dptune.privacy.spent import FILE, Register
-    from dptune.tuning.search.search import search as search_best
-    from dptune.tuning.search.settings import SearchSettings
-
-    asked = SearchSettings.of(search, candidates=candidates)
-    if asked.score.on == "rehearsal":
-        from dptune.tuning.search.rehearsal import rehearsed
-
-        units = len(prepare(source, base, chosen).units)
-        return run(prepare(source, base, rehearsed(source, base, chosen, asked, units, folder).settings), folder)
-    prepared = prepare(source, base, chosen, scored=asked.score.on == "held_out")
-    return search_best(prepared, asked, folder, Register(Path(register or folder.absolute().parent / FILE)))
 
 
 def run(
@@ -196,7 +111,7 @@ def run(
     return tuned_of(model.eval(), contents, out)
 
 
-def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Certificate | None = None) -> Tuned:
+def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: SearchCertificate | None = None) -> Tuned:
     """The outcome of a finished run or search, with the figures in its result."""
     result = json.loads(RunFolder(out).result.read_text(encoding="utf-8"))
     figures, scores = result["perplexity"], result.get("scores", {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dptune.errors import DptuneError
 from dptune.files import sha256
-from dptune.privacy.certificate import FILE, Certificate, exceeds, read_certificate
+from dptune.privacy.certificate import FILE, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import END, START, privacy_section
@@ -56,7 +56,7 @@ def check_deliverable(path: Path) -> LedgerContents:
     return contents
 
 
-def certificate_of(path: Path) -> Certificate | None:
+def certificate_of(path: Path) -> SearchCertificate | None:
     """The certificate of the search whose winner lies in ``path``, checked against ledger and weights; None of a run.
 
     Raises: LedgerError, CardError for a certificate of another winner, or whose space or kinds do not hold this one.

@@ -13,8 +13,8 @@ import pytest
 
 from dptune.errors import ConfigError
 from dptune.privacy.certificate import (
-    Certificate,
     ScoreTerms,
+    SearchCertificate,
     Winner,
     commitment_of,
     exceeds,
@@ -35,7 +35,7 @@ DELTA = 1e-5
 RELEASE = Release(0.02, 1.2)
 
 
-def certificate(**changes: Any) -> Certificate:
+def certificate(**changes: Any) -> SearchCertificate:
     values: dict[str, Any] = {
         "id": "abc",
         "epsilon": 2.0,
@@ -51,7 +51,7 @@ def certificate(**changes: Any) -> Certificate:
         "score": ScoreTerms("held_out", 1.0, 3.0, 100),
         "commitment": commitment_of(b"salt", {"candidates": []}),
     }
-    return Certificate(**(values | changes))
+    return SearchCertificate(**(values | changes))
 
 
 def header(**changes: Any) -> RunHeader:

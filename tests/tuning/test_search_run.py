@@ -344,10 +344,10 @@ def test_a_score_is_charged_once_and_before_it_is_drawn(prepared: PreparedRun, t
 
 
 def test_the_plan_is_bound_by_its_commitment_and_comes_back(tmp_path: Path) -> None:
-    from dptune.tuning.search.kinds import Kind
+    from dptune.tuning.search.kinds import CandidateKind
 
     space = asked(candidates=6)
-    kinds = (Kind(1.0, {"learning_rate": 0.001}, {"noise_multiplier": 1.0, "given": (1.0, 0.5)}, Counter()),)
+    kinds = (CandidateKind(1.0, {"learning_rate": 0.001}, {"noise_multiplier": 1.0, "given": (1.0, 0.5)}, Counter()),)
     plan = Plan.draw(space, kinds, FixedSeed(2))
     plan.write(tmp_path)
     assert Plan.read(tmp_path) == plan

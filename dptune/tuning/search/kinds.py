@@ -30,7 +30,7 @@ _MORE, _TRIES = 1.0005, 200
 
 
 @dataclass(frozen=True)
-class Kind:
+class CandidateKind:
     """Candidates that make the same releases. Public.
 
     Attributes:
@@ -85,7 +85,7 @@ def score_terms(search: SearchSettings, epsilon: float, delta: float, units: int
 
 def price_kinds(
     search: SearchSettings, settings: TuneSettings, base: Base, units: int, score: Release | None
-) -> tuple[Kind, ...]:
+) -> tuple[CandidateKind, ...]:
     """Every kind of the space, with the least noise for which the search meets ``settings.epsilon``.
 
     Args:
@@ -115,18 +115,18 @@ def price_kinds(
             known[key] = chosen
         noise = noise_options(known[key])
         releases = planned(build_mechanism(own, base, schedule, noise), priced)
-        found.append(Kind(weight, configuration, noise, releases))
+        found.append(CandidateKind(weight, configuration, noise, releases))
     return _fit_average(tuple(found), search, settings, base, units, score)
 
 
 def _fit_average(
-    kinds: tuple[Kind, ...],
+    kinds: tuple[CandidateKind, ...],
     search: SearchSettings,
     settings: TuneSettings,
     base: Base,
     units: int,
     score: Release | None,
-) -> tuple[Kind, ...]:
+) -> tuple[CandidateKind, ...]:
     """The kinds with a little more noise, if the mixture of all of them costs more than each alone."""
     beside = Counter([score] if score else [])
     for _ in range(_TRIES):
@@ -138,7 +138,7 @@ def _fit_average(
     raise ConfigError("search.space", "has kinds whose mixture no noise brings within the budget", fix="split it")
 
 
-def _noisier(kind: Kind, settings: TuneSettings, base: Base, units: int) -> Kind:
+def _noisier(kind: CandidateKind, settings: TuneSettings, base: Base, units: int) -> CandidateKind:
     own = settings_of(settings, kind.configuration)
     schedule = candidate_schedule(own, base, units)
     noise = kind.noise | {"noise_multiplier": kind.noise["noise_multiplier"] * _MORE}

@@ -17,7 +17,7 @@ from dptune.errors import DptuneError
 from dptune.files import write_json
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.entropy import Entropy
-from dptune.tuning.search.kinds import Kind
+from dptune.tuning.search.kinds import CandidateKind
 from dptune.tuning.search.settings import SearchSettings
 
 FILE = "plan.json"
@@ -46,7 +46,7 @@ class Plan:
     candidates: tuple[Drawn, ...]
 
     @classmethod
-    def draw(cls, search: SearchSettings, kinds: Sequence[Kind], entropy: Entropy) -> Plan:
+    def draw(cls, search: SearchSettings, kinds: Sequence[CandidateKind], entropy: Entropy) -> Plan:
         """Draw the number of candidates and each of them, with replacement."""
         drawn = []
         for _ in range(search.law.draw(entropy)):

@@ -29,8 +29,8 @@ from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json, write_text
 from dptune.privacy.certificate import (
     FILE,
-    Certificate,
     ScoreTerms,
+    SearchCertificate,
     Winner,
     read_certificate,
     write_certificate,
@@ -53,7 +53,7 @@ from dptune.tuning.search.candidates import (
     run_candidates,
     score_of,
 )
-from dptune.tuning.search.kinds import Kind, price_kinds, score_terms
+from dptune.tuning.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.tuning.search.plan import FILE as PLAN
 from dptune.tuning.search.plan import Drawn, Plan
 from dptune.tuning.search.score import best_of
@@ -77,7 +77,7 @@ def search(
     asked: SearchSettings,
     out: Path,
     register: Register,
-    on_start: Callable[[Certificate], None] = lambda certificate: None,
+    on_start: Callable[[SearchCertificate], None] = lambda certificate: None,
 ) -> Tuned:
     """Run a search, or go on with the one that ``out`` belongs to; a finished one is only loaded.
 
@@ -133,7 +133,7 @@ def check_prepared(prepared: PreparedRun, asked: SearchSettings) -> None:
         raise ConfigError("eval_share", problem, fix="raise it, or score on train")
 
 
-def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[Kind, ...], ScoreTerms]:
+def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[CandidateKind, ...], ScoreTerms]:
     """The priced kinds and the score's noise, before anything is drawn. Raises: ConfigError."""
     units = {"held_out": prepared.held_out, "train": prepared.units}.get(asked.score.on)
     count = len(units) if units is not None else len(prepared.public.rows) if prepared.public is not None else 0
@@ -143,18 +143,23 @@ def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[
     return kinds, terms
 
 
-def planned_certificate(prepared: PreparedRun, asked: SearchSettings) -> Certificate:
+def planned_certificate(prepared: PreparedRun, asked: SearchSettings) -> SearchCertificate:
     """What the search would promise; nothing is drawn, written or charged. Raises: ConfigError."""
     check_prepared(prepared, asked)
     return certificate_of(prepared, asked, *plan_of_search(prepared, asked), identity="planned", fixed="")
 
 
 def certificate_of(
-    prepared: PreparedRun, asked: SearchSettings, kinds: tuple[Kind, ...], terms: ScoreTerms, identity: str, fixed: str
-) -> Certificate:
+    prepared: PreparedRun,
+    asked: SearchSettings,
+    kinds: tuple[CandidateKind, ...],
+    terms: ScoreTerms,
+    identity: str,
+    fixed: str,
+) -> SearchCertificate:
     """The first line of the certificate. Raises: ConfigError if the search does not meet its budget after all."""
     header = prepared.header
-    found = Certificate(
+    found = SearchCertificate(
         id=identity,
         epsilon=prepared.settings.epsilon,
         delta=prepared.schedule.delta,
@@ -178,7 +183,7 @@ def certificate_of(
 
 def _open(
     prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, out: Path
-) -> tuple[Plan, Certificate]:
+) -> tuple[Plan, SearchCertificate]:
     """The plan and certificate of a new search, or those of the one that is under way."""
     if working.exists() and working.stat().st_mode & 0o077:
         fix = f"find out who read it; then `chmod 700 {working}`"

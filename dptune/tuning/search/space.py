@@ -54,7 +54,7 @@ Domain = tuple[Value, ...] | Range
 
 
 @dataclass(frozen=True)
-class Table:
+class SpaceTable:
     """Independent settings: each uniform over its values, or by its range; chosen with chance ``weight``."""
 
     weight: float
@@ -74,7 +74,7 @@ class Table:
 class Space:
     """A public distribution over configurations: one table, or several with weights. Public."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[SpaceTable, ...]
 
     @classmethod
     def of(cls, given: Any) -> Space:
@@ -87,7 +87,7 @@ class Space:
             raise ConfigError("search.space.weight", f"{weights} are not all positive", fix="give numbers above 0")
         found = cls(
             tuple(
-                Table(
+                SpaceTable(
                     weight / sum(weights),
                     # Sorted: kinds are numbered in this order, and a certificate's JSON keeps no other.
                     {name: _domain(name, table[name]) for name in sorted(map(str, table)) if name != "weight"},
@@ -153,7 +153,7 @@ class Space:
         ]
 
 
-def _place(table: Table, configuration: Mapping[str, Any]) -> int | None:
+def _place(table: SpaceTable, configuration: Mapping[str, Any]) -> int | None:
     number = 0
     for name, domain in table.domains.items():
         value = configuration[name]
