@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dptune.tuning.run import tune as tune
+    from dptune.tuning.tune import tune as tune
 
 __version__ = "0.1.0"
 
@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
     """``tune``, which needs torch and transformers."""
     if name != "tune":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("dptune.tuning.run").tune
+    return import_module("dptune.tuning.tune").tune

@@ -15,7 +15,7 @@ from dptune import __version__
 from dptune.cli.catalogue import mechanisms
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
-from dptune.cli.ledgers import set_aside, verify
+from dptune.cli.ledgers import set_aside, spent, verify
 from dptune.cli.noise_search import search
 from dptune.cli.pricing import account, calibrate
 from dptune.cli.scoring import score
@@ -63,6 +63,7 @@ for _command in (
     search,
     audit,
     verify,
+    spent,
     mechanisms,
     set_aside,
     generate,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dptune.mechanisms.planning import Schedule
     from dptune.prediction.protocols import Protocol
     from dptune.privacy.accountants import Epsilons
+    from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
     from dptune.privacy.release import Composition
     from dptune.privacy.selection import Bound
@@ -92,6 +93,34 @@ def of_search(releases: Composition, law: SelectionLaw, delta: float, bound: Bou
         "search_epsilon_renyi_published": prices.renyi,
         "epsilon_of_as_many_runs_composed": prices.composed,
         "epsilon_of_one_candidate_no_guarantee": prices.one_candidate,
+    }
+
+
+def of_certificate(certificate: SearchCertificate) -> dict[str, Any]:
+    """A search's figures, computed from its certificate alone."""
+    law, winner = certificate.law, certificate.winner
+    return {
+        "search": certificate.id,
+        "candidates": law.uncapped_mean,
+        "shape": law.to_dict()["shape"],
+        "most_candidates": law.most,
+        "kinds": len(certificate.kinds),
+        "search_bound": certificate.bound,
+        "delta": certificate.delta,
+        "epsilon_certified": certificate.certified,
+        "leaks": list(certificate.leaks),
+        "search_epsilon_one_shift": certificate.epsilon_by("one_shift"),
+        "epsilon_of_one_candidate_no_guarantee": certificate.one_candidate,
+        "budget_epsilon": certificate.epsilon,
+        "scored_on": certificate.score.on,
+        "score_noise_multiplier": certificate.score.noise_multiplier,
+        "score_clip": certificate.score.clip,
+        "winner": None if winner is None else dict(winner.options),
+        "winners_score": None if winner is None else winner.score,
+        "complete": certificate.complete,
+        "data": certificate.data,
+        "unit": certificate.unit,
+        "units": certificate.units,
     }
 
 

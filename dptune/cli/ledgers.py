@@ -1,16 +1,20 @@
-"""``dptune verify`` computes what a run has spent; ``dptune set-aside`` puts away a run that cannot go on."""
+"""``dptune verify`` computes what a run or a search has spent; ``dptune spent`` adds up what was published; ``dptune
+set-aside`` puts away a run that cannot go on."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
+from dptune.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
 
 #: What a ledger's certified epsilon is about beside what was trained or answered, and what not, by its telemetry.
@@ -23,15 +27,23 @@ _COVERED = {
 
 
 def verify(
-    ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl, or the folder of a run or of a tuned adapter.")],
+    ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl or certificate.jsonl, or a folder that holds one.")],
     as_json: AsJson = False,
 ) -> None:
     """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited."""
     from dptune.cli.figures import of_ledger
     from dptune.prediction.protocols import PROTOCOLS
+    from dptune.privacy.certificate import FILE, read_certificate
 
+    if ledger.name == FILE:
+        _show_search(read_certificate(ledger), as_json)
+        return
     contents, card = _contents(ledger)
-    show(of_ledger(contents), as_json)
+    searched = card is not None and (card.parent / FILE).is_file()
+    if searched and card is not None:  # checked against ledger and weights with the card
+        _show_search(read_certificate(card.parent / FILE), as_json, of_ledger(contents))
+    else:
+        show(of_ledger(contents), as_json)
     if as_json:
         return
     if card is not None:
@@ -41,9 +53,49 @@ def verify(
     for plugin in contents.header.plugins:
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     header = contents.header
+    if searched:
+        return
     if header.telemetry in _COVERED:
         subject = "answers" if header.mechanism in PROTOCOLS else "trained weights"
         typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
+
+
+def _show_search(certificate: SearchCertificate, as_json: bool, winner: dict[str, Any] | None = None) -> None:
+    """Print what a search costs, from its certificate alone, and what that cannot show."""
+    from dptune.cli.figures import of_certificate
+
+    show((winner or {}) | of_certificate(certificate), as_json)
+    if as_json:
+        return
+    if not certificate.complete:
+        typer.echo("The search is not finished: its whole cost counts already.")
+    elif certificate.winner is None:
+        typer.echo("Every candidate failed: the base model is the result.")
+    typer.echo(
+        "The guarantee is for who sees the winner alone, and if no record can crash a run. A certificate cannot show "
+        "whether the number of candidates was drawn honestly, losers were read, or other searches were made."
+    )
+
+
+def spent(
+    register: Annotated[Path, typer.Argument(help="A spent.jsonl; else that of this folder.")] = Path("spent.jsonl"),
+    as_json: AsJson = False,
+) -> None:
+    """Add up everything that a register says was published, by set of records and unit."""
+    from dptune.privacy.spent import Register
+
+    if not register.is_file():
+        raise ConfigError(str(register), "is no register", fix="give the spent.jsonl beside the searches' folders")
+    totals = Register(register).totals()
+    if as_json:
+        show({"totals": [asdict(total) for total in totals]}, as_json)
+        return
+    for total in totals:
+        show({name: value for name, value in asdict(total).items() if name != "records"}, as_json)
+    typer.echo(
+        "Epsilons and deltas add up (basic composition). Records that were edited in between, and another unit, count "
+        "as others: theirs add to these where they hold the same people."
+    )
 
 
 def _contents(path: Path) -> tuple[LedgerContents, Path | None]:

@@ -9,7 +9,8 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
-from dptune.cli.tune import by_option, records_of_options, set_up_logs
+from dptune.cli.tune import records_of_options
+from dptune.cli.tune_messages import by_option, set_up_logs
 from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
 from dptune.errors import DptuneError
 

@@ -10,7 +10,7 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson, Options, read_options
-from dptune.cli.tune import by_option, set_up_logs
+from dptune.cli.tune_messages import by_option, set_up_logs
 from dptune.cli.tuning_options import (
     Alpha,
     AlphaPattern,

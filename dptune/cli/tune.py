@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dptune.cli.console import notice, show, show_progress
-from dptune.cli.options import AsJson, Options, read_options
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson, Candidates, Options, Shape, read_options
+from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.cli.tuning_options import (
     Alpha,
     AlphaPattern,
@@ -56,64 +57,6 @@ if TYPE_CHECKING:
     from dptune.tuning.run import Tuned
 
 _INTERRUPTED = 130
-#: The option of this command for each name that messages of the library use.
-_OPTIONS = {
-    "data.text": "--text",
-    "data.prompt": "--prompt",
-    "data.messages": "--messages",
-    "data.template": "--template",
-    "data.label": "--label",
-    "data.format": "--format",
-    "data.records_are": "--records-are",
-    "data.unit": "--unit",
-    "data.public": "--public",
-    "data.split": "--eval-share",
-    "data.revision": "datasets saved to a folder",
-    "model.source": "--model",
-    "model.revision": "--revision",
-    "model.load_in_4bit": "--load-in-4bit",
-    "model.dtype": "--dtype",
-    "lora.target_modules": "--target-modules",
-    "lora.rank_pattern": "--rank-pattern",
-    "lora.alpha_pattern": "--alpha-pattern",
-    "lora.init_lora_weights": "--init",
-    "rank_pattern": "--rank-pattern",
-    "alpha_pattern": "--alpha-pattern",
-    "training.max_length": "--max-length",
-    "training.learning_rate": "--learning-rate",
-    "training.gradient_checkpointing": "--gradient-checkpointing",
-    "training.loss_on": "--loss-on",
-    "records_per_unit": "--records-per-unit",
-    "max_length": "--max-length",
-    "cut_records": "--cut-records",
-    "eval_share": "--eval-share",
-    "learning_rate": "--learning-rate",
-    "target_modules": "--target-modules",
-    "options.": "--set ",
-    "source.": "--source-set ",
-}
-#: Names that are English words too: they are replaced only at the beginning of a message.
-_WORDS = (
-    "data",
-    "source",
-    "labels",
-    "task",
-    "seed",
-    "dtype",
-    "telemetry",
-    "epsilon",
-    "delta",
-    "batch",
-    "epochs",
-    "rows",
-    "rank",
-    "alpha",
-    "mechanism",
-    "device",
-    "public",
-    "out",
-)
-_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
 def tune(
@@ -177,6 +120,15 @@ def tune(
     device: Device = None,
     dtype: Dtype = None,
     load_in_4bit: LoadIn4bit = False,
+    search: Annotated[
+        Path | None, typer.Option(help="YAML with a space of settings: the best of a random number is released.")
+    ] = None,
+    candidates: Candidates = None,
+    shape: Shape = None,
+    again: Annotated[bool, typer.Option("--again", help="Search records that paid before; costs add up.")] = False,
+    register: Annotated[
+        Path | None, typer.Option(help="What was published from which records; else spent.jsonl beside --out.")
+    ] = None,
     called: Annotated[str | None, typer.Option(help="What ledger and card call the records; public.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what it would take.")] = False,
     as_json: AsJson = False,
@@ -231,11 +183,15 @@ def tune(
     try:
         records, name = records_of_options(data, source, source_options, unit, columns)
         chosen = given | lora_settings(**lora) | {"called": called or name}
-        _tune(model, revision, records, chosen, out, dry_run, as_json)
+        asked = search_of_options(search, candidates, shape, again)
+        if asked is not None:
+            tune_by_search(model, revision, records, chosen, asked, out, register, dry_run, as_json)
+        else:
+            _tune(model, revision, records, chosen, out, dry_run, as_json)
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
     except KeyboardInterrupt:
-        notice("stopped", _where(out))
+        notice("stopped", _where(out) if search is None else "run again to go on with the same search")
         raise typer.Exit(_INTERRUPTED) from None
 
 
@@ -288,21 +244,6 @@ def _tune(
         return
     tuned = run(prepared, out, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
     _show_result(tuned, prepared, as_json)
-
-
-def by_option(message: str) -> str:
-    """A message of the library, with names of fields replaced by this command's options."""
-    field, colon, rest = message.partition(": ")
-    named = f"--{message}" if colon and rest and field in _WORDS else message
-    return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
-
-
-def set_up_logs() -> None:
-    """Show progress, and hide warnings that are meant for developers of other libraries."""
-    import warnings
-
-    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
-    show_progress()
 
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from dptune.errors import ConfigError
@@ -11,6 +12,7 @@ from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.loss_profile import profile_of
 from dptune.privacy.parts import dearest
+from dptune.privacy.release import Composition
 from dptune.privacy.selection import Bound, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
 
@@ -21,11 +23,13 @@ def calibrated_candidate(
     schedule: Schedule,
     law: SelectionLaw,
     bound: Bound = "hull",
+    beside: Composition | None = None,
 ) -> tuple[Mechanism, Mechanism]:
     """The mechanism with the least noise with which a search among equal candidates meets the budget.
 
     Args:
         build_with: builds the mechanism with a given noise multiplier, in its own units.
+        beside: what each candidate releases besides, such as its score.
 
     Returns: that mechanism, and the one that a single run of the same budget would take.
 
@@ -40,7 +44,8 @@ def calibrated_candidate(
         return built if built.noise.correlated is None else fitted(built, schedule, bands)
 
     def search(noise: float) -> float:
-        return selection_epsilon(profile_of(planned(with_noise(noise), schedule)), law, schedule.delta, bound)
+        releases = planned(with_noise(noise), schedule) + (beside or Counter())
+        return selection_epsilon(profile_of(releases), law, schedule.delta, bound)
 
     def single(noise: float) -> float:
         releases = planned(with_noise(noise), schedule)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,8 +49,12 @@ class LedgerContents:
 
     @property
     def epsilons(self) -> Epsilons:
-        """The three epsilons, recomputed from the file alone."""
-        return self.header.price(self.composition)
+        """The three epsilons, recomputed from the file alone. A candidate of a search has no certified one."""
+        prices = self.header.price(self.composition)
+        if not self.header.search:
+            return prices
+        why = f"one candidate of search {self.header.search}, chosen among others: see its certificate"
+        return replace(prices, certified=math.inf, leaks=(*prices.leaks, why))
 
     def __repr__(self) -> str:
         """Summary on one line: mechanism, data, unit, number of releases, and the chain, by which ledgers differ."""

@@ -58,6 +58,8 @@ class RunHeader:
         schedule: digest of whatever else decides which units a release is about; empty where nothing does.
         plugins: name, version and digest of the code outside dptune that bounds, noises or steers. The epsilons hold if
             it does what it says.
+        search: id of the private selection that the run is a candidate of; empty for a run of its own. A candidate has
+            no guarantee alone, since the choice depends on all of them: the search's certificate has it.
         run_id: id that ties checkpoints to this ledger.
         format: format of the ledger; one of an older format is verified, but not resumed.
     """
@@ -76,6 +78,7 @@ class RunHeader:
     inherited: tuple[tuple[Release, int], ...] = ()
     schedule: str = ""
     plugins: tuple[str, ...] = ()
+    search: str = ""
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format: int = FORMAT
 
@@ -136,12 +139,14 @@ class RunHeader:
         data["plugins"] = list(self.plugins)
         if not self.plugins:
             del data["plugins"]  # so that ledgers without plug-ins stay as they were
+        if not self.search:
+            del data["search"]  # likewise
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Make a header of what ``to_dict`` gave. Raises ConfigError on missing or unknown keys."""
-        values = {"plugins": [], **data}
+        values = {"plugins": [], "search": "", **data}
         if (written := values.get("format")) not in _READ:
             raise OtherFormatError(written)
         if written != FORMAT and values.get("unit") == "encounter":
@@ -156,6 +161,8 @@ class RunHeader:
         if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
             raise ConfigError("plugins", f"{plugins!r} is not a list of names", fix="use a whole ledger")
         values["plugins"] = tuple(plugins)
+        if not isinstance(values["search"], str):
+            raise ConfigError("search", f"{values['search']!r} is no id", fix="use a whole ledger")
         values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])

@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
 
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
@@ -35,7 +36,7 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         "",
         "## Accuracy" if classifies else "## Perplexity",
         "",
-        *(_scores(result["scores"]) if classifies else _perplexities(result["perplexity"])),
+        *_measured(result),
         "",
         "## Training",
         "",
@@ -57,6 +58,13 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _measured(result: Mapping[str, Any]) -> list[str]:
+    figures = result["scores"] if "scores" in result else result["perplexity"]
+    if "search" in result and not figures:
+        return ["Not told: held-out records scored the candidates, and of them only a noisy score left."]
+    return _scores(figures) if "scores" in result else _perplexities(figures)
 
 
 def _use(result: Mapping[str, Any]) -> list[str]:
@@ -84,14 +92,26 @@ def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, classifies: bool = False) -> str:
+def privacy_section(
+    contents: LedgerContents,
+    digests: Mapping[str, str],
+    *,
+    classifies: bool = False,
+    certificate: SearchCertificate | None = None,
+) -> str:
     """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons are rounded up.
 
     Args:
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
         classifies: whether the weights are a classifier's, with a head.
+        certificate: of the search whose winner this is; the guarantee is then the whole search's.
     """
     header, prices = contents.header, contents.epsilons
+    searched = {} if certificate is None else _searched(certificate)
+    certified = prices.certified if certificate is None else certificate.certified
+    noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
+    proved = "what is proved" if certificate is None else "what is proved, of the whole search"
+    whose_paper = "as the mechanism's paper counts" + ("" if certificate is None else " one candidate")
     rates = sorted({release.sample_rate for release in contents.composition})
     bands = max((len(release.coefficients) for release in contents.composition), default=0)
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
@@ -101,11 +121,12 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, cla
         else f"one unit `{header.unit}`: all records that share a value of that column"
     )
     rows = {
-        "epsilon_certified": f"{_up(prices.certified)} (what is proved)",
-        "epsilon_noise_only": f"{_up(prices.noise_only)} (leaks of the controller ignored)",
-        "epsilon_published": f"{_up(prices.published)} (as the mechanism's paper counts)",
+        "epsilon_certified": f"{_up(certified)} ({proved})",
+        "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
+        "epsilon_published": f"{_up(prices.published)} ({whose_paper})",
         "epsilon_audited": "not measured",
         "delta": f"{header.delta:g}",
+        **searched,
         "unit": whose,
         "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
         + (", whose number stays empty, so that all others keep their groups" if bands else ""),
@@ -130,6 +151,10 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, cla
         "Other adapters from the same records: their epsilons add up.",
         "Choosing settings by looking at the private records.",
     ]
+    if certificate is not None:
+        told = "How many candidates there were and what became of them, which is secret; how long the search took."
+        not_covered[1], not_covered[-1] = told, "Choosing outside this search, or its space by looking at the records."
+        not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
     if classifies:
         not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
     if header.leaks:
@@ -139,6 +164,24 @@ def privacy_section(contents: LedgerContents, digests: Mapping[str, str], *, cla
     return "\n".join(
         [START, "## Privacy", "", *table, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END]
     )
+
+
+def _searched(certificate: SearchCertificate) -> dict[str, str]:
+    """The rows of the card about a search."""
+    law, score, winner = certificate.law, certificate.score, certificate.winner
+    said = f"public records ({score.units})" if score.on == "public" else f"{score.units} units ({score.on})"
+    if score.on != "public":
+        said += (
+            f", each clipped to {score.clip:g} nats, noise {score.noise_multiplier:.4g} times that over their number"
+        )
+    return {
+        "search": f"{certificate.id}: the best of a random number of candidates, {law.uncapped_mean:.4g} on average",
+        "law of the number": f"shape {law.to_dict()['shape']}, rate {law.rate:.6g}, at most {law.most}",
+        "bound": certificate.bound,
+        "score": said,
+        "epsilon_of_one_candidate": f"{_up(certificate.one_candidate)} (no guarantee: this one was chosen)",
+        **({} if winner is None else {"winner's score": f"{winner.score:.6g}"}),
+    }
 
 
 def _perplexities(figures: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class PreparedRun:
         public: the public records; None without any.
         counts: number of records of each side.
         notes: warnings for the owner of the records alone.
+        held_out: the units of ``evaluation``; None without any.
+        fingerprint: digest of all private records and their units, by which a register recognises them. Private.
     """
 
     settings: TuneSettings
@@ -62,6 +64,8 @@ class PreparedRun:
     mechanism: Calibrated
     counts: dict[str, int] = field(repr=False)
     notes: tuple[str, ...] = field(repr=False)
+    held_out: PrivacyUnits | None = field(default=None, repr=False)
+    fingerprint: str = field(default="", repr=False)
 
     @property
     def plan(self) -> TrainingPlan:
@@ -179,15 +183,19 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
 
-def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> PreparedRun:
+def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored: bool = False) -> PreparedRun:
     """Read the records and complete the schedule.
 
     ``source.split`` is set here, by ``settings.eval_share``.
 
+    Args:
+        scored: whether held-out units score the candidates of a search, within its guarantee; they are then held out
+            under private telemetry too.
+
     Raises: DataError naming file, row, column and fix; ConfigError for settings that do not go with these records.
     """
     check_mechanism(settings, base)
-    held_out = settings.eval_share if settings.telemetry == "research" else 0.0
+    held_out = settings.eval_share if settings.telemetry == "research" or scored else 0.0
     length = max_length_of(settings, base.positions)
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
     units = units_of_side(sides.train, source.unit, settings.records_per_unit)
@@ -211,7 +219,15 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings) -> Prepare
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
         notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
+        held_out=units_of_side(sides.eval, source.unit, settings.records_per_unit) if sides.eval else None,
+        fingerprint=_fingerprint((*sides.train, *sides.eval)),
     )
+
+
+def _fingerprint(records: Records) -> str:
+    """A digest that depends neither on the records' order nor on the split: the sum of their own digests."""
+    total = sum(int.from_bytes(sha256(repr(vars(record.content)).encode()).digest()) for record in records)
+    return sha256(str(total).encode()).hexdigest()
 
 
 def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:

@@ -1,11 +1,10 @@
-"""``dptune.tune``: makes an adapter with its proof from records and a model; a second call resumes a run."""
+"""A tuning run: trains a prepared run and delivers its adapter with its proof; a second call resumes it."""
 
 from __future__ import annotations
 
 import json
 import math
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 from peft import PeftModel
 
-from dptune.corpus.reading.source import Data, RecordSource
 from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_json
 from dptune.privacy.accountants import Epsilons
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -32,11 +31,9 @@ from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
 from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
-from dptune.tuning.base import open_base
 from dptune.tuning.deliverable import deliver, partial_of, write_weights
-from dptune.tuning.places import check_data, check_folder
-from dptune.tuning.prepare import PreparedRun, prepare, with_labels
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.places import check_folder
+from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.verifying import check_deliverable
 
 _PERPLEXITY = "perplexity"
@@ -54,6 +51,7 @@ class Tuned:
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
         scores: of a classifier, its scores before and after, by those records and by their names in
             ``training.scores.Scores``; empty else. Private likewise.
+        certificate: of a search, what its guarantee is computed from; None of a single run.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
@@ -62,11 +60,15 @@ class Tuned:
     perplexity: Mapping[str, tuple[float, float]]
     folder: Path
     scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    certificate: SearchCertificate | None = field(default=None, repr=False)
 
     @property
     def epsilons(self) -> Epsilons:
-        """Published, noise only and certified, computed from the ledger."""
-        return self.ledger.epsilons
+        """Published, noise only and certified, computed from the ledger; of a search, certified by its certificate."""
+        own = self.ledger.epsilons
+        if self.certificate is None:
+            return own
+        return Epsilons(own.published, own.noise_only, self.certificate.certified, self.certificate.leaks)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
@@ -78,67 +80,6 @@ class Tuned:
             raise DptuneError(f"{target}: holds something already. Fix: give a new folder.")
         copytree(RunFolder(self.folder).adapter, target, dirs_exist_ok=True)
         return target
-
-
-def tune(
-    model: Any,
-    records: Data,
-    *,
-    epsilon: float,
-    delta: float | None = None,
-    unit: str | None = None,
-    tokenizer: Any = None,
-    revision: str | None = None,
-    text: str | None = None,
-    prompt: str | None = None,
-    completion: str | None = None,
-    messages: str | None = None,
-    template: str | None = None,
-    label: str | None = None,
-    public: Data | None = None,
-    out: str | Path | None = None,
-    **settings: Any,
-) -> Tuned:
-    """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
-
-    Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
-    ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
-    training units and the names of the labels included. Under ``telemetry="research"``, the default, the result also
-    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers;
-    ``telemetry="private"`` leaves it out and holds nobody out.
-
-    Args:
-        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
-            gets no adapters itself.
-        records: a path, a list of dicts, or a ``datasets.Dataset``.
-        delta: None takes a power of ten at or below 1 / (10 x units).
-        unit: column whose values are protected as a whole; None protects single records.
-        text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
-            them.
-        public: records of nobody, for perplexity and for mechanisms that follow it.
-        out: folder of the run, to resume it from; None takes a temporary one.
-        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
-
-    Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
-    """
-    chosen = TuneSettings.of(epsilon=epsilon, delta=delta, **settings)
-    source = RecordSource(
-        records,
-        text=text,
-        prompt=prompt,
-        completion=completion,
-        messages=messages,
-        template=template,
-        label=label,
-        unit=unit,
-        public=public,
-    )
-    check_data(source)
-    chosen, source = with_labels(chosen, source)
-    base = open_base(model, chosen, revision, tokenizer)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
-    check_folder(folder)
-    return run(prepare(source, base, chosen), folder)
 
 
 def run(
@@ -167,14 +108,20 @@ def run(
         contents = check_deliverable(folder.adapter)
         if model is None:
             model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    return tuned_of(model.eval(), contents, out)
+
+
+def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: SearchCertificate | None = None) -> Tuned:
+    """The outcome of a finished run or search, with the figures in its result."""
+    result = json.loads(RunFolder(out).result.read_text(encoding="utf-8"))
     figures, scores = result["perplexity"], result.get("scores", {})
     return Tuned(
-        model.eval(),
+        model,
         contents,
         {name: (pair[0], pair[1]) for name, pair in figures.items()},
         out,
         {name: {score: (pair[0], pair[1]) for score, pair in own.items()} for name, own in scores.items()},
+        certificate,
     )
 
 
@@ -191,7 +138,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
         prepared.header,
         public=prepared.public,
     )
-    before = _figures(prepared, model)
+    before = figures_of(prepared, model)
     done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
@@ -200,7 +147,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
             on_step(report)
 
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
-            after = _figures(prepared, model)
+            after = figures_of(prepared, model)
             for name, values in after.items():
                 for figure, value in values.items():
                     if not math.isfinite(value):
@@ -211,12 +158,12 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
                 for name, values in after.items()
             }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
-            write_json(folder.result, _result(prepared, figures) | counted)
+            write_json(folder.result, result_of(prepared, figures) | counted)
             ledger.finish()
     return model
 
 
-def _figures(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
+def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
     """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
     if prepared.settings.telemetry == "private":
@@ -231,7 +178,7 @@ def _figures(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
     }
 
 
-def _result(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
     measured = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
     return {

@@ -122,7 +122,7 @@ def suggest(
     if trials:
         before = perplexity(model, records.evaluation, settings.rows)
         rates = [schedule.learning_rate * factor for factor in FACTORS]
-        measured = {rate: _trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
+        measured = {rate: trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
         best = min(measured, key=lambda rate: measured[rate])
         if not math.isfinite(measured[best]):
             raise DivergedError("every trial diverged. Fix: give a lower learning_rate, of which others are multiples.")
@@ -185,7 +185,7 @@ def _why(best: float, rates: list[float]) -> str:
     return f"the best of {len(rates)} trials on public records"
 
 
-def _trial(
+def trial(
     base: Base,
     weights: Any,
     settings: TuneSettings,
@@ -194,7 +194,11 @@ def _trial(
     records: PublicRecords,
     learning_rate: float,
 ) -> float:
-    """Perplexity of the held-out public records after the private run's schedule on the others."""
+    """Perplexity of the held-out public records after the private run's schedule on the others; infinite if it
+    diverged.
+
+    Raises: ConfigError if there are fewer public units than a batch.
+    """
     count = len(records.units)
     if count < schedule.batch:
         problem = f"has {count} units to train on, fewer than a batch of {schedule.batch:g}"

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from dptune.errors import DptuneError
 from dptune.files import sha256
+from dptune.privacy.certificate import FILE, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import END, START, privacy_section
+from dptune.tuning.search.space import Space
 
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 #: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
@@ -54,12 +56,39 @@ def check_deliverable(path: Path) -> LedgerContents:
     return contents
 
 
+def certificate_of(path: Path) -> SearchCertificate | None:
+    """The certificate of the search whose winner lies in ``path``, checked against ledger and weights; None of a run.
+
+    Raises: LedgerError, CardError for a certificate of another winner, or whose space or kinds do not hold this one.
+    """
+    file = path / FILE
+    contents = read_ledger(RunFolder(path).ledger)
+    if not file.is_file():
+        return None
+    found, header = read_certificate(file), contents.header
+    if found.winner is None:
+        raise CardError(f"{file}: names no winner. Fix: take the whole folder that the search delivered.")
+    same = (found.id, found.delta, found.unit, found.units, found.data, found.plugins)
+    if same != (header.search, header.delta, header.unit, header.units, header.data, header.plugins):
+        raise CardError(f"{file}: is of another search than the ledger. Fix: do not trust it.")
+    if found.winner.ledger_chain != contents.chain:
+        raise CardError(f"{file}: names another ledger than the one beside it. Fix: do not trust it.")
+    if found.winner.adapter_sha256 != sha256(path / WEIGHTS):
+        raise CardError(f"{file}: names other weights than those beside it. Fix: do not trust it.")
+    number = Space.of(found.space).kind_of(found.winner.options)
+    if number is None or number >= len(found.kinds):
+        raise CardError(f"{file}: its winner is no point of its space. Fix: do not trust it.")
+    if exceeds(contents.composition, found.kinds[number][1]):
+        raise CardError(f"{file}: the winner released more than candidates of its kind may. Fix: do not trust it.")
+    return found
+
+
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
-    files = (ledger, path / WEIGHTS, path / CONFIG, path / LABELS, *(path / name for name in _TOKENIZER))
+    files = (ledger, path / FILE, path / WEIGHTS, path / CONFIG, path / LABELS, *(path / name for name in _TOKENIZER))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
-    return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests)
+    return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests, certificate=certificate_of(path))
 
 
 def _written_section(card: Path) -> str:

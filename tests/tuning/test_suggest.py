@@ -105,11 +105,11 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
 
 def test_a_diverged_trial_is_not_chosen(public: RecordSource, monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([3.0, math.inf, 2.0, math.inf, math.inf])
-    monkeypatch.setattr(module, "_trial", lambda *_: next(values))
+    monkeypatch.setattr(module, "trial", lambda *_: next(values))
     base = open_base(checkpoint(), asked())
     found = suggest(base, asked(learning_rate=0.01), UNITS, public, trials=True)
     assert found.schedule.learning_rate == 0.01
-    monkeypatch.setattr(module, "_trial", lambda *_: math.inf)
+    monkeypatch.setattr(module, "trial", lambda *_: math.inf)
     with pytest.raises(DivergedError, match="lower learning_rate"):
         suggest(base, asked(), UNITS, public, trials=True)
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SELECTION, LAW = "dptune/privacy/selection.py", "dptune/privacy/selection_law.py"
+SCORE, RUN = "dptune/tuning/search/score.py", "dptune/tuning/search/candidates.py"
+CERTIFICATE, SEARCH = "dptune/privacy/certificate.py", "dptune/tuning/search/search.py"
+LEDGER_FILE, VERIFYING = "dptune/privacy/ledger_file.py", "dptune/tuning/verifying.py"
+RUNS, CERTIFICATES = "tests/tuning/test_search_run.py", "tests/privacy/test_certificate.py"
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 
@@ -72,5 +76,85 @@ MUTANTS = (
         'place, side="right")) + 1, self.most)',
         'place, side="right")) + 2, self.most)',
         ("tests/privacy/test_selection_law.py::test_draws_follow_the_law",),
+    ),
+    Mutant(
+        "held_out_units_free",
+        "the noisy score of held-out units would cost nothing",
+        CERTIFICATE,
+        'if self.score.on == "held_out" else []',
+        'if self.score.on == "never" else []',
+        (f"{CERTIFICATES}::test_the_dearer_side_is_certified",),
+    ),
+    Mutant(
+        "training_scores_free",
+        "a score over training units would not compose with their training",
+        CERTIFICATE,
+        "profile_of(composition_of(kind) + Counter([own] if own else []))",
+        "profile_of(composition_of(kind))",
+        (f"{CERTIFICATES}::test_a_score_over_training_units_composes_with_their_training",),
+    ),
+    Mutant(
+        "winner_certified_by_its_own_ledger",
+        "one run's epsilon would be reported for the best of several",
+        LEDGER_FILE,
+        "return replace(prices, certified=math.inf, leaks=",
+        "return replace(prices, leaks=",
+        (f"{CERTIFICATES}::test_a_candidates_ledger_has_no_guarantee_of_its_own",),
+    ),
+    Mutant(
+        "scores_unclipped",
+        "one unit could decide the winner",
+        SCORE,
+        "np.clip(shares, -1.0, 1.0)",
+        "np.clip(shares, -9.0, 9.0)",
+        (f"{RUNS}::test_one_unit_moves_the_sum_by_at_most_one",),
+    ),
+    Mutant(
+        "scores_without_noise",
+        "raw statistics of held-out units would choose",
+        SCORE,
+        "* terms.noise_multiplier * ONE",
+        "* 0.0",
+        (f"{RUNS}::test_a_score_has_the_noise_that_is_charged_and_a_public_divisor",),
+    ),
+    Mutant(
+        "divided_by_what_is_there",
+        "the number of units that answered is private",
+        SCORE,
+        "* terms.clip / ONE / terms.units",
+        "* terms.clip / ONE / len(losses)",
+        (f"{RUNS}::test_a_score_has_the_noise_that_is_charged_and_a_public_divisor",),
+    ),
+    Mutant(
+        "failures_win",
+        "a failed candidate has no weights to release",
+        SCORE,
+        "return best if scores[best] > -math.inf else None",
+        "return best",
+        (f"{RUNS}::test_the_first_of_equal_scores_wins_and_failures_never_do",),
+    ),
+    Mutant(
+        "scores_drawn_again",
+        "each new draw of a score costs its release again",
+        RUN,
+        "(is_complete(path) or read_ledger(path).releases):\n        return False",
+        "(is_complete(path) or read_ledger(path).releases):\n        return True",
+        (f"{RUNS}::test_a_score_is_charged_once_and_before_it_is_drawn",),
+    ),
+    Mutant(
+        "another_plan_after_a_kill",
+        "a number drawn until it pleases has another law",
+        SEARCH,
+        "if certificate.commitment != plan.commitment or certificate.id != plan.id:",
+        "if certificate.id != plan.id:",
+        (f"{RUNS}::test_a_working_folder_that_others_read_or_that_lost_its_plan_is_refused",),
+    ),
+    Mutant(
+        "winner_of_other_weights",
+        "a certificate would vouch for any adapter beside it",
+        VERIFYING,
+        "if found.winner.adapter_sha256 != sha256(path / WEIGHTS):",
+        "if not found.winner.adapter_sha256:",
+        (f"{RUNS}::test_the_winner_leaves_with_a_certificate_and_nothing_tells_how_many_there_were",),
     ),
 )

@@ -1,0 +1,84 @@
+"""Messages of the library in the words of ``dptune tune``, and its logs."""
+
+from __future__ import annotations
+
+import re
+
+from dptune.cli.console import show_progress
+
+#: The option of this command for each name that messages of the library use.
+_OPTIONS = {
+    "data.text": "--text",
+    "data.prompt": "--prompt",
+    "data.messages": "--messages",
+    "data.template": "--template",
+    "data.label": "--label",
+    "data.format": "--format",
+    "data.records_are": "--records-are",
+    "data.unit": "--unit",
+    "data.public": "--public",
+    "data.split": "--eval-share",
+    "data.revision": "datasets saved to a folder",
+    "model.source": "--model",
+    "model.revision": "--revision",
+    "model.load_in_4bit": "--load-in-4bit",
+    "model.dtype": "--dtype",
+    "lora.target_modules": "--target-modules",
+    "lora.rank_pattern": "--rank-pattern",
+    "lora.alpha_pattern": "--alpha-pattern",
+    "lora.init_lora_weights": "--init",
+    "rank_pattern": "--rank-pattern",
+    "alpha_pattern": "--alpha-pattern",
+    "training.max_length": "--max-length",
+    "training.learning_rate": "--learning-rate",
+    "training.gradient_checkpointing": "--gradient-checkpointing",
+    "training.loss_on": "--loss-on",
+    "records_per_unit": "--records-per-unit",
+    "max_length": "--max-length",
+    "cut_records": "--cut-records",
+    "eval_share": "--eval-share",
+    "learning_rate": "--learning-rate",
+    "target_modules": "--target-modules",
+    "options.": "--set ",
+    "search.again": "--again",
+    "search.candidates": "--candidates",
+    "search.shape": "--shape",
+    "source.": "--source-set ",
+}
+#: Names that are English words too: they are replaced only at the beginning of a message.
+_WORDS = (
+    "data",
+    "source",
+    "labels",
+    "task",
+    "seed",
+    "dtype",
+    "telemetry",
+    "epsilon",
+    "delta",
+    "batch",
+    "epochs",
+    "rows",
+    "rank",
+    "alpha",
+    "mechanism",
+    "device",
+    "public",
+    "out",
+)
+_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
+
+
+def by_option(message: str) -> str:
+    """A message of the library, with names of fields replaced by this command's options."""
+    field, colon, rest = message.partition(": ")
+    named = f"--{message}" if colon and rest and field in _WORDS else message
+    return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
+
+
+def set_up_logs() -> None:
+    """Show progress, and hide warnings that are meant for developers of other libraries."""
+    import warnings
+
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
+    show_progress()

@@ -1,0 +1,125 @@
+"""``dptune tune --search``: the best of a random number of candidates, with one guarantee for the whole search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dptune.cli.console import notice, show
+from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dptune.corpus.reading.source import RecordSource
+    from dptune.privacy.certificate import SearchCertificate
+    from dptune.tuning.base import Base
+    from dptune.tuning.search.settings import SearchSettings
+    from dptune.tuning.settings import TuneSettings
+
+
+def search_of_options(
+    path: Path | None, candidates: float | None, shape: float | None, again: bool
+) -> SearchSettings | None:
+    """The search that is asked for; None without one. Raises: ConfigError."""
+    if path is None:
+        for option, value in (("--candidates", candidates), ("--shape", shape), ("--again", again or None)):
+            if value is not None:
+                raise ConfigError(option, "is about a search", fix="give --search, or leave it out")
+        return None
+    from dptune.tuning.search.settings import SearchSettings
+
+    return SearchSettings.of(path, candidates=candidates, shape=shape, again=again or None)
+
+
+def tune_by_search(
+    model: str,
+    revision: str | None,
+    described: RecordSource,
+    given: dict[str, Any],
+    asked: SearchSettings,
+    out: Path,
+    register: Path | None,
+    dry: bool,
+    as_json: bool,
+) -> None:
+    """Run a search, or with ``dry`` say what it would promise. Raises: DptuneError as ``search``."""
+    from dptune.tuning.places import check_data, check_folder, check_model
+    from dptune.tuning.settings import TuneSettings
+
+    settings = TuneSettings.of(**given)
+    check_model(model, revision)
+    check_folder(out)
+    check_data(described)
+    set_up_logs()
+    from dptune.cli.figures import of_certificate
+    from dptune.privacy.spent import FILE, Register, said
+    from dptune.tuning.base import open_base
+    from dptune.tuning.prepare import prepare, with_labels
+    from dptune.tuning.search.search import planned_certificate, search
+
+    settings, described = with_labels(settings, described)
+    base = open_base(model, settings, revision)
+    if asked.score.on == "rehearsal":
+        _tune_rehearsed(described, base, settings, asked, out, dry, as_json)
+        return
+    prepared = prepare(described, base, settings, scored=asked.score.on == "held_out")
+    for note in prepared.notes:
+        notice("warning", by_option(note))
+    book = Register(register or out.absolute().parent / FILE)
+    if asked.again and (earlier := book.earlier(prepared.fingerprint)):
+        notice("warning", f"these records paid before ({said(earlier)}); what this search costs adds to that")
+    if dry:
+        show(of_certificate(planned_certificate(prepared, asked)), as_json)
+        return
+
+    def start(certificate: SearchCertificate) -> None:
+        if not as_json:
+            show(of_certificate(certificate), as_json)
+            notice("searching", "the number of candidates is secret, so no progress is shown")
+
+    tuned = search(prepared, asked, out, book, start)
+    assert tuned.certificate is not None
+    adapter = tuned.folder / "adapter"
+    show(of_certificate(tuned.certificate) | {"adapter": str(adapter)}, as_json)
+    if not as_json:
+        typer.echo(f"Check it: dptune verify {adapter}")
+        typer.echo(f"What these records have paid: dptune spent {book.path}")
+
+
+def _tune_rehearsed(
+    described: RecordSource,
+    base: Base,
+    settings: TuneSettings,
+    asked: SearchSettings,
+    out: Path,
+    dry: bool,
+    as_json: bool,
+) -> None:
+    """Rehearse on public records, and train the chosen settings once on the private ones."""
+    from dptune.cli.figures import of_ledger
+    from dptune.tuning.prepare import prepare
+    from dptune.tuning.run import run
+    from dptune.tuning.search.rehearsal import rehearsed
+
+    first = prepare(described, base, settings)
+    for note in first.notes:
+        notice("warning", by_option(note))
+
+    def said(configuration: dict[str, Any], perplexity: float) -> None:
+        named = ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in configuration.items()
+        )
+        if not as_json:
+            typer.echo(f"rehearsed on public records: {named}: perplexity {perplexity:.4g}")
+
+    found = rehearsed(described, base, settings, asked, len(first.units), out, said)
+    if dry:
+        show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
+        return
+    tuned = run(prepare(described, base, found.settings), out)
+    show(of_ledger(tuned.ledger) | {"adapter": str(tuned.folder / "adapter")}, as_json)
+    if not as_json:
+        typer.echo(f"Check it: dptune verify {tuned.folder / 'adapter'}")

@@ -1,0 +1,177 @@
+"""The register of what was published from a set of records: every run and search, whose costs add up.
+
+One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
+its own, so that the same records are recognised, and nobody else can test a guess. A search counts from its start: what
+becomes of it, or of its folder, changes nothing. Records that were edited in between are others to it; it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.files import PRIVATE_FILE, fsync_directory, locked
+from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import RunHeader
+
+FILE = "spent.jsonl"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One entry of the register.
+
+    Attributes:
+        records: keyed digest of the records.
+        id: id of the search, or of the run.
+        what: "search" or "run".
+        epsilon: certified epsilon at ``delta``, recomputed from the entry.
+    """
+
+    records: str
+    id: str
+    what: str
+    unit: str
+    data: str
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class SpentTotal:
+    """What the entries about the same records and unit cost together, by basic composition: epsilons and deltas add."""
+
+    records: str
+    data: str
+    unit: str
+    entries: int
+    epsilon: float
+    delta: float
+
+
+class Register:
+    """The register in a file, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add_search(self, records: str, certificate: SearchCertificate) -> None:
+        """Add a search, once. Durable when this returns.
+
+        Args:
+            records: digest of the records, unkeyed. Private.
+        """
+        self._add(records, "search", certificate.id, certificate.to_dict())
+
+    def add_run(self, records: str, header: RunHeader, planned: Composition) -> None:
+        """Add a run of its own with all releases that it plans, once."""
+        releases = [[release.to_dict(), count] for release, count in planned.items()]
+        self._add(records, "run", header.run_id, {"header": header.to_dict(), "releases": releases})
+
+    def earlier(self, records: str, besides: str = "") -> list[Spent]:
+        """The entries about these records, but for the one with the id ``besides``."""
+        entries, salt = self._read()
+        key = _keyed(records, salt)
+        return [one for one in map(_priced, entries) if one.records == key and one.id != besides]
+
+    def check(self, records: str, *, again: bool) -> None:
+        """Raise ConfigError if something was published from these records before, unless ``again``."""
+        if (found := self.earlier(records)) and not again:
+            problem = f"these records paid before ({said(found)}), and a search adds its own cost"
+            raise ConfigError("search.again", problem, fix="accept it if both may be published")
+
+    def totals(self) -> list[SpentTotal]:
+        """What was spent on each set of records, by unit."""
+        groups: dict[tuple[str, str], list[Spent]] = {}
+        for one in map(_priced, self._read()[0]):
+            groups.setdefault((one.records, one.unit), []).append(one)
+        return [
+            SpentTotal(
+                records,
+                ", ".join(dict.fromkeys(one.data for one in found)),
+                unit,
+                len(found),
+                sum(one.epsilon for one in found),
+                sum(one.delta for one in found),
+            )
+            for (records, unit), found in groups.items()
+        ]
+
+    def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.with_name(f".{self.path.name}.lock"), wait=True):
+            if not self.path.exists():
+                self._append({"kind": "register", "salt": secrets.token_hex(32)}, GENESIS)
+            entries, salt = self._read()
+            if not any(entry["id"] == identity for entry in entries):
+                entry = {"kind": what, "id": identity, "records": _keyed(records, salt), "content": dict(content)}
+                self._append(entry, self._chain())
+
+    def _append(self, entry: Mapping[str, Any], chain: str) -> None:
+        line, _ = seal(encode(entry), chain)
+        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, PRIVATE_FILE)
+        try:
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fsync_directory(self.path.parent)
+
+    def _chain(self) -> str:
+        last = self.path.read_bytes().splitlines()[-1]
+        return str(json.loads(last)["chain"])
+
+    def _read(self) -> tuple[list[dict[str, Any]], str]:
+        """The entries, and the key of the records' digests. Raises: LedgerError for a torn or edited line."""
+        if not self.path.exists():
+            return [], ""
+        entries, chain, salt = [], GENESIS, ""
+        for number, raw in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
+            try:
+                record = json.loads(raw)
+                stated = record.pop("chain")
+                line, chain = seal(encode(record), chain)
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+                stated, line = None, b""
+            if stated != chain or raw != line or (number == 1) != (record.get("kind") == "register"):
+                problem = f"{self.path}, line {number}: is torn or was edited"
+                raise LedgerError(f"{problem}. Fix: restore the file; it is all that tells what was spent.")
+            if number == 1:
+                salt = str(record["salt"])
+            else:
+                entries.append(record)
+        return entries, salt
+
+
+def said(found: list[Spent]) -> str:
+    """Earlier entries as a clause."""
+    total = sum(one.epsilon for one in found)
+    return f"{len(found)} times, together epsilon {total:.4g} at delta {sum(one.delta for one in found):g}"
+
+
+def _keyed(records: str, salt: str) -> str:
+    return blake2b(records.encode(), key=bytes.fromhex(salt), digest_size=16).hexdigest() if salt else ""
+
+
+def _priced(entry: Mapping[str, Any]) -> Spent:
+    """An entry, priced from what it holds."""
+    content = entry["content"]
+    if entry["kind"] == "search":
+        found = SearchCertificate.from_dict(content)
+        named = found.unit, found.data
+        return Spent(entry["records"], entry["id"], "search", *named, found.certified, found.delta)
+    header = RunHeader.from_dict(content["header"])
+    planned: Composition = Counter({Release.from_dict(release): int(count) for release, count in content["releases"]})
+    certified = header.price(planned).certified if planned else math.inf
+    return Spent(entry["records"], entry["id"], "run", header.unit, header.data, certified, header.delta)

@@ -1,0 +1,1 @@
+"""A search over settings whose winner is released with one guarantee for the whole search."""

@@ -1,0 +1,173 @@
+"""The kinds of candidates of a search: each with the noise that keeps the whole search within the budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Schedule, fitted, noise_options, planned
+from dptune.mechanisms.registry import build, of_model
+from dptune.mechanisms.selection_planning import calibrated_candidate
+from dptune.privacy.calibration import calibrate
+from dptune.privacy.certificate import ScoreTerms
+from dptune.privacy.loss_profile import average, gaussian_profile, profile_of
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.selection import selection_epsilon
+from dptune.tuning.base import Base
+from dptune.tuning.defaults import TuneSchedule, schedule_of
+from dptune.tuning.prepare import check_mechanism
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.search.space import Configuration
+from dptune.tuning.settings import TuneSettings
+
+_OPTION = "options."
+#: Growth of all noise where the average of kinds would cost a little more than each alone.
+_MORE, _TRIES = 1.0005, 200
+
+
+@dataclass(frozen=True)
+class CandidateKind:
+    """Candidates that make the same releases. Public.
+
+    Attributes:
+        weight: the chance of the kind.
+        configuration: its settings; ranges at their lower ends.
+        noise: options with which the registry builds its noise.
+        releases: of its training.
+    """
+
+    weight: float
+    configuration: Configuration
+    noise: dict[str, Any]
+    releases: Composition
+
+
+def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> TuneSettings:
+    """The settings of a candidate."""
+    options = {name.removeprefix(_OPTION): value for name, value in configuration.items() if name.startswith(_OPTION)}
+    own = {name: value for name, value in configuration.items() if not name.startswith(_OPTION)}
+    return replace(settings, options={**settings.options, **options}, **own)
+
+
+def candidate_schedule(settings: TuneSettings, base: Base, units: int) -> TuneSchedule:
+    """The schedule of a candidate on ``units`` training units."""
+    return schedule_of(settings, units, base.parameters, base.positions)
+
+
+def build_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule, noise: Mapping[str, Any]) -> Mechanism:
+    """A new mechanism with this noise, for one candidate: controllers learn, so none is used twice."""
+    options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
+    return build(settings.mechanism, options | dict(noise))
+
+
+def score_terms(search: SearchSettings, epsilon: float, delta: float, units: int) -> ScoreTerms:
+    """The noise of the score. Raises: ConfigError for less noise than the budget needs."""
+    score = search.score
+    if score.on == "public":
+        return ScoreTerms("public", 0.0, 0.0, units)
+    if score.on == "train":
+        assert score.chosen_noise is not None
+        return ScoreTerms("train", score.clip, score.chosen_noise, units)
+
+    def spent(noise: float) -> float:
+        return selection_epsilon(gaussian_profile(1 / noise), search.law, delta, search.bound)
+
+    least = calibrate(spent, epsilon)
+    if score.noise_multiplier is not None and score.noise_multiplier < least:
+        problem = f"{score.noise_multiplier:g} is below the {least:.4g} that epsilon {epsilon:g} needs"
+        raise ConfigError("search.score.noise_multiplier", problem, fix="leave it out, or raise epsilon")
+    return ScoreTerms("held_out", score.clip, score.noise_multiplier or least, units)
+
+
+def price_kinds(
+    search: SearchSettings, settings: TuneSettings, base: Base, units: int, score: Release | None
+) -> tuple[CandidateKind, ...]:
+    """Every kind of the space, with the least noise for which the search meets ``settings.epsilon``.
+
+    Args:
+        units: number of training units.
+        score: the release of a score over the training units, if that is what scores.
+
+    Raises: ConfigError for a point of the space that cannot be a candidate, and for a budget that no noise meets. All
+        is built and priced here, so that no candidate can fail by its settings later.
+    """
+    known: dict[Any, Mechanism] = {}
+    found = []
+    for weight, configuration in search.space.kinds():
+        own = settings_of(settings, configuration)
+        check_mechanism(own, base)
+        schedule = candidate_schedule(own, base, units)
+        priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+        _check_ranges(search, settings, configuration, base, units)
+
+        def with_noise(noise: float, own: TuneSettings = own, schedule: TuneSchedule = schedule) -> Mechanism:
+            return build_mechanism(own, base, schedule, {"noise_multiplier": noise})
+
+        probe = with_noise(1.0)
+        key = None if probe.noise.correlated else frozenset(planned(probe, priced).items())
+        if key is None or key not in known:
+            beside = Counter([score] if score else [])
+            chosen, _ = calibrated_candidate(with_noise, settings.epsilon, priced, search.law, search.bound, beside)
+            known[key] = chosen
+        noise = noise_options(known[key])
+        releases = planned(build_mechanism(own, base, schedule, noise), priced)
+        found.append(CandidateKind(weight, configuration, noise, releases))
+    return _fit_average(tuple(found), search, settings, base, units, score)
+
+
+def _fit_average(
+    kinds: tuple[CandidateKind, ...],
+    search: SearchSettings,
+    settings: TuneSettings,
+    base: Base,
+    units: int,
+    score: Release | None,
+) -> tuple[CandidateKind, ...]:
+    """The kinds with a little more noise, if the mixture of all of them costs more than each alone."""
+    beside = Counter([score] if score else [])
+    for _ in range(_TRIES):
+        profile = average([(kind.weight, profile_of(kind.releases + beside)) for kind in kinds])
+        own = candidate_schedule(settings_of(settings, kinds[0].configuration), base, units)
+        if selection_epsilon(profile, search.law, own.delta, search.bound) <= settings.epsilon:
+            return kinds
+        kinds = tuple(_noisier(kind, settings, base, units) for kind in kinds)
+    raise ConfigError("search.space", "has kinds whose mixture no noise brings within the budget", fix="split it")
+
+
+def _noisier(kind: CandidateKind, settings: TuneSettings, base: Base, units: int) -> CandidateKind:
+    own = settings_of(settings, kind.configuration)
+    schedule = candidate_schedule(own, base, units)
+    noise = kind.noise | {"noise_multiplier": kind.noise["noise_multiplier"] * _MORE}
+    priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+    releases = planned(build_mechanism(own, base, schedule, noise), priced)
+    return replace(kind, noise=noise, releases=releases)
+
+
+def _check_ranges(
+    search: SearchSettings, settings: TuneSettings, configuration: Configuration, base: Base, units: int
+) -> None:
+    """Raise ConfigError if a number from a range would change a candidate's releases."""
+    for table in search.space.tables:
+        if set(table.domains) != set(configuration):
+            continue
+        ends = {name: domain.high for name, domain in table.domains.items() if hasattr(domain, "high")}
+        if not ends:
+            continue
+        releases = []
+        for one in (configuration, configuration | ends):
+            own = settings_of(settings, one)
+            check_mechanism(own, base)
+            schedule = candidate_schedule(own, base, units)
+            priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+            mechanism = build_mechanism(own, base, schedule, {"noise_multiplier": 1.0})
+            if (noise := mechanism.noise.correlated) is not None:
+                bands = noise.bands_to_try(priced.sample_rate, priced.steps)[0]
+                mechanism = fitted(mechanism, priced, bands)
+            releases.append(planned(mechanism, priced))
+        if releases[0] != releases[1]:
+            problem = f"{' and '.join(ends)} decide what this mechanism releases"
+            raise ConfigError("search.space", problem, fix="give lists of values in place of ranges")

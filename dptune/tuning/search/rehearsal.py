@@ -1,0 +1,112 @@
+"""Rehearsal: the space is searched on public records, and the private records see the chosen settings alone.
+
+Each candidate trains on public records with the noise, batch and number of steps that it would have on the private
+ones within the whole budget, and is scored on further public records. That reads no private record, so it costs
+nothing, and the number of candidates is neither random nor secret. It is worth what the public records have in common
+with the private ones; a public score of privately trained models is not the same, and can be worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.reading.source import RecordSource
+from dptune.errors import ConfigError, DivergedError
+from dptune.files import write_json
+from dptune.privacy.entropy import OsEntropy
+from dptune.tuning.base import Base
+from dptune.tuning.prepare import calibrate_mechanism, check_mechanism
+from dptune.tuning.search.kinds import candidate_schedule, settings_of
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.search.space import Configuration
+from dptune.tuning.settings import TuneSettings
+from dptune.tuning.suggest import read_public, trial
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What was tried on public records. Public.
+
+    Attributes:
+        settings: those of the private run.
+        tried: each configuration, and its perplexity on held-out public records; infinite where it diverged.
+    """
+
+    settings: TuneSettings
+    tried: tuple[tuple[Configuration, float], ...]
+
+
+def rehearsal_file(out: Path) -> Path:
+    """Where the rehearsal of the run in ``out`` is kept, so that a resumed run trains what was chosen. Public."""
+    return out.with_name(f"{out.name}.rehearsal.json")
+
+
+def rehearsed(
+    source: RecordSource,
+    base: Base,
+    settings: TuneSettings,
+    search: SearchSettings,
+    units: int,
+    out: Path,
+    on_trial: Callable[[Configuration, float], None] = lambda configuration, perplexity: None,
+) -> Rehearsed:
+    """The rehearsal for the run in ``out``: the one on disk, if the same was asked, else a new one. See below."""
+    path = rehearsal_file(out)
+    asked = json.loads(json.dumps({"settings": asdict(settings), "search": search.to_json(), "units": units}))
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known["asked"] == asked:
+            tried = tuple((dict(configuration), float(found)) for configuration, found in known["tried"])
+            return Rehearsed(settings_of(settings, known["chosen"]), tried)
+    found = rehearse_space(source, base, settings, search, units, on_trial)
+    chosen = min(found.tried, key=lambda one: one[1])[0]
+    shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
+    write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
+    return found
+
+
+def rehearse_space(
+    source: RecordSource,
+    base: Base,
+    settings: TuneSettings,
+    search: SearchSettings,
+    units: int,
+    on_trial: Callable[[Configuration, float], None] = lambda configuration, perplexity: None,
+) -> Rehearsed:
+    """Choose the settings of a run on ``units`` private units by public records alone.
+
+    Args:
+        source: the run's source, of which only ``public`` is read.
+
+    Raises: ConfigError without public records, with fewer than a batch, or for a point that cannot be trained;
+        DivergedError if every candidate diverged.
+    """
+    if source.public is None:
+        raise ConfigError("public", "is missing, and score: rehearsal trains on public records", fix="give them")
+    if settings.task == "classify":
+        raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
+    public = replace(source, data=source.public, public=None, unit=None, id=None)
+    records = read_public(public, base, settings)
+    # Built and checked before anything is trained, so that no late candidate fails by its settings.
+    for _, configuration in search.space.kinds():
+        check_mechanism(settings_of(settings, configuration), base)
+    weights, entropy, tried = base.load(), OsEntropy(), []
+    calibrated: dict[Any, Any] = {}
+    for _ in range(math.ceil(search.law.uncapped_mean - 1e-9)):
+        number, configuration = search.space.draw(entropy)
+        own = settings_of(settings, configuration)
+        schedule = candidate_schedule(own, base, units)
+        if number not in calibrated:  # ranges decide no noise
+            calibrated[number] = calibrate_mechanism(own, base, schedule)
+        found = trial(base, weights, own, schedule, calibrated[number], records, schedule.learning_rate)
+        tried.append((configuration, found))
+        on_trial(configuration, found)
+    best = min(tried, key=lambda one: one[1])
+    if not math.isfinite(best[1]):
+        raise DivergedError("every candidate diverged. Fix: lower the learning rates of the space.")
+    return Rehearsed(settings_of(settings, best[0]), tuple(tried))

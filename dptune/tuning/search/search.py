@@ -1,0 +1,310 @@
+"""A private search: the best of a random number of candidates, and nothing of the others.
+
+    kinds        every kind of candidate is built and priced                     public
+    plan         K and the candidates, drawn once, on disk before all else       secret
+    certificate  first line: law, space, kinds, score, commitment                public
+    register     the search counts as spent from here on                         the owner's
+    candidates   trained and scored, each from its own ledger                    secret
+    winner       the largest score; second line; one rename publishes it         public
+
+The working folder lies beside the result (mode 0700) and goes when the winner is out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.files import locked, private_directory, sha256, write_json, write_text
+from dptune.privacy.certificate import (
+    FILE,
+    ScoreTerms,
+    SearchCertificate,
+    Winner,
+    read_certificate,
+    write_certificate,
+    write_winner,
+)
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.spent import Register
+from dptune.tuning.deliverable import deliver, partial_of
+from dptune.tuning.places import check_folder
+from dptune.tuning.prepare import PreparedRun
+from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
+from dptune.tuning.search.candidates import (
+    SCORE_LEDGER,
+    SearchRun,
+    crashed,
+    end_ledger,
+    prepared_candidate,
+    run_candidates,
+    score_of,
+)
+from dptune.tuning.search.kinds import CandidateKind, price_kinds, score_terms
+from dptune.tuning.search.plan import FILE as PLAN
+from dptune.tuning.search.plan import Drawn, Plan
+from dptune.tuning.search.score import best_of
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.verifying import WEIGHTS, check_deliverable
+
+_log = logging.getLogger(__name__)
+
+
+class NoWinnerError(DptuneError):
+    """Every candidate failed: the base model is the result, and the budget is spent."""
+
+
+def working_folder(out: Path) -> Path:
+    """The secret folder of a search whose result goes to ``out``."""
+    return out.with_name(f".{out.name}.searching")
+
+
+def search(
+    prepared: PreparedRun,
+    asked: SearchSettings,
+    out: Path,
+    register: Register,
+    on_start: Callable[[SearchCertificate], None] = lambda certificate: None,
+) -> Tuned:
+    """Run a search, or go on with the one that ``out`` belongs to; a finished one is only loaded.
+
+    Guarantee: the delivered folder is (``certificate.certified``, delta)-DP under adding or removing one unit on its
+    side of the split, for who sees that folder alone. Secret: the working folder, the number of candidates, and how
+    long the search took, which this function cannot hide.
+
+    Raises: ConfigError before anything is charged; NoWinnerError if every candidate failed.
+    """
+    check_folder(out)
+    check_prepared(prepared, asked)
+    folder, working = RunFolder(out), working_folder(out)
+    with locked(private_directory(out) / folder.lock.name):
+        _check_same(prepared, asked, folder)
+        if folder.adapter.exists() or (out / FILE).exists():
+            _forget(working, asked)  # killed after the winner was out
+            return _load(prepared, out)
+        plan, certificate = _open(prepared, asked, working, register, out)
+        on_start(certificate)
+        with _quiet():
+            shared = SearchRun.open(prepared, plan, certificate.score, working)
+            for start in range(0, len(plan.candidates), asked.together):
+                run_candidates(shared, plan.candidates[start : start + asked.together])
+        if any(crashed(shared, candidate) for candidate in plan.candidates):
+            _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
+        best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
+        if best is None:
+            _publish_nothing(working, out)
+        else:
+            _publish(shared, plan.candidates[best], working, out)
+        _forget(working, asked)
+        return _load(prepared, out)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context in which this library logs nothing: a line for each candidate would tell how many there are."""
+    log = logging.getLogger("dptune")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def check_prepared(prepared: PreparedRun, asked: SearchSettings) -> None:
+    """Raise ConfigError for a score that has nothing to be computed from."""
+    if asked.score.on == "public" and prepared.public is None:
+        raise ConfigError("public", "is missing, and score: public needs public records", fix="give them, or noisy")
+    if asked.score.on == "held_out" and (prepared.held_out is None or len(prepared.held_out) < 2):
+        problem = "leaves fewer than two units held out, and they score the candidates"
+        raise ConfigError("eval_share", problem, fix="raise it, or score on train")
+
+
+def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[CandidateKind, ...], ScoreTerms]:
+    """The priced kinds and the score's noise, before anything is drawn. Raises: ConfigError."""
+    units = {"held_out": prepared.held_out, "train": prepared.units}.get(asked.score.on)
+    count = len(units) if units is not None else len(prepared.public.rows) if prepared.public is not None else 0
+    terms = score_terms(asked, prepared.settings.epsilon, prepared.schedule.delta, count)
+    own = terms.release if terms.on == "train" else None
+    kinds = price_kinds(asked, prepared.settings, prepared.base, len(prepared.units), own)
+    return kinds, terms
+
+
+def planned_certificate(prepared: PreparedRun, asked: SearchSettings) -> SearchCertificate:
+    """What the search would promise; nothing is drawn, written or charged. Raises: ConfigError."""
+    check_prepared(prepared, asked)
+    return certificate_of(prepared, asked, *plan_of_search(prepared, asked), identity="planned", fixed="")
+
+
+def certificate_of(
+    prepared: PreparedRun,
+    asked: SearchSettings,
+    kinds: tuple[CandidateKind, ...],
+    terms: ScoreTerms,
+    identity: str,
+    fixed: str,
+) -> SearchCertificate:
+    """The first line of the certificate. Raises: ConfigError if the search does not meet its budget after all."""
+    header = prepared.header
+    found = SearchCertificate(
+        id=identity,
+        epsilon=prepared.settings.epsilon,
+        delta=prepared.schedule.delta,
+        unit=prepared.units.kind,
+        units=len(prepared.units),
+        data=prepared.settings.called,
+        telemetry=prepared.settings.telemetry,
+        law=asked.law,
+        bound=asked.bound,
+        space=asked.space.to_json(),
+        kinds=tuple((kind.weight, tuple(kind.releases.items())) for kind in kinds),
+        score=terms,
+        commitment=fixed,
+        plugins=header.plugins,
+    )
+    if not found.certified <= prepared.settings.epsilon:
+        problem = f"the search would cost {found.certified:.4g} of {prepared.settings.epsilon:g}"
+        raise ConfigError("epsilon", problem, fix="raise it, or expect fewer candidates")
+    return found
+
+
+def _open(
+    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, out: Path
+) -> tuple[Plan, SearchCertificate]:
+    """The plan and certificate of a new search, or those of the one that is under way."""
+    if working.exists() and working.stat().st_mode & 0o077:
+        fix = f"find out who read it; then `chmod 700 {working}`"
+        raise ConfigError("out", f"{working} can be read by others, and holds what must stay secret", fix=fix)
+    has_plan, has_certificate = (working / PLAN).exists(), (working / FILE).exists()
+    if has_certificate and not has_plan:
+        problem = f"{working} has a certificate and no plan: its search cannot go on, and counts as spent"
+        raise ConfigError("out", problem, fix="restore the plan, or give another folder, which spends again")
+    if has_plan and has_certificate:
+        plan, certificate = Plan.read(working), read_certificate(working / FILE)
+        if certificate.commitment != plan.commitment or certificate.id != plan.id:
+            raise ConfigError("out", f"{working} holds the plan of another search", fix="restore its own plan")
+        register.add_search(prepared.fingerprint, certificate)  # killed in between: adds nothing twice
+        return plan, certificate
+    register.check(prepared.fingerprint, again=asked.again)
+    kinds, terms = plan_of_search(prepared, asked)
+    private_directory(working)
+    plan = Plan.draw(asked, kinds, OsEntropy())
+    certificate = certificate_of(prepared, asked, kinds, terms, plan.id, plan.commitment)
+    plan.write(working)
+    write_certificate(working / FILE, certificate)
+    register.add_search(prepared.fingerprint, certificate)
+    return plan, certificate
+
+
+def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> None:
+    """Write what a new search is asked for; of one that goes on, check that it is the same.
+
+    Raises: ConfigError naming what changed.
+    """
+    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    salt = known.get("salt") or secrets.token_hex(16)
+    now = json.loads(json.dumps(_asked(prepared, asked, salt) | {"salt": salt}))
+    working = working_folder(folder.path)
+    if not known or not ((working / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()):
+        write_json(folder.cell, now)
+        return
+    if changed := sorted(name for name in {*now, *known} if now.get(name) != known.get(name)):
+        problem = f"{folder.path} was started with other settings ({', '.join(changed)})"
+        raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
+
+
+def _asked(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
+    settings = asdict(prepared.settings)
+    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
+        del settings[name]
+    return {
+        "model": prepared.base.identity,
+        "records": prepared.digest(salt),
+        "unit": prepared.units.kind,
+        "search": asked.to_json(),
+        **settings,
+    }
+
+
+def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
+    """Put the winner's folder at its place, with the certificate; all file times are 0, the work's end is secret."""
+    folder = shared.folder_of(winner)
+    end_ledger(folder)
+    if not folder.adapter.exists():
+        partial, own = partial_of(folder), prepared_candidate(shared, winner)
+        score = score_of(shared, winner)
+        if not read_certificate(working / FILE).complete:
+            chain = read_ledger(folder.ledger).chain
+            write_winner(working / FILE, Winner(winner.options, sha256(partial / WEIGHTS), chain, score))
+        _copy(working / FILE, partial / FILE)
+        if (folder.path / SCORE_LEDGER).exists():
+            _copy(folder.path / SCORE_LEDGER, partial / SCORE_LEDGER)
+        figures = _public_figures(shared, own, partial)
+        result = result_of(own, figures) | {"search": {"score": score, "on": shared.terms.on}}
+        write_json(RunFolder(out).result, result)
+        os.utime(RunFolder(out).result, (0, 0))
+        deliver(folder, result)
+    for path in (*folder.adapter.rglob("*"), folder.adapter):
+        os.utime(path, (0, 0))
+    folder.adapter.rename(RunFolder(out).adapter)
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_text(target, source.read_text(encoding="utf-8"))
+
+
+def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[str, dict[str, list[float]]]:
+    """Figures on public records before and after; held-out records' own are never computed for a search."""
+    if own.public is None:
+        return {}
+    quiet = replace(own, settings=replace(own.settings, telemetry="private"))
+    model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
+    after = figures_of(quiet, model)
+    before = after if own.settings.task == "classify" else figures_of(quiet, shared.weights)
+    return {
+        name: {figure: [before[name][figure], value] for figure, value in one.items()} for name, one in after.items()
+    }
+
+
+def _publish_nothing(working: Path, out: Path) -> None:
+    if not read_certificate(working / FILE).complete:
+        write_winner(working / FILE, None)
+    target = out / f".{FILE}.partial"
+    _copy(working / FILE, target)
+    os.utime(target, (0, 0))
+    target.rename(out / FILE)
+
+
+def _no_winner(out: Path) -> NoWinnerError:
+    return NoWinnerError(
+        f"{out}: every candidate failed, so the base model is the result, and the budget is spent. "
+        "Fix: lower the learning rates of the space; another search adds its cost."
+    )
+
+
+def _forget(working: Path, asked: SearchSettings) -> None:
+    if working.exists() and not asked.keep_losers:
+        shutil.rmtree(working)
+
+
+def _load(prepared: PreparedRun, out: Path) -> Tuned:
+    folder = RunFolder(out)
+    if not folder.adapter.exists():
+        raise _no_winner(out)
+    contents = check_deliverable(folder.adapter)
+    certificate = read_certificate(folder.adapter / FILE)
+    model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+    return tuned_of(model.eval(), contents, out, certificate)

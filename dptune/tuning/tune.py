@@ -1,0 +1,94 @@
+"""``dptune.tune``: makes an adapter with its proof from records and a model, by one run or by a search."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.reading.source import Data, RecordSource
+from dptune.privacy.spent import FILE, Register
+from dptune.tuning.base import open_base
+from dptune.tuning.places import check_data, check_folder
+from dptune.tuning.prepare import prepare, with_labels
+from dptune.tuning.run import Tuned, run
+from dptune.tuning.search.rehearsal import rehearsed
+from dptune.tuning.search.search import search as search_best
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
+
+
+def tune(
+    model: Any,
+    records: Data,
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    unit: str | None = None,
+    tokenizer: Any = None,
+    revision: str | None = None,
+    text: str | None = None,
+    prompt: str | None = None,
+    completion: str | None = None,
+    messages: str | None = None,
+    template: str | None = None,
+    label: str | None = None,
+    public: Data | None = None,
+    out: str | Path | None = None,
+    search: str | Path | Mapping[str, Any] | None = None,
+    candidates: float | None = None,
+    register: str | Path | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
+
+    Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
+    ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
+    training units and the names of the labels included. Under ``telemetry="research"``, the default, the result also
+    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers;
+    ``telemetry="private"`` leaves it out and holds nobody out.
+
+    Args:
+        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
+            gets no adapters itself.
+        records: a path, a list of dicts, or a ``datasets.Dataset``.
+        delta: None takes a power of ten at or below 1 / (10 x units).
+        unit: column whose values are protected as a whole; None protects single records.
+        text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
+            them.
+        public: records of nobody, for perplexity and for mechanisms that follow it.
+        out: folder of the run, to resume it from; None takes a temporary one.
+        search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
+            of a random number of candidates is released, and the budget covers the whole search.
+        candidates: how many to try on average; it goes before the file's own number.
+        register: file that knows what was published from which records; None takes spent.jsonl beside ``out``.
+        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
+
+    Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
+    """
+    chosen = TuneSettings.of(epsilon=epsilon, delta=delta, **settings)
+    source = RecordSource(
+        records,
+        text=text,
+        prompt=prompt,
+        completion=completion,
+        messages=messages,
+        template=template,
+        label=label,
+        unit=unit,
+        public=public,
+    )
+    check_data(source)
+    chosen, source = with_labels(chosen, source)
+    base = open_base(model, chosen, revision, tokenizer)
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
+    check_folder(folder)
+    if search is None:
+        return run(prepare(source, base, chosen), folder)
+    asked = SearchSettings.of(search, candidates=candidates)
+    if asked.score.on == "rehearsal":
+        units = len(prepare(source, base, chosen).units)
+        return run(prepare(source, base, rehearsed(source, base, chosen, asked, units, folder).settings), folder)
+    prepared = prepare(source, base, chosen, scored=asked.score.on == "held_out")
+    return search_best(prepared, asked, folder, Register(Path(register or folder.absolute().parent / FILE)))

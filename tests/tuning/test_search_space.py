@@ -1,0 +1,144 @@
+"""The public space of a search, and what its file may say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dptune.errors import ConfigError
+from dptune.privacy.entropy import FixedSeed
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.search.space import Range, Space
+
+SPACE = {
+    "mechanism": ["static", "quantile"],
+    "learning_rate": {"log_uniform": [0.001, 0.02]},
+    "batch": [32, 64, 128],
+}
+
+
+def test_kinds_are_all_combinations_of_values_with_their_chances() -> None:
+    space = Space.of([{"weight": 3, **SPACE}, {"mechanism": "static", "learning_rate": 0.1}])
+    kinds = space.kinds()
+    assert len(kinds) == 7
+    assert math.fsum(weight for weight, _ in kinds) == pytest.approx(1)
+    assert [weight for weight, _ in kinds] == pytest.approx([0.125] * 6 + [0.25])
+    assert kinds[1][1] == {"batch": 32, "learning_rate": 0.001, "mechanism": "quantile"}
+
+
+def test_draws_follow_the_space_and_know_their_kind() -> None:
+    space = Space.of([{"weight": 3, **SPACE}, {"mechanism": "static", "learning_rate": 0.1}])
+    entropy, drawn = FixedSeed(3), Counter[int]()
+    for _ in range(3000):
+        number, options = space.draw(entropy)
+        drawn[number] += 1
+        assert space.kind_of(options) == number
+        if number < 6:
+            assert 0.001 <= options["learning_rate"] <= 0.02
+            configuration = space.kinds()[number][1]
+            assert {name: options[name] for name in ("mechanism", "batch")} == {
+                name: configuration[name] for name in ("mechanism", "batch")
+            }
+    shares = [drawn[number] / 3000 for number in range(7)]
+    assert shares == pytest.approx([0.125] * 6 + [0.25], abs=0.03)
+
+
+def test_a_range_is_uniform_in_the_logarithm() -> None:
+    entropy, one = FixedSeed(5), Range("log_uniform", 0.01, 1.0)
+    assert sum(one.draw(entropy) < 0.1 for _ in range(2000)) / 2000 == pytest.approx(0.5, abs=0.05)
+
+
+def test_points_outside_the_space_have_no_kind() -> None:
+    space = Space.of(SPACE)
+    inside = {"mechanism": "static", "learning_rate": 0.01, "batch": 32}
+    assert space.kind_of(inside) == 0
+    for change in ({"learning_rate": 0.5}, {"batch": 16}, {"mechanism": "rldp"}, {"epochs": 3}):
+        assert space.kind_of(inside | change) is None
+
+
+def test_a_space_comes_back_from_json() -> None:
+    space = Space.of(SPACE)
+    again = Space.of(json.loads(json.dumps(space.to_json(), sort_keys=True)))
+    assert again == space
+    assert again.kinds() == space.kinds()
+    assert again.kinds() == Space.of(dict(reversed(SPACE.items()))).kinds()
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({}, "search.space"),
+        ([], "search.space"),
+        (None, "search.space"),
+        ({"learning_rate": 0.1}, "one point"),
+        ({"learning_rate": [0.1]}, "one point"),
+        ({"batch": [8, 8]}, "search.space.batch"),
+        ({"rank": [4, 8]}, "search.space.rank"),
+        ({"unit": ["a", "b"]}, "search.space.unit"),
+        ({"max_length": [8, 16]}, "search.space.max_length"),
+        ({"options.init_from": ["a", "b"]}, "search.space.options.init_from"),
+        ({"options.noise_multiplier": [1, 2]}, "search.space.options.noise_multiplier"),
+        ({"learning_rate": {"log_uniform": [0.1, 0.01]}}, "search.space.learning_rate"),
+        ({"learning_rate": {"log_uniform": [0, 0.01]}}, "search.space.learning_rate"),
+        ({"learning_rate": {"normal": [0, 1]}}, "search.space.learning_rate"),
+        ({"batch": {"uniform": [8, 64]}}, "search.space.batch"),
+        ({"learning_rate": [float("nan"), 1.0]}, "search.space.learning_rate"),
+        ({"batch": [list(range(3))]}, "search.space.batch"),
+        ({"learning_rate": [n / 1000 for n in range(1, 300)]}, "search.space"),
+        ([{"weight": 0, "batch": [8, 16]}], "weight"),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused_by_its_entry(space: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Space.of(space)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"candidates": 1}, "search.candidates"),
+        ({"candidates": 0.5}, "search.candidates"),
+        ({"candidates": None}, "search.candidates"),
+        ({"candidates": float("inf")}, "search.candidates"),
+        ({"shape": -1}, "search.shape"),
+        ({"most": 3}, "search.most"),
+        ({"score": "best"}, "search.score"),
+        ({"score": {"on": "raw"}}, "search.score.on"),
+        ({"score": {"clip": 0}}, "search.score.clip"),
+        ({"score": {"clip": float("inf")}}, "search.score.clip"),
+        ({"score": {"noise_multiplier": -1}}, "search.score.noise_multiplier"),
+        ({"score": {"mean": 1}}, "search.score.mean"),
+        ({"time_limit": 60}, "search.time_limit"),
+        ({"bound": "renyi"}, "search.bound"),
+        ({"together": 0}, "search.together"),
+        ({"again": "yes"}, "search.again"),
+        ({"number": 10}, "search.number"),
+    ],
+)
+def test_settings_of_a_search_are_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        SearchSettings.of({"space": SPACE, "candidates": 10} | changes)
+
+
+def test_a_file_is_read_as_yaml_says(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text("space: {learning_rate: {log_uniform: [1e-3, 2e-2]}}\nshape: .inf\nscore: public\n")
+    found = SearchSettings.of(path, candidates=4)
+    assert found.law.shape == math.inf
+    assert found.score.on == "public"
+    assert found.law.uncapped_mean == pytest.approx(4)
+
+
+@pytest.mark.parametrize("text", ["space: [", "- 1\n- 2\n", "space: {batch: [8, 16]}\nspace: {batch: [8]}\n"])
+def test_a_file_that_is_no_search_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="search"):
+        SearchSettings.of(path, candidates=4)
+    with pytest.raises(ConfigError, match="search"):
+        SearchSettings.of(tmp_path / "none.yaml", candidates=4)
