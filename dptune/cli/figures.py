@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import planned
 from dptune.mechanisms.rldp_published import RldpPublished
+from dptune.mechanisms.selection_planning import check_candidate
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import repriced_epsilon
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from dptune.privacy.accountants import Epsilons
     from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
-    from dptune.privacy.release import Composition
     from dptune.privacy.selection import Bound
     from dptune.privacy.selection_law import SelectionLaw
 
@@ -76,9 +76,17 @@ def _repriced_diagnostic(mechanism: Mechanism, schedule: Schedule) -> dict[str, 
     return {"epsilon_repriced_diagnostic": repriced_epsilon(last, schedule.steps, schedule.delta)}
 
 
-def of_search(releases: Composition, law: SelectionLaw, delta: float, bound: Bound) -> dict[str, Any]:
-    """What the best of a random number of such runs costs, and what other ways to count would say."""
-    prices = price_selection(releases, law, delta, bound)
+def of_search(
+    mechanism: Mechanism, schedule: Schedule, law: SelectionLaw, delta: float, bound: Bound
+) -> dict[str, Any]:
+    """What the best of a random number of such runs costs, and what other ways to count would say.
+
+    ``epsilon_certified`` is then the search's: the guarantee of its winner, which a run's own no longer is.
+
+    Raises: ConfigError for a mechanism that cannot be a candidate.
+    """
+    check_candidate(mechanism)
+    prices = price_selection(planned(mechanism, schedule), law, delta, bound)
     if not math.isfinite(prices.certified):
         problem = "the loss distribution of one candidate reaches beyond the accountant's tables"
         raise ConfigError("--candidates", problem, fix="raise the noise, or lower the steps")
@@ -88,7 +96,7 @@ def of_search(releases: Composition, law: SelectionLaw, delta: float, bound: Bou
         "most_candidates": law.most,
         "chance_to_try_one_of_the_best_tenth": law.hit(0.1),
         "search_bound": bound,
-        "search_epsilon_certified": prices.certified,
+        "epsilon_certified": prices.certified,
         "search_epsilon_one_shift": prices.one_shift,
         "search_epsilon_renyi_published": prices.renyi,
         "epsilon_of_as_many_runs_composed": prices.composed,

@@ -47,7 +47,7 @@ def account(
 ) -> None:
     """Print the three epsilons of a run: as published, of the noise alone, and certified; or what a search costs."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, fitted, planned, price
+    from dptune.mechanisms.planning import Schedule, fitted, price
     from dptune.mechanisms.registry import build
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
@@ -69,7 +69,7 @@ def account(
     built = fitted(build(mechanism, read_options(options)), schedule)
     found = figures.of_run(built, schedule, price(built, schedule))
     if law is not None:
-        found |= figures.of_search(planned(built, schedule), law, delta, bound or "hull")
+        found |= figures.of_search(built, schedule, law, delta, bound or "hull")
     show(found, as_json)
 
 
@@ -91,7 +91,7 @@ def calibrate(
 ) -> None:
     """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, calibrated, planned, price
+    from dptune.mechanisms.planning import Schedule, calibrated, price
     from dptune.mechanisms.registry import build, takes_noise
     from dptune.mechanisms.selection_planning import calibrated_candidate
     from dptune.policy import method
@@ -125,7 +125,7 @@ def calibrate(
         if accounting != "certified":
             raise ConfigError("--accounting", f"{accounting} does not go with a search", fix="leave it out")
         one, single = calibrated_candidate(with_noise, epsilon, schedule, law, bound or "hull")
-        searched = figures.of_search(planned(one, schedule), law, delta, bound or "hull")
+        searched = figures.of_search(one, schedule, law, delta, bound or "hull")
         ratio = one.knobs().noise_multiplier / single.knobs().noise_multiplier
         shown = figures.of_run(one, schedule, price(one, schedule)) | searched
         show(shown | {"noise_over_that_of_a_single_run": ratio}, as_json)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
+from dptune.mechanisms.planning import Schedule, calibrated, fitted, planned
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.loss_profile import profile_of
@@ -36,7 +36,12 @@ def calibrated_candidate(
     Raises: ConfigError for a mechanism that cannot be a candidate, and for a budget out of reach.
     """
     alone = calibrated(build_with, epsilon, schedule, "certified")
-    check_candidate(alone)
+    check_candidate(alone.mechanism)
+    if alone.renyi_filter is not None:
+        problem = (
+            f"{alone.mechanism.name} moves its noise, and its filter bounds one order alone, not the loss distribution"
+        )
+        raise ConfigError("mechanism", problem, fix="set move_noise to false, or take another as a candidate")
     bands = alone.mechanism.bands
 
     def with_noise(noise: float) -> Mechanism:
@@ -57,12 +62,8 @@ def calibrated_candidate(
     return with_noise(found), alone.mechanism
 
 
-def check_candidate(run: Calibrated) -> None:
+def check_candidate(mechanism: Mechanism) -> None:
     """Refuse what the theorem does not cover as a candidate. Raises: ConfigError."""
-    name = run.mechanism.name
-    if run.renyi_filter is not None:
-        problem = f"{name} moves its noise, and its filter bounds one order alone, not the loss distribution"
-        raise ConfigError("mechanism", problem, fix="set move_noise to false, or take another as a candidate")
-    if run.mechanism.controller.inherited:
-        problem = f"{name} starts from another run's hyper-policy, whose releases all candidates would share"
+    if mechanism.controller.inherited:
+        problem = f"{mechanism.name} starts from another run's hyper-policy, whose releases all candidates would share"
         raise ConfigError("init_from", problem, fix="leave it out of a search")

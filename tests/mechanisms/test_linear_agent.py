@@ -14,13 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mechanism_steps import RATE, SIZES, batch_of, observed, plain, privatised, started
+from typer.testing import CliRunner
 
+from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, LinearAgent, initial_parameters, pair_features
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.policy_file import SavedPolicy, fits_unit
 from dptune.mechanisms.registry import build
+from dptune.mechanisms.selection_planning import check_candidate
 from dptune.policy.method import Dppg
 from dptune.policy.tenants.training import POLICY
 from dptune.privacy.accountants import epsilons, pld_epsilon
@@ -232,6 +235,17 @@ def test_a_folder_that_holds_no_such_policy_is_refused(tmp_path: Path, name: str
     with pytest.raises(ConfigError, match="init_from") as refusal:
         started("rldp", **QUICK, init_from=saved(tmp_path, **BAD[name]))
     assert "Fix:" in str(refusal.value)
+
+
+def test_an_heir_is_no_candidate_of_a_search(tmp_path: Path) -> None:
+    """All candidates would share the releases that it inherits, which the search's price does not have."""
+    check_candidate(build("rldp", {"noise_multiplier": 2.0, "pairs": 2, "agent": "linear"}))
+    options = f"init_from={saved(tmp_path)}", "pairs=2", "agent=linear", "noise_multiplier=2"
+    given = [part for option in options for part in ("--set", option)]
+    command = ["account", "rldp", "--delta", "1e-5", "--sample-rate", "1", "--steps", "1", *given, "--candidates", "2"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "init_from: rldp starts from another run's hyper-policy" in done.stderr
 
 
 def test_a_policy_of_another_agent_is_refused_by_name(tmp_path: Path) -> None:
