@@ -82,8 +82,12 @@ def _value(value: Any) -> str:
 
 
 def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:
-    """Print a profile as options of `dvc exp run`, one a line."""
-    for override in overrides(profile):
+    """Print a profile as options of `dvc exp run`, one a line and a word each."""
+    found = overrides(profile)
+    if split := [one for one in found if len(one.split()) != 1]:
+        problem = f"{split[0].partition('=')[0].lstrip('+')} holds spaces, at which a shell would split the option"
+        raise ConfigError(str(profile), problem, fix=f"run it with `make repro PROFILE={profile}`")
+    for override in found:
         print(f"--set-param={override}")
 
 

@@ -230,7 +230,7 @@ def write_winner(path: Path, winner: Winner | None) -> None:
     """Write the last line. Raises: LedgerError for a certificate that has one already."""
     contents, chain = _read(path)
     if contents.complete:
-        raise LedgerError(f"{path}: the search has ended. Fix: start another, which spends again.")
+        raise LedgerError(f"{path}: the search has ended. Fix: leave it as it is; its cost is final.")
     outcome = {"options": None} if winner is None else asdict(winner)
     line, _ = seal(encode({"kind": "winner", **outcome}), chain)
     _append(path, line, 0)

@@ -9,11 +9,14 @@ import pytest
 import yaml
 from pages import PAGES, ROOT, Block, blocks
 
+from dptune.tuning.search.settings import SearchSettings
 from tasks.settings.params import load_settings
 
-EXAMPLES = [
+_YAML = [
     (page, block) for page in PAGES for block in blocks(page.read_text(encoding="utf-8")) if block.language == "yaml"
 ]
+EXAMPLES = [one for one in _YAML if not one[1].code.startswith("space:")]
+SPACES = [one for one in _YAML if one not in EXAMPLES]
 
 
 @pytest.mark.parametrize(
@@ -26,5 +29,13 @@ def test_an_example_is_valid(page: Path, block: Block, tmp_path: Path, monkeypat
     assert load_settings(ROOT / "params.yaml", yaml.safe_load(block.code)).experiment.mechanisms
 
 
+@pytest.mark.parametrize(
+    ("page", "block"), SPACES, ids=lambda one: one.stem if isinstance(one, Path) else f"line {one.line}"
+)
+def test_a_space_of_a_search_is_valid(page: Path, block: Block) -> None:
+    assert SearchSettings.of(yaml.safe_load(block.code), candidates=10).space.kinds()
+
+
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 4
+    assert SPACES

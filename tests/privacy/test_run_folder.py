@@ -38,6 +38,7 @@ OTHERS: dict[str, Any] = {
     "inherited": ((RELEASE, 1),),
     "schedule": "another",
     "plugins": ("mine 1.0",),
+    "search": "another",
 }
 
 

@@ -185,7 +185,7 @@ def test_a_fixed_number_of_candidates_breaks_the_bound() -> None:
 
 def test_one_candidate_more_or_less_than_one_costs_as_one_run() -> None:
     profile = profile_of(run_of(0.02, 1.0, 50))
-    law = SelectionLaw.of(1.0001, 1.0)
+    law = SelectionLaw.of(1.001, 1.0)
     alone = smallest_epsilon(run_of(0.02, 1.0, 50), DELTA)
     assert selection_epsilon(profile, law, DELTA) == pytest.approx(alone, rel=5e-3)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pipeline import ROOT, apply_profile, merge, params, repository_params, write_params
+from typer.testing import CliRunner
 
+from dptune.corpus import published_files
 from dptune.errors import ConfigError
-from tasks.profile import overrides
+from tasks.profile import main as print_profile
 from tasks.settings.params import load_settings
 from tasks.settings.params import merge as merge_settings
 from tasks.settings.strict_yaml import load_yaml
@@ -280,6 +284,30 @@ def test_a_missing_profile_is_named(here: Path) -> None:
         apply_profile(Path("nowhere.yaml"))
 
 
+@pytest.fixture
+def benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invented files where the profiles of benchmarks look for the published ones."""
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    monkeypatch.setenv(published_files.FOLDER, str(tmp_path / "benchmarks"))
+    for name, files in {
+        "e2e/e2e-dataset.zip": dict.fromkeys(
+            ("trainset.csv", "devset.csv", "testset_w_refs.csv"), "mr,ref\nname[Bo],Bo.\n"
+        ),
+        "wikitext2/wikitext-2-v1.zip": {
+            f"wiki.{part}.tokens": "".join(f" \n = Cats {n} = \n \n Cats are red .\n" for n in range(9))
+            for part in ("train", "valid", "test")
+        },
+    }.items():
+        (tmp_path / "benchmarks" / name).parent.mkdir(parents=True)
+        with zipfile.ZipFile(tmp_path / "benchmarks" / name, "w") as archive:
+            for inside, text in files.items():
+                archive.writestr(inside, text)
+    (tmp_path / "benchmarks" / "sst2" / "glue").mkdir(parents=True)
+    for part in ("train", "dev"):
+        (tmp_path / "benchmarks" / "sst2" / "glue" / f"{part}.tsv").write_text("sentence\tlabel\nold cat\t0\n")
+
+
+@pytest.mark.usefixtures("benchmarks")
 @pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ready_made_study_is_valid(here: Path, profile: Path) -> None:
     """DVC lays it over params.yaml value by value, so that mechanisms and models are the profile's alone."""
@@ -303,10 +331,21 @@ def write(content: dict[str, Any]) -> Path:
     return path
 
 
-def test_the_options_of_a_profile_are_words_for_a_shell() -> None:
-    """`dvc exp run $(python -m tasks.profile FILE)` must hand each of them on as one."""
-    for profile in (ROOT / "profiles").glob("*.yaml"):
-        assert [one for one in overrides(profile, ROOT / "params.yaml") if len(one.split()) != 1] == []
+@pytest.mark.usefixtures("benchmarks")
+def test_the_options_of_a_profile_are_words_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dvc exp run $(python -m tasks.profile FILE)` hands each of them on as one, or is refused with another way."""
+    shell = typer.Typer()
+    shell.command()(print_profile)
+    monkeypatch.chdir(ROOT)
+    refused = []
+    for profile in sorted((ROOT / "profiles").glob("*.yaml")):
+        done = CliRunner().invoke(shell, [str(profile)])
+        if isinstance(done.exception, ConfigError):
+            assert f"make repro PROFILE={profile}" in str(done.exception)
+            refused.append(profile.stem)
+        else:
+            assert [one for one in done.stdout.splitlines() if len(one.split()) != 1] == []
+    assert refused == ["bench-sst2-small"]  # a template and label words
 
 
 def test_values_of_a_profile_reach_the_file_as_they_are(here: Path) -> None:
