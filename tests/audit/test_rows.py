@@ -21,6 +21,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Release
 from dptune.privacy.strategy import column_norm
+from dptune.training.data import PrivacyUnits
 from dptune.training.groups import Turn
 
 torch.set_num_threads(1)
@@ -147,6 +148,18 @@ def test_visits_compose_and_coins_are_the_groups() -> None:
     half = audited(banded(), sample_rate=0.5)
     assert half.release.sample_rate == 0.5
     assert half.epsilon_audited <= certificate(Counter({half.release: 1}), 1e-5).epsilon
+
+
+def test_the_attacked_unit_is_drawn_by_the_groups_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, draw = set(), PrivacyUnits.draw
+
+    def noted(units: Any, sample_rate: float, entropy: Any, turn: Turn | None = None) -> Any:
+        groups.add(None if turn is None else turn.group)
+        return draw(units, sample_rate, entropy, turn)
+
+    monkeypatch.setattr(PrivacyUnits, "draw", noted)
+    audited(banded(bands=3), 600)
+    assert groups == {0, 1, 2}
 
 
 def test_thresholds_are_chosen_on_trials_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

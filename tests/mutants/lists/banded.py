@@ -275,7 +275,7 @@ MUTANTS = (
         "dptune/audit/rows.py",
         "drawn = middle and bool(stage.slots[world].draw(sample_rate, stage.entropy, turn))",
         "drawn = row == bands and bool(stage.slots[world].draw(sample_rate, stage.entropy))",
-        ("tests/audit/test_rows.py::test_a_planted_bug_is_accused",),
+        ("tests/audit/test_rows.py::test_the_attacked_unit_is_drawn_by_the_groups_of_runs",),
     ),
     Mutant(
         "noise_left_in_a_corrected_moment",
