@@ -16,6 +16,7 @@ _LARGEST = 1e300
 #: A seed of public random numbers. torch, NumPy and transformers all take these, and the next few above.
 Seed = Annotated[int, Ge(0), Le(2**31 - 1)]
 Positive = Annotated[float, Gt(0), Le(_LARGEST)]
+NotNegative = Annotated[float, Ge(0), Le(1e9)]
 #: Number of times that something is done, or 0 where it need not be.
 Count = Annotated[int, Ge(1), Le(10**9)]
 CountOrZero = Annotated[int, Ge(0), Le(10**9)]

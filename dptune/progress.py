@@ -29,6 +29,11 @@ _numbers = itertools.count()
 _log = logging.getLogger("dptune.progress")
 
 
+def _is_notebook() -> bool:
+    """Whether errors go to a notebook's page, which can draw a bar though it is no terminal."""
+    return type(sys.stderr).__module__.startswith("ipykernel.")
+
+
 class Meter:
     """Shows how much of some work is done. Use as a context manager."""
 
@@ -54,7 +59,7 @@ class Meter:
             unit=unit or "it",
             unit_scale=unit == "B",
             leave=keep,
-            disable=not sys.stderr.isatty(),
+            disable=not (sys.stderr.isatty() or _is_notebook()),
             # A terminal that does not tell its size says 0 and 0, and tqdm would then draw nothing at all.
             ncols=size.columns,
             nrows=size.lines,

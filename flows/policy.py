@@ -6,6 +6,7 @@ python -m flows.policy        # `make policy`
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,8 @@ import typer
 from prefect import flow, get_run_logger, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import ValidationError
 
+from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child
@@ -33,10 +34,9 @@ from tasks.policy.tenants import TENANTS
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.policy import write_page
+from tasks.settings.library_section import as_json
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import PolicySettings
-from tasks.settings.refusals import refusal
-from tasks.settings.rlhf import Rlhf
 from tasks.stage import run_command
 
 _DEVICE = "cpu"  # the networks have a few thousand parameters, too few for a GPU
@@ -127,11 +127,11 @@ def policy_of(settings: Settings) -> PolicySettings:
     chosen = settings.policy
     if chosen.rlhf is None:
         return chosen
-    entries = chosen.rlhf.model_dump() | {"telemetry": settings.experiment.telemetry}
     try:
-        return chosen.model_copy(update={"rlhf": Rlhf.model_validate(entries)})
-    except ValidationError as error:
-        raise refusal(error, "policy.rlhf", entries) from None
+        rlhf = replace(chosen.rlhf, telemetry=settings.experiment.telemetry)
+    except ConfigError as error:
+        raise ConfigError(f"policy.rlhf.{error.field}", error.problem, fix=error.fix) from None
+    return chosen.model_copy(update={"rlhf": rlhf})
 
 
 def failures(futures: dict[str, PrefectFuture[Any]]) -> list[str]:
@@ -149,9 +149,9 @@ def parts(settings: PolicySettings) -> list[tuple[str, str, dict[str, Any]]]:
     """(name, module, settings) of each part that needs no environment: every language model, and tenants."""
     found: list[tuple[str, str, dict[str, Any]]] = []
     if settings.tenants:  # submitted first, because it takes longest
-        found.append(("tenants", "tasks.policy.tenants", settings.tenants.model_dump(mode="json")))
+        found.append(("tenants", "tasks.policy.tenants", as_json(settings.tenants)))
     if settings.rlhf:
-        shared = settings.rlhf.model_dump(mode="json")
+        shared = as_json(settings.rlhf)
         for cell in cells(settings.rlhf):
             one = {"users": [cell.users], "seeds": [cell.seed], "nonprivate": cell.epsilon is None}
             budgets = [] if cell.epsilon is None else [cell.epsilon]
@@ -185,7 +185,7 @@ def publish_others(settings: PolicySettings, results: dict[str, Any], parent: st
         tags = {"study": "rlhf", "label": cell.label, "data": result["data"]}
         points = result["curve"]
         curve = {point["updates"]: {name: point[name] for name in ("reward", "score", "kl")} for point in points}
-        params = cell.settings.model_dump(mode="json") | {"users": cell.users, "epsilon": cell.epsilon}
+        params = as_json(cell.settings) | {"users": cell.users, "epsilon": cell.epsilon}
         _publish(parent, f"rlhf.{cell.label}", cell.directory, params, tags, curve, _prices(result))
     if tenants := results.get("tenants"):
         # MLflow refuses "+" in names of metrics.

@@ -15,37 +15,25 @@ from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_header import RunHeader
+from dptune.step_settings import StepSettings
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.update_rule import UpdateRule
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingPlan(StepSettings):
     """The public schedule of a run.
 
     Attributes:
         sample_rate: q, the probability with which each unit enters each batch.
         expected_batch_size: q times units; divides every sum, never the realised size.
         steps: releases to make; charges of a killed process count among them.
-        learning_rate: learning rate after warm-up.
-        warmup_steps: linear warm-up.
-        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes no result.
-        checkpoint_every: steps between checkpoints.
-        autocast: "bfloat16" runs the forward pass in it; None is float32.
-        gradient_checkpointing: keep the inputs of transformer layers alone, and run each layer again on the way back:
-            less memory, more time, and the same gradients.
         rule: optimiser, schedule of the learning rate, and average of the weights.
     """
 
     sample_rate: float
     expected_batch_size: float
     steps: int
-    learning_rate: float = 5e-4
-    warmup_steps: int = 100
-    physical_batch_size: int = 16
-    checkpoint_every: int = 50
-    autocast: str | None = None
-    gradient_checkpointing: bool = False
     rule: UpdateRule = field(default_factory=UpdateRule)
 
     def learning_rate_at(self, step: int, row: int | None = None) -> float:

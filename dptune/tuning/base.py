@@ -146,9 +146,11 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
     device = next(model.parameters()).device
     source = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     check_configuration(source, model.config)
-    if any(parameter.requires_grad for parameter in model.parameters()):
-        problem = "has weights that would train without privacy"
+    trainable = [parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()]
+    if any(trainable) and not all(trainable):  # somebody chose some of them
+        problem = "has some weights to train, and tune trains adapters alone"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
+    model.requires_grad_(False)
     if settings.gradient_checkpointing:
         layers_of(model)
     identity = frozen_fingerprint(model)

@@ -50,8 +50,8 @@ def tune(
     ``telemetry="private"`` leaves it out and holds nobody out.
 
     Args:
-        model: a folder, a hub id with ``revision``, or a frozen transformers model with its ``tokenizer``; the latter
-            gets no adapters itself.
+        model: a folder, a hub id with ``revision``, or a transformers model with its ``tokenizer``; the latter is
+            frozen, and gets no adapters itself.
         records: a path, a list of dicts, or a ``datasets.Dataset``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.

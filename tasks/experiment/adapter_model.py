@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +56,7 @@ def write_model(directory: Path, target: Path) -> str:
 def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
     """What the card tells besides the ledger: settings, and perplexities that telemetry allows."""
     after, before = result["after"], result["before"]
-    training = cell.training.model_dump()
+    training = asdict(cell.training)
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
     return {
         "base": cell.model.source,

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Cell(StrictModel):
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
     """The settings that cells which share forward passes have in common: all but mechanism, learning rate and rule."""
-    training = cell.training.model_dump(mode="json", exclude={"learning_rate", *RULE})
+    training = {name: value for name, value in asdict(cell.training).items() if name not in ("learning_rate", *RULE)}
     return cell.model_dump(mode="json", include={"model", "lora"}) | {"training": training}
 
 
@@ -126,7 +127,7 @@ def grid(settings: Settings) -> list[Cell]:
                     task=settings.task,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
-                    training=settings.training.model_copy(update={"learning_rate": rate, **rule}),
+                    training=replace(settings.training, learning_rate=rate, **rule),
                     inputs=inputs,
                     plugins=plugin_modules(mechanism, options),
                 )

@@ -30,6 +30,7 @@ from dptune.units import RECORD
 from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
+from tasks.settings.library_section import part_of
 from tasks.settings.training import TrainingSettings
 
 _log = logging.getLogger(__name__)
@@ -161,17 +162,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
 def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) -> TrainingPlan:
     """The public schedule of a run on ``units`` privacy units."""
     sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
-    return TrainingPlan(
-        sample_rate=sample_rate,
-        expected_batch_size=expected_batch_size,
-        steps=steps,
-        learning_rate=training.learning_rate,
-        warmup_steps=training.warmup_steps,
-        physical_batch_size=training.physical_batch_size,
-        checkpoint_every=training.checkpoint_every,
-        autocast=training.autocast,
-        gradient_checkpointing=training.gradient_checkpointing,
-        rule=training.rule,
+    return part_of(
+        TrainingPlan, training, sample_rate=sample_rate, expected_batch_size=expected_batch_size, steps=steps
     )
 
 

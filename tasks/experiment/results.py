@@ -193,7 +193,7 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Cell
         "pairs": spec.mechanism.pairs,
         "crafted": cell.crafted,
         **{f"lora.{key}": value for key, value in asdict(cell.lora).items()},
-        **{f"training.{key}": value for key, value in cell.training.model_dump().items()},
+        **{f"training.{key}": value for key, value in asdict(cell.training).items()},
     }
     tags = {
         "telemetry": cell.telemetry,

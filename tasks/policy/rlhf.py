@@ -33,6 +33,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
+from tasks.settings.library_section import as_json, part_of
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.stage import run_command
 
@@ -76,7 +77,8 @@ class RlhfCell:
         Its name ends with a digest that is keyed by a secret salt. MLflow and reports get the name, and with a plain
         digest anybody could test a guess of the data against it.
         """
-        shared = self.settings.model_dump(mode="json", exclude={"users", "epsilons", "seeds", "nonprivate"})
+        swept = ("users", "epsilons", "seeds", "nonprivate")
+        shared = {name: value for name, value in as_json(self.settings).items() if name not in swept}
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
         content = (
@@ -215,14 +217,12 @@ def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
     from dptune.policy.language.lexicon import CLINICAL
     from dptune.policy.language.policy import LanguagePolicy
     from dptune.policy.language.schedule import Bandit
-    from dptune.training.lora import Lora
     from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
-    lora = Lora(settings.rank, settings.alpha, 0.0)
-    policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), lora, cell.seed)
-    shared = {name: getattr(settings, name) for name in Bandit.__dataclass_fields__ if name not in ("users", "seed")}
-    return LanguageLearner(policy, CLINICAL, cell.method, Bandit(users=cell.users, seed=cell.seed, **shared))
+    policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), settings.lora, cell.seed)
+    bandit = part_of(Bandit, settings, users=cell.users, seed=cell.seed)
+    return LanguageLearner(policy, CLINICAL, cell.method, bandit)
 
 
 def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, Prompts]:

@@ -1,8 +1,8 @@
 """Hyper-policy over tenants: trains ``rldp``'s linear agent over simulated tenants, and compares it on new ones.
 
-python -m tasks.policy.tenants [--size small|large] [--set NAME=VALUE]...
+python -m tasks.policy.tenants [--set NAME=VALUE]...
 
-It needs data/models (`dvc repro pretrain`).
+It needs data/models (`dvc repro pretrain`). `make policy PROFILE=profiles/policy.yaml` runs the settings for results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
-from tasks.settings.tenants import Size, Tenants, settings_from
+from tasks.settings.library_section import as_json, part_of
+from tasks.settings.tenants import Tenants, settings_of
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
             ablate(setting, new, entries, settings.seeds, note)
         results = {
             "data": setting.data,
-            "settings": settings.model_dump(mode="json"),
+            "settings": as_json(settings),
             **about,
             "rows": [_plain(row) for row in rows],
             "summary": summary_of(rows),
@@ -85,7 +86,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
 
     An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
     """
-    content, file = {"settings": settings.model_dump(mode="json"), **_inputs()}, directory / _SETTINGS
+    content, file = {"settings": as_json(settings), **_inputs()}, directory / _SETTINGS
     if file.exists() and json.loads(file.read_text(encoding="utf-8")) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
@@ -132,8 +133,7 @@ def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], direc
     from dptune.progress import Meter
 
     method = Dppg(noise_multiplier=settings.noise_multiplier, critic="none")
-    shared = ("tenants", "updates", "runs", "trust", "miss", "seed")
-    training = MetaTraining(**{name: getattr(settings, name) for name in shared})
+    training = part_of(MetaTraining, settings)
     ledger = RunFolder(directory).ledger
     if not is_complete(ledger):
         with Meter("training", total=training.tenants * training.updates, unit="tenants", keep=True) as meter:
@@ -143,7 +143,7 @@ def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], direc
     return {
         "epsilon_tenant": read_ledger(ledger).epsilons.certified,
         "epsilon_record": epsilons(policy.price, settings.delta).certified,
-        "clip_radius": training.radius(method),
+        "clip_radius": training.clip_radius(method),
         "features": list(FEATURES),
         "outputs": list(OUTPUTS),
         "weights": weights.view(len(FEATURES), len(OUTPUTS)).tolist(),
@@ -162,6 +162,7 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     from dptune.training.data import tokenize
     from dptune.training.model import ModelSource, load_base, load_tokenizer
     from dptune.training.spec import TrainingPlan
+    from dptune.update_rule import UpdateRule
     from tasks.settings.params import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants
@@ -173,15 +174,7 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     base = ModelSource(str(PUBLIC_MODEL))
     tokenizer = load_tokenizer(base)
     public = read_records(PUBLIC_NARRATIVES).text.to_pylist()[: settings.public_records]
-    plan = TrainingPlan(
-        sample_rate=settings.sample_rate,
-        expected_batch_size=0.0,  # replaced by each tenant's own
-        steps=settings.steps,
-        learning_rate=settings.fine_tuning_rate,
-        warmup_steps=settings.warmup_steps,
-        physical_batch_size=settings.physical_batch_size,
-        checkpoint_every=settings.steps,
-    )
+    plan = part_of(TrainingPlan, settings, expected_batch_size=0.0, rule=UpdateRule())  # each tenant has its own batch
     setting = Setting(
         base=load_base(base, torch.device(device)),
         lora=load_settings().lora,
@@ -232,14 +225,13 @@ def _plain(row: Outcome) -> dict[str, Any]:
 
 
 def main(
-    size: Annotated[Size, typer.Option(help="profile of the settings")] = "small",
     change: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, a setting of policy.tenants; repeatable")
     ] = None,
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Train over simulated tenants, and compare on new ones."""
-    _print_results(run_tenants(settings_from(size, change or []), device=device), print)
+    _print_results(run_tenants(settings_of(change or []), device=device), print)
 
 
 def _print_results(results: dict[str, Any], say: Callable[[str], None]) -> None:

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from dptune.errors import ConfigError
 from tasks.settings.strict import text_of
 
+Part = TypeVar("Part")
+
 
 @dataclass(frozen=True)
 class LibrarySection:
-    """Marks the type of a section that is a dataclass of the library: ``Annotated[Lora, LibrarySection("rank")]``.
+    """Marks the type of a section that is a dataclass of the library, or extends one: ``Annotated[Lora,
+    LibrarySection(("rank",))]``.
 
     pydantic checks the entries by the dataclass's types and bounds. What the dataclass itself refuses becomes an error
     that names the entry.
 
-    Args:
-        required: entries that the file must have, though the dataclass has a default; all if none is named.
+    Attributes:
+        required: entries that the file must have, though the dataclass has a default.
     """
 
-    required: tuple[str, ...]
-
-    def __init__(self, *required: str) -> None:
-        object.__setattr__(self, "required", required)
+    required: tuple[str, ...] | Literal["all"] = ()
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic's hook: the schema of the dataclass, within a check of what is missing or refused."""
-        required = self.required or tuple(field.name for field in fields(kind))
+        required = tuple(field.name for field in fields(kind)) if self.required == "all" else self.required
 
         def validate(value: Any, make: core_schema.ValidatorFunctionWrapHandler) -> Any:
             missing = [name for name in required if name not in value] if isinstance(value, Mapping) else []
@@ -44,6 +44,32 @@ class LibrarySection:
                 raise _located(error, value, kind) from None
 
         return core_schema.no_info_wrap_validator_function(validate, handler(kind))
+
+
+def read_section(kind: type[Part], entries: Mapping[str, Any]) -> Part:
+    """The section with these entries. Raises: ValidationError naming each entry that is unknown or out of range."""
+    made: Part = _adapter(kind).validate_python(entries)
+    return made
+
+
+def as_json(section: Any) -> dict[str, Any]:
+    """The entries of a section, as JSON types."""
+    entries: dict[str, Any] = _adapter(type(section)).dump_python(section, mode="json")
+    return entries
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[kind, LibrarySection()])
+
+
+def part_of(kind: type[Part], section: Any, **rest: Any) -> Part:
+    """The dataclass of the library that a section extends, with the section's entries.
+
+    Args:
+        rest: entries of ``kind`` that the section does not have, or not as one value.
+    """
+    names = [field.name for field in fields(kind) if field.name not in rest]  # type: ignore[arg-type]
+    return kind(**{name: getattr(section, name) for name in names}, **rest)
 
 
 def _located(error: ConfigError, value: Any, kind: Any) -> ValidationError:

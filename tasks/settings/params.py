@@ -23,7 +23,7 @@ from tasks.settings.refusals import refusal
 from tasks.settings.strict import StrictModel, as_value_error
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.task import Task
-from tasks.settings.training import TrainingSettings
+from tasks.settings.training import REQUIRED, TrainingSettings
 
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
@@ -43,9 +43,9 @@ class Settings(StrictModel):
     data: Data
     task: Task
     canaries: Canaries
-    pretrain: Annotated[Pretrain, LibrarySection()]
-    lora: Annotated[Lora, LibrarySection("rank", "alpha", "dropout")]
-    training: TrainingSettings
+    pretrain: Annotated[Pretrain, LibrarySection("all")]
+    lora: Annotated[Lora, LibrarySection(("rank", "alpha", "dropout"))]
+    training: Annotated[TrainingSettings, LibrarySection(REQUIRED)]
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
     audit: Audit

@@ -15,6 +15,7 @@ from dptune.mechanisms.options import make_part
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.privacy.run_header import ACCOUNTINGS
+from tasks.settings.library_section import LibrarySection
 from tasks.settings.rlhf import Rlhf
 from tasks.settings.strict import Name, StrictModel, distinct
 from tasks.settings.sweeps import combinations
@@ -62,8 +63,8 @@ class PolicySettings(StrictModel):
     processes: Annotated[int, Field(ge=1, le=1024)]
     audit_trials: CountOrZero
     studies: dict[Name, Study]
-    rlhf: Rlhf | None = None
-    tenants: Tenants | None = None
+    rlhf: Annotated[Rlhf, LibrarySection()] | None = None
+    tenants: Annotated[Tenants, LibrarySection()] | None = None
 
     @model_validator(mode="after")
     def _runs(self) -> PolicySettings:

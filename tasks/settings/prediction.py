@@ -53,7 +53,7 @@ class Prediction(StrictModel):
 
     models: Annotated[tuple[Annotated[int, Ge(1), Le(10**5)], ...], Field(min_length=1)]
     partition: Unit
-    tuning: Annotated[ShardTuning, LibrarySection()]
+    tuning: Annotated[ShardTuning, LibrarySection("all")]
     alpha: Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]

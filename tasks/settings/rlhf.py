@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from annotated_types import Ge, Gt, Lt, MinLen
+from pydantic import ValidationError
 
-from dptune.bounds import Chance, Delta, Epsilon, Few, FewOrZero, LearningRate, Positive, Rank, Seed
+from dptune.bounds import Chance, Delta, Epsilon, Few, FewOrZero, Seed
+from dptune.errors import ConfigError
+from dptune.policy.language.schedule import BanditSettings
+from dptune.training.lora import Lora
+from tasks.settings.library_section import LibrarySection, read_section
 from tasks.settings.refusals import refusal
-from tasks.settings.strict import StrictModel
+from tasks.settings.strict import STRICT
 from tasks.settings.strict_yaml import load_assignments
 
 _FEWEST_CANARIES = 12
-NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+_LORA = Lora(rank=4, alpha=8, dropout=0.0)
 
 
-class Rlhf(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class Rlhf(BanditSettings):
     """Policy gradient on a language model, for every combination of ``users``, ``epsilons`` and ``seeds``.
 
-    ``nonprivate`` adds one run without noise for each number of users. The fields of the schedule are those of
-    ``dptune.policy.language.schedule.Bandit``. Under private ``telemetry`` no canary is planted and nothing is
-    attacked, because the prompts of canaries are private records too.
+    ``nonprivate`` adds one run without noise for each number of users. Under private ``telemetry`` no canary is planted
+    and nothing is attacked, because the prompts of canaries are private records too.
 
     Attributes:
         users: numbers K of prompts an update to compare.
@@ -29,19 +35,7 @@ class Rlhf(StrictModel):
         nonprivate: whether one run without noise is made for each number of users.
         seeds: seeds of initial adapters and samples; public.
         delta: delta of every epsilon.
-        updates: number of releases.
-        prompt_tokens: length to which every prompt is cut or padded.
-        new_tokens: largest number of tokens of a continuation.
-        rank, alpha: rank and alpha of the LoRA adapters.
-        kl_weight: weight of the mean log-ratio to the base in the reward.
-        learning_rate: learning rate of a user's own Adam steps.
-        epochs: number of a user's own steps, each on the whole continuation.
-        radius: clip radius of a user's update; None takes that of the trust region.
-        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of ``miss`` at most.
-        server_step: factor that multiplies the released mean.
-        prompt_weight: weight of the likelihood of the user's own prompt in the loss: makes the model memorise, for
-            audits.
-        evaluate_every: updates between points of the curve.
+        lora: the adapters; without dropout.
         baseline_prompts: number of public prompts whose mean reward is the baseline.
         held_out_prompts: number of public prompts that the reward is measured on.
         canaries: number of secrets that fair coins plant in users' prompts: 12 or more, or 0.
@@ -51,45 +45,33 @@ class Rlhf(StrictModel):
         telemetry: "private" plants no canary and attacks nothing.
     """
 
-    users: Annotated[tuple[Few, ...], Field(min_length=1)] = (32, 128)
+    __pydantic_config__ = STRICT
+
+    users: Annotated[tuple[Few, ...], MinLen(1)] = (32, 128)
     epsilons: tuple[Epsilon, ...] = (3.0, 1.0)
     nonprivate: bool = True
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], MinLen(1)] = (0,)
     delta: Delta = 1e-5
-    updates: Few = 24
-    prompt_tokens: Few = 32
-    new_tokens: Few = 24
-    rank: Rank = 4
-    alpha: Few = 8
-    kl_weight: NotNegative = 0.2
-    learning_rate: LearningRate = 1e-2
-    epochs: Few = 2
-    radius: Positive | None = None
-    trust: Positive = 0.2
-    miss: Chance = 0.1
-    server_step: Positive = 1.0
-    prompt_weight: NotNegative = 0.0
-    evaluate_every: Few = 6
-    baseline_prompts: Annotated[Few, Field(ge=2)] = 64
+    lora: Annotated[Lora, LibrarySection(("rank", "alpha", "dropout"))] = _LORA
+    baseline_prompts: Annotated[Few, Ge(2)] = 64
     held_out_prompts: Few = 200
     canaries: FewOrZero = 256
     candidates: Few = 63
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    confidence: Annotated[float, Gt(0.5), Lt(1)] = 0.95
     false_alarms: Chance = 1e-3
     telemetry: Literal["research", "private"] = "research"
 
-    @model_validator(mode="after")
-    def _without_leaks(self) -> Rlhf:
+    def __post_init__(self) -> None:
+        """Raises: ConfigError naming the setting that is out of range, or forbidden under private telemetry."""
+        super().__post_init__()
         if self.telemetry == "private" and self.nonprivate:
-            raise ValueError("nonprivate: private telemetry cannot hold without noise: use false, or research")
-        return self
-
-    @field_validator("canaries")
-    @classmethod
-    def _enough(cls, count: int) -> int:
-        if 0 < count < _FEWEST_CANARIES:
-            raise ValueError(f"{count} coins may well all fall alike: use 0, or {_FEWEST_CANARIES} or more")
-        return count
+            raise ConfigError("nonprivate", "private telemetry cannot hold without noise", fix="use false, or research")
+        if 0 < self.canaries < _FEWEST_CANARIES:
+            problem = f"{self.canaries} coins may well all fall alike"
+            raise ConfigError("canaries", problem, fix=f"use 0, or {_FEWEST_CANARIES} or more")
+        if self.lora.dropout:
+            problem = "dropout makes the probability ratio of unchanged adapters differ from 1"
+            raise ConfigError("lora", problem, fix="use dropout: 0")
 
 
 def settings_of(options: Iterable[str]) -> Rlhf:
@@ -102,6 +84,6 @@ def settings_of(options: Iterable[str]) -> Rlhf:
         if name in values and not isinstance(values[name], list):
             values[name] = [values[name]]
     try:
-        return Rlhf.model_validate(values)
+        return read_section(Rlhf, values)
     except ValidationError as error:
         raise refusal(error, "policy.rlhf", values) from None

@@ -16,10 +16,14 @@ _LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism,
 _LONGEST_PATH = 4096
 
 
+#: pydantic's configuration of whatever is read from a file of settings.
+STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
 class StrictModel(BaseModel):
     """The base of whatever is read from a file of settings: an unknown entry is an error, and nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = STRICT
 
 
 def as_value_error(check: Callable[..., Any], *arguments: Any) -> None:

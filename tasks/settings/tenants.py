@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import ValidationError
 
-from dptune.bounds import Chance, CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Seed
-from dptune.errors import ConfigError
-from dptune.invalid import problem_of
-from tasks.settings.strict import StrictModel
+from dptune.bounds import CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Rows, Seed
+from dptune.policy.tenants.schedule import MetaTraining
+from dptune.step_settings import StepSettings
+from tasks.settings.library_section import read_section
+from tasks.settings.refusals import refusal
+from tasks.settings.strict import STRICT
 from tasks.settings.strict_yaml import load_assignments
 
-Size = Literal["small", "large"]
 
-
-class Tenants(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class Tenants(MetaTraining, StepSettings):
     """Simulated tenants, the training over them, and the ablation on new ones.
 
-    The defaults show in under a minute that everything works; ``LARGE`` is for results.
+    Each tenant takes part in one update. The defaults show in under a minute that everything works;
+    ``profiles/policy.yaml`` is for results.
 
     Attributes:
         cohort_seed: seed of the synthetic cohort; public.
         records_per_tenant: mean number of records of a tenant; a quarter of them is held out.
-        tenants: K, number of tenants of an update; each tenant takes part in one update.
-        updates: number of releases. More of them cost no privacy, but need more tenants.
-        runs: number of runs of each tenant, which differ in exploration; a run's baseline is the mean of the others.
         noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
-        trust, miss: the noisy step leaves ||step||^2 / 2 <= trust with a probability of miss at most; sets the radius.
-        seed: seed of exploration; public.
         epsilon: certified budget of a run for one record, all that it inherits included.
         delta: delta of every epsilon.
-        sample_rate, steps, fine_tuning_rate, warmup_steps, physical_batch_size, max_length: schedule of a fine-tuning
-            run.
+        sample_rate: probability with which each record of a tenant enters each batch.
+        steps: releases of a run.
+        max_length: width of every batch in tokens.
         interval, warmup: number of releases between actions, and before the first action.
         radius: starting clip radius of every pair.
         public_records: number of public records whose mean loss controllers follow.
@@ -41,29 +41,26 @@ class Tenants(StrictModel):
         seeds: seeds of adapters and exploration in the ablation.
     """
 
+    __pydantic_config__ = STRICT
+
     cohort_seed: Seed = 29
     records_per_tenant: Few = 64
     tenants: Few = 4
     updates: Few = 2
-    runs: Annotated[Few, Field(ge=2)] = 2
     noise_multiplier: Positive = 4.0
-    trust: Positive = 0.5
-    miss: Chance = 0.1
-    seed: Seed = 0
     epsilon: Epsilon = 8.0
     delta: Delta = 1e-5
-    sample_rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    sample_rate: Annotated[float, Gt(0), Le(1)] = 0.25
     steps: Few = 12
-    fine_tuning_rate: LearningRate = 0.01
+    learning_rate: LearningRate = 0.01
     warmup_steps: CountOrZero = 4
-    physical_batch_size: Few = 16
-    max_length: Annotated[Few, Field(ge=3)] = 96
+    max_length: Annotated[Few, Ge(3)] = 96
     interval: Few = 3
     warmup: CountOrZero = 2
-    radius: Annotated[float, Field(gt=0, le=1e6)] = 0.1
-    public_records: Annotated[Few, Field(ge=2)] = 64
+    radius: Annotated[float, Gt(0), Le(1e6)] = 0.1
+    public_records: Annotated[Rows, Ge(2)] = 64
     new_tenants: Few = 1
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    seeds: Annotated[tuple[Seed, ...], MinLen(1)] = (0,)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -77,17 +74,13 @@ class Tenants(StrictModel):
         }
 
 
-LARGE = Tenants(tenants=32, updates=3, steps=24, interval=4, new_tenants=8, seeds=(0, 1))
-
-
-def settings_from(size: Size, changes: Sequence[str]) -> Tenants:
-    """The settings of a size, with changes as ``NAME=VALUE``.
+def settings_of(options: Sequence[str]) -> Tenants:
+    """Make settings from ``NAME=VALUE`` texts, whose values are YAML.
 
     Raises: ConfigError naming what is unknown or out of range.
     """
-    values = (LARGE if size == "large" else Tenants()).model_dump() | load_assignments(changes)
+    values = load_assignments(options)
     try:
-        return Tenants.model_validate(values)
+        return read_section(Tenants, values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(".".join(map(str, first["loc"])), problem_of(first), fix="correct it") from None
+        raise refusal(error, "policy.tenants", values) from None

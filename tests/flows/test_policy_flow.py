@@ -16,8 +16,9 @@ from flows.policy import policy
 from tasks import tracking
 from tasks.paths import POLICY, PUBLIC_NARRATIVES, SPLITS
 from tasks.policy.rlhf import cells, settings_of
-from tasks.policy.tenants import TENANTS, settings_from
+from tasks.policy.tenants import TENANTS
 from tasks.settings.params import load_settings
+from tasks.settings.tenants import settings_of as tenants_of
 
 QUICK: dict[str, Any] = {
     "policy": {
@@ -114,4 +115,4 @@ def test_language_models_and_tenants_are_parts_of_their_own() -> None:
     (cell,) = cells(settings_of(options))
     assert (cell.users, cell.epsilon, cell.label) == (32, 3.0, "K32.eps3.seed0")
     changes = [f"{key}={json.dumps(value)}" for key, value in found["tenants"][1].items()]
-    assert settings_from("small", changes) == chosen.tenants
+    assert tenants_of(changes) == chosen.tenants

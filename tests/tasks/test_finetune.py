@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +452,7 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
 def test_a_cell_that_diverges_leaves_no_result(pipeline: Path) -> None:
     """A rate that no setting allows; what was charged is counted as an unfinished run's."""
     cell = static()
-    cell = cell.model_copy(update={"training": cell.training.model_copy(update={"learning_rate": 1e30})})
+    cell = cell.model_copy(update={"training": replace(cell.training, learning_rate=1e30)})
     with pytest.raises(DivergedError, match=r"(not finite|diverged).*Fix: lower training\.learning_rate"):
         run_cell(cell, "cpu")
     assert not (cell.directory / "result.json").exists()

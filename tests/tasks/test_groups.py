@@ -52,7 +52,7 @@ def test_cells_with_other_inputs_and_local_training_do_not_share(pipeline: Path)
     first, second, *_ = several()
     others = [
         second.model_copy(update={"model": Model(source="elsewhere")}),
-        second.model_copy(update={"training": second.training.model_copy(update={"max_length": 32})}),
+        second.model_copy(update={"training": replace(second.training, max_length=32)}),
         second.model_copy(update={"inputs": second.inputs | {"data": "other"}}),
         second.model_copy(update={"mechanism": "dp_lora_fed", "options": {}}),
     ]
@@ -105,7 +105,7 @@ def test_a_cell_with_other_inputs_is_refused_and_the_first_ends(pipeline: Path, 
     first, second, *_ = several()
     changes = {
         "model": {"model": second.model.model_copy(update={"dtype": "bfloat16"})},
-        "training": {"training": second.training.model_copy(update={"max_length": 32})},
+        "training": {"training": replace(second.training, max_length=32)},
         "data": {"inputs": second.inputs | {"data": "old"}},
         "code": {"inputs": second.inputs | {"code": "old"}},
     }

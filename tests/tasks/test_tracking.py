@@ -170,7 +170,7 @@ def test_the_child_has_every_parameter(tracked: Tracked) -> None:
         str(UNITS),
         "0",
     )
-    assert {f"training.{key}" for key in tracked.cell.training.model_dump()} <= set(params)
+    assert {f"training.{key}" for key in asdict(tracked.cell.training)} <= set(params)
     assert {f"lora.{key}" for key in asdict(tracked.cell.lora)} <= set(params)
 
 

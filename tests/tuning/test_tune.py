@@ -90,7 +90,7 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
 
 
 def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(checkpoint()).requires_grad_(False)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint())
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     result = dptune.tune(
@@ -107,6 +107,14 @@ def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
     assert torch.allclose(loaded(saved)(ids).logits, result.model(ids).logits, atol=1e-5)
     with pytest.raises(DptuneError, match="holds something already"):
         result.save(saved)
+
+
+def test_a_loaded_model_of_which_some_weights_would_train_is_refused() -> None:
+    """Somebody who froze a part of a model expects the rest to train."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint())
+    next(iter(model.parameters())).requires_grad_(False)
+    with pytest.raises(DptuneError, match="has some weights to train, and tune trains adapters alone"):
+        dptune.tune(model, rows(), epsilon=8, tokenizer=AutoTokenizer.from_pretrained(checkpoint()), **QUICK)
 
 
 def test_scalings_ranks_and_start_reach_peft_and_the_card(tmp_path: Path) -> None:

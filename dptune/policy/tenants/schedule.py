@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge
+
+from dptune.bounds import Chance, Few, Positive, Seed
 from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import PARAMETERS
 from dptune.policy.method import Dppg
@@ -24,12 +28,12 @@ class MetaTraining:
     Raises: ConfigError naming the setting that is out of range.
     """
 
-    tenants: int = 32
-    updates: int = 4
-    runs: int = 2
-    trust: float = 0.5
-    miss: float = 0.1
-    seed: int = 0
+    tenants: Few = 32
+    updates: Few = 4
+    runs: Annotated[Few, Ge(2)] = 2
+    trust: Positive = 0.5
+    miss: Chance = 0.1
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         for name in ("tenants", "updates"):
@@ -38,7 +42,7 @@ class MetaTraining:
         if self.runs < 2:
             raise ConfigError("runs", f"{self.runs} leaves a run without a baseline", fix="use 2 or more")
 
-    def radius(self, method: Dppg) -> float:
+    def clip_radius(self, method: Dppg) -> float:
         """Clip radius S of a tenant's update (proposition 4.4)."""
         update = Update(1.0, method.noise_multiplier, PARAMETERS, self.tenants)
         return l2_radius(update, self.trust, self.miss)

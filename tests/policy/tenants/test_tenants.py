@@ -38,7 +38,7 @@ from dptune.training.lora import Lora
 from dptune.training.opening import _check_header
 from dptune.training.spec import RunSpec, TrainingPlan
 from tasks.policy import tenants as tenants_task
-from tasks.policy.tenants import Tenants, run_tenants, settings_from, summary_of
+from tasks.policy.tenants import Tenants, run_tenants, settings_of, summary_of
 
 ROWS = 12
 METHOD = Dppg(noise_multiplier=1.0, critic="none")
@@ -406,13 +406,19 @@ def test_the_summary_compares_run_by_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field"),
-    [("tenants=0", "tenants"), ("surprise=1", "surprise"), ("runs=one", "runs"), ("runs", "--set runs")],
+    ("change", "named"),
+    [
+        ("tenants=0", "policy.tenants: tenants: "),
+        ("surprise=1", "policy.tenants: surprise: "),
+        ("runs=one", "policy.tenants: runs: "),
+        ("learning_rate=11", "policy.tenants: learning_rate: "),
+        ("runs", "--set runs: "),
+    ],
 )
-def test_a_bad_setting_is_an_error_that_names_it(change: str, field: str) -> None:
+def test_a_bad_setting_is_an_error_that_names_it(change: str, named: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        settings_from("small", [change])
-    assert refusal.value.field == field
+        settings_of([change])
+    assert str(refusal.value).startswith(named)
 
 
 @pytest.mark.parametrize("fault", ["diverged", "no loss"])
