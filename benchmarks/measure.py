@@ -240,7 +240,7 @@ def _measure_memory(
 
 
 def peak_memory(setting: Setting, contender: Contender) -> float | None:
-    """MB at the peak of two steps in a process of their own; None where the system does not tell."""
+    """MB at the peak of a few steps in a process of their own; None where the system does not tell."""
     if not Path("/proc/self/status").exists():
         return None
     # Forked from a server that has imported everything: a process costs no seven seconds of imports.
@@ -261,9 +261,9 @@ def peak_memory(setting: Setting, contender: Contender) -> float | None:
 def _run_alone(setting: Setting, contender: Contender, threads: int, sender: Connection) -> None:
     torch.set_num_threads(threads)
     quiet()
-    contender.run(setting.smallest(), 1, lambda: None)  # lazy imports, and the library's own pages
+    contender.run(setting.smallest(), contender.steps, lambda: None)  # lazy imports, and the library's own pages
     before = status("VmRSS")
-    contender.run(setting, 2, lambda: None)
+    contender.run(setting, max(2, contender.steps), lambda: None)
     sender.send(status("VmHWM") - before)
 
 
