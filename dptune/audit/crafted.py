@@ -4,7 +4,8 @@ Each canary is one more unit of privacy, with a slot of its own in ``PrivacyUnit
 it empty, and the run's own draw decides at each step whether it enters the batch, so that the auditor notices errors
 in the draw. The mechanism clips, sums and noises it with the others. Its gradient is huge in one coordinate of every
 LoRA pair, used by no other canary, so that any clipping bound is reached. The auditor adds up that coordinate of all
-releases. Canaries cost utility: use them only in runs made for auditing.
+releases; of correlated noise it undoes the strategy first. Canaries cost utility: use them only in runs made for
+auditing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.privacy.strategy import row_deviation
 
 _HUGE = 1e6
 _PLAIN = 10.0  # size if nothing clips: larger than samples have in one coordinate, too small to make training diverge
@@ -33,12 +35,14 @@ class CraftedCanaries:
         included: (canaries,) results of the fair coins.
         scores: (canaries,) scores, larger if the canary looks included.
         moves: amount that each watched release adds to the score of a canary in its batch; nan if it differs between
-            canaries, because the mechanism clips in other coordinates or by the batch itself.
+            canaries, because the mechanism clips in other coordinates or by the batch itself, or correlates its noise.
+        decoder: what undoes correlated noise; new in each process, as the noise itself is started anew.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
     scores: NDArray[np.float64] = field(repr=False)
     moves: list[float] = field(default_factory=list, repr=False)
+    decoder: _Decoder = field(default_factory=lambda: _Decoder(), init=False, repr=False)
 
     @classmethod
     def toss(cls, count: int) -> CraftedCanaries:
@@ -54,15 +58,13 @@ class CraftedCanaries:
         return len(self.moves)
 
     def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
-        """Check that every canary has its slot and a coordinate of its own in every pair.
+        """Check that every canary has its slot and a coordinate of its own in every pair, and forget all past rows.
 
-        Raises: ConfigError if not, or if the mechanism trains locally or correlates its noise.
+        Raises: ConfigError if not, or if the mechanism trains locally.
         """
+        self.decoder = _Decoder()
         if mechanism.clipper.federation is not None:
             raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
-        if mechanism.bands > 1:
-            problem = f"add up single steps, which tell next to nothing of {mechanism.name}'s {mechanism.bands} bands"
-            raise ConfigError("canaries.crafted", problem, fix="use 0")
         if not np.array_equal(planted, self.included):
             raise ConfigError("canaries.crafted", "the run's slots are not the auditor's", fix="use units.with_slots")
         if min(pair_sizes) < len(self.included):
@@ -76,12 +78,25 @@ class CraftedCanaries:
         """Gradients of the drawn canaries, as one micro-batch; an empty list if none was drawn."""
         return [_Crafted.of(drawn, zeros, mechanism)] if len(drawn) else []
 
-    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
+    def watch(
+        self,
+        mechanism: Mechanism,
+        released: Released,
+        zeros: list[torch.Tensor],
+        divisor: float,
+        row: int,
+        turns: NDArray[np.bool_],
+    ) -> None:
         """Add one release to the scores, in units of its noise if that is known for each pair."""
         known = len(released.deviations) == len(released.gradient) and min(released.deviations) > 0
         units = released.deviations if known else (1.0,) * len(released.gradient)
-        self.scores += _in_own_coordinates(released.gradient, units, len(self.scores))
-        self.moves.append(self._move(mechanism, released, zeros, divisor, units))
+        found = _in_own_coordinates(released.gradient, units, len(self.scores))
+        if mechanism.bands == 1:
+            self.scores += found
+            self.moves.append(self._move(mechanism, released, zeros, divisor, units))
+        else:
+            self.scores += self.decoder.follow(found, row, turns, mechanism.coefficients, in_units_of_noise=known)
+            self.moves.append(float("nan"))
 
     def _move(
         self,
@@ -98,6 +113,53 @@ class CraftedCanaries:
         return float(
             _in_own_coordinates(mechanism.clipper.restore(clipped, zeros, released.knobs, divisor), units, 1)[0]
         )
+
+
+class _Decoder:
+    """The matched filter of a banded strategy C, release by release.
+
+    The rows y = C v are a canary's visits times c plus independent noise, because v = s + C^-1 z. A visit in row j is
+    then spread over the rows j to j + b - 1 of y with the weights c, so that the sum of c_k y_(j + k) is the best
+    linear guess at it. A canary's visits are b rows apart, so that they do not mix.
+
+    Attributes:
+        last: number of the row that came last; None before the first.
+        rows: rows since the recursion started.
+        past: up to b rows v, newest first, each divided by the deviation that the noise would have had in the first.
+        ages: (canaries,) rows since each canary's last turn; -1 before its first.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.rows = 0
+        self.past: list[NDArray[np.float64]] = []
+        self.ages = np.zeros(0, dtype=np.int64)
+
+    def follow(
+        self,
+        found: NDArray[np.float64],
+        row: int,
+        turns: NDArray[np.bool_],
+        strategy: tuple[float, ...],
+        in_units_of_noise: bool,
+    ) -> NDArray[np.float64]:
+        """(canaries,) what a row adds to the scores.
+
+        Args:
+            found: (canaries,) each canary's coordinate of the release.
+            turns: (canaries,) whether each could be drawn in it.
+            in_units_of_noise: whether ``found`` was divided by the deviation of the row's own noise, which is larger
+                in later rows of a recursion.
+        """
+        if self.last != row - 1:  # a row was made elsewhere, and the noise was started anew after it
+            self.rows, self.past, self.ages = 0, [], np.full(len(found), -1)
+        even = found * row_deviation(strategy, self.rows) if in_units_of_noise else found
+        self.last, self.rows = row, self.rows + 1
+        self.past = [even, *self.past][: len(strategy)]
+        decoded = np.sum([weight * one for weight, one in zip(strategy, self.past, strict=False)], axis=0)
+        self.ages = np.where(turns, 0, np.where(self.ages < 0, -1, self.ages + 1))
+        weights = np.where(self.ages < 0, 0.0, np.array(strategy)[np.clip(self.ages, 0, len(strategy) - 1)])
+        return np.asarray(weights * decoded)
 
 
 def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float], canaries: int) -> NDArray[np.float64]:

@@ -106,7 +106,7 @@ def audited_sample_rate(
         return Unseen(
             sample_rate,
             "how much a planted gradient moves a release is not known where the mechanism clips in other coordinates, "
-            "or by the batch itself",
+            "or by the batch itself, or correlates its noise",
         )
     inside, outside = scores[included], scores[~included]
     coins = uniform(entropy, len(outside) * len(steps)).reshape(len(outside), len(steps))

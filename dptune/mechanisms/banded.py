@@ -21,7 +21,7 @@ from dptune.privacy.strategy import (
     check_strategy,
     optimised,
     relative_error,
-    row_deviations,
+    row_deviation,
     square_root,
 )
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _GIGABYTE = 1e9
 _BYTES = 8  # of a float64
 _ROUNDING = 1e-9
-#: Rows after which the deviation of w is as good as that of all later ones.
-_SETTLED = 4096
 
 
 class _Window:
@@ -213,7 +211,7 @@ class BandedGaussian(Gaussian):
         noise = standard_normal(entropy, sum(sizes), sums[0].device)
         before = self._window.follow(noise, row, strategy, unit)
         noisy = rounded_sums(sums, noise.split(sizes), list(unit), list(unit))
-        return noisy, float(row_deviations(strategy, min(before, _SETTLED) + 1)[-1])
+        return noisy, row_deviation(strategy, before)
 
     def _check_plan(self, bands: int, sample_rate: float, steps: int) -> None:
         if bands > steps:

@@ -47,6 +47,8 @@ OBJECTIVES: tuple[str, ...] = get_args(Objective)
 #: optimiser then give the same strategy, which a resumed run must have.
 _DIGITS = 6
 _MOST_BANDS = 4096
+#: Rows after which the deviation of w is as good as that of all later ones.
+_SETTLED = 4096
 
 
 def check_strategy(coefficients: Sequence[float]) -> None:
@@ -152,6 +154,11 @@ def inverse(coefficients: Sequence[float], rows: int) -> NDArray[np.float64]:
 def row_deviations(coefficients: Sequence[float], rows: int) -> NDArray[np.float64]:
     """(rows,) standard deviation of w in each row after a (re)start of the recursion; all above 1 / norm."""
     return np.asarray(np.sqrt(np.cumsum(inverse(coefficients, rows) ** 2)))
+
+
+def row_deviation(coefficients: Sequence[float], before: int) -> float:
+    """Standard deviation of w in one row, ``before`` rows after a (re)start; that of row 4,096 serves all later."""
+    return float(row_deviations(coefficients, min(before, _SETTLED) + 1)[-1])
 
 
 def visits(steps: int, bands: int) -> tuple[int, ...]:

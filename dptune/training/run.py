@@ -238,7 +238,7 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
         batches, zeros, knobs, plan.expected_batch_size, run.entropy, run.ranks.total, step.row
     )
     if run.spec.auditor:
-        run.spec.auditor.watch(mechanism, released, zeros, plan.expected_batch_size)
+        run.spec.auditor.watch(mechanism, released, zeros, plan.expected_batch_size, step.row, _turns(run, step.row))
     learning_rate = plan.learning_rate_at(run.step, step.row)
     tell_noise(run.optimizer, released, [len(pair.parameters) for pair in run.pairs], plan.expected_batch_size)
     _apply(run.pairs, released.gradient, run.optimizer, learning_rate)
@@ -256,6 +256,14 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
     norm = float(torch.cat(released.gradient).norm())
     (public if mechanism.private else private)["gradient_norm"] = norm
     return StepReport(run.step + 1, ledger.releases, ledger, moved, public, private)
+
+
+def _turns(run: Run, row: int) -> NDArray[np.bool_]:
+    """(slots,) whether each of the auditor's slots could be drawn in a row."""
+    units = run.spec.units
+    turn = Turn.of(run.ledger.header.run_id, run.spec.mechanism.bands, row)
+    numbers = len(units.members) + np.arange(len(units.planted))
+    return np.ones(len(numbers), dtype=bool) if turn is None else turn.holds(numbers)
 
 
 def _observation(run: Run, released: Released) -> Observation:

@@ -164,6 +164,20 @@ class Auditor(Protocol):
         """Gradients of the drawn slots for a batch; the mechanism clips them like all others."""
         ...
 
-    def watch(self, mechanism: Mechanism, released: Released, zeros: list[torch.Tensor], divisor: float) -> None:
-        """See one release; ``divisor`` is the expected batch size."""
+    def watch(
+        self,
+        mechanism: Mechanism,
+        released: Released,
+        zeros: list[torch.Tensor],
+        divisor: float,
+        row: int,
+        turns: NDArray[np.bool_],
+    ) -> None:
+        """See one release.
+
+        Args:
+            divisor: the expected batch size.
+            row: number of the release in its ledger, from 0.
+            turns: (slots,) whether each slot could be drawn in it; with correlated noise, those of one group.
+        """
         ...

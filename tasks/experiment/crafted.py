@@ -26,7 +26,7 @@ def crafted_canaries(cell: Cell) -> CraftedCanaries | None:
     # Without a ledger the run is new: a file that lies there belongs to a run that was set aside.
     known = read_crafted(directory) if RunFolder(directory).ledger.exists() else None
     one = known or CraftedCanaries.toss(cell.crafted)
-    return KeptCanaries(one.included, one.scores, one.moves, directory)
+    return KeptCanaries(one.included, one.scores, one.moves, run=directory)
 
 
 @dataclass

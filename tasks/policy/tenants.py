@@ -122,7 +122,7 @@ def _inputs() -> dict[str, Any]:
 
 def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
     """Train the hyper-policy, unless its ledger is complete. Returns: its weights and epsilons, as JSON types."""
-    from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS
+    from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS
     from dptune.mechanisms.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
     from dptune.policy.tenants.schedule import MetaTraining
@@ -143,7 +143,7 @@ def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], direc
     return {
         "epsilon_tenant": read_ledger(ledger).epsilons.certified,
         "epsilon_record": epsilons(policy.price, settings.delta).certified,
-        "clip_radius": training.clip_radius(method),
+        "clip_radius": training.clip_radius(method.noise_multiplier, PARAMETERS),
         "features": list(FEATURES),
         "outputs": list(OUTPUTS),
         "weights": weights.view(len(FEATURES), len(OUTPUTS)).tolist(),

@@ -338,5 +338,5 @@ def test_language_models_of_the_policy_section_follow_the_experiment(
     assert private.rlhf is not None
     assert (research.rlhf.telemetry, private.rlhf.telemetry) == ("research", "private")
     leaky = {"experiment": {"telemetry": "private"}, "policy": {"rlhf": {"nonprivate": True}}}
-    with pytest.raises(ConfigError, match=r"policy\.rlhf: .*private telemetry cannot hold without noise"):
+    with pytest.raises(ConfigError, match=r"policy\.rlhf\.nonprivate: private telemetry cannot hold without noise"):
         policy_of(load_settings(overrides=leaky))

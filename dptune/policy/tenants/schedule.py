@@ -9,8 +9,6 @@ from annotated_types import Ge
 
 from dptune.bounds import Chance, Few, Positive, Seed
 from dptune.errors import ConfigError
-from dptune.mechanisms.linear_agent import PARAMETERS
-from dptune.policy.method import Dppg
 from dptune.policy.trust_region import Update, l2_radius
 
 
@@ -42,7 +40,10 @@ class MetaTraining:
         if self.runs < 2:
             raise ConfigError("runs", f"{self.runs} leaves a run without a baseline", fix="use 2 or more")
 
-    def clip_radius(self, method: Dppg) -> float:
-        """Clip radius S of a tenant's update (proposition 4.4)."""
-        update = Update(1.0, method.noise_multiplier, PARAMETERS, self.tenants)
-        return l2_radius(update, self.trust, self.miss)
+    def clip_radius(self, noise_multiplier: float, dimension: int) -> float:
+        """Clip radius S of a tenant's update (proposition 4.4).
+
+        Args:
+            dimension: number of trained parameters.
+        """
+        return l2_radius(Update(1.0, noise_multiplier, dimension, self.tenants), self.trust, self.miss)

@@ -123,7 +123,7 @@ def _checked_radius(tenants: Sequence[Tenant], method: Dppg, training: MetaTrain
         )
     # Check all tenants before anything is charged, those of a process that died included.
     UserRegister().admit(tuple(tenant.number for tenant in tenants[:needed]))
-    return training.clip_radius(method)
+    return training.clip_radius(method.noise_multiplier, PARAMETERS)
 
 
 def _open(

@@ -49,7 +49,7 @@ def test_the_noise_is_z_radii_over_the_tenants_and_nobody_can_draw_it_again(
 ) -> None:
     """The deviation of 60 x 18 normals is within 12 % (5.6 standard errors, false alarm 2e-8)."""
     found = increments(monkeypatch, tmp_path / "one")
-    radius = MetaTraining(tenants=TENANTS, updates=UPDATES).clip_radius(Dppg(noise_multiplier=NOISE, critic="none"))
+    radius = MetaTraining(tenants=TENANTS, updates=UPDATES).clip_radius(NOISE, PARAMETERS)
     assert found.shape == (UPDATES, PARAMETERS)
     assert float(found.std()) == pytest.approx(NOISE * radius / TENANTS, rel=0.12)
     assert not torch.isclose(found, increments(monkeypatch, tmp_path / "two"), rtol=1e-6, atol=0).all(dim=1).any()
