@@ -187,7 +187,7 @@ def tune(
         if asked is not None:
             tune_by_search(model, revision, records, chosen, asked, out, register, dry_run, as_json)
         else:
-            _tune(model, revision, records, chosen, out, dry_run, as_json)
+            _tune(model, revision, records, chosen, out, register, dry_run, as_json)
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
     except KeyboardInterrupt:
@@ -218,6 +218,7 @@ def _tune(
     described: RecordSource,
     given: dict[str, Any],
     out: Path,
+    register: Path | None,
     dry: bool,
     as_json: bool,
 ) -> None:
@@ -229,20 +230,22 @@ def _tune(
     check_folder(out)
     check_data(described)
     set_up_logs()
+    from dptune.privacy.spent import Register
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import check_mechanism, prepare, with_labels
-    from dptune.tuning.run import run
+    from dptune.tuning.run import paid_before, run
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
     check_mechanism(settings, base)
     prepared = prepare(described, base, settings)
-    for note in prepared.notes:
+    book = Register(register) if register is not None else Register.beside(out)
+    for note in (*prepared.notes, *paid_before(book, prepared, out)):
         notice("warning", by_option(note))
     if dry:
         show(_plan(prepared) | _resources(prepared), as_json)
         return
-    tuned = run(prepared, out, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
+    tuned = run(prepared, out, book, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
     _show_result(tuned, prepared, as_json)
 
 

@@ -14,6 +14,7 @@ from dptune.errors import ConfigError
 if TYPE_CHECKING:
     from dptune.corpus.reading.source import RecordSource
     from dptune.privacy.certificate import SearchCertificate
+    from dptune.privacy.spent import Register
     from dptune.tuning.base import Base
     from dptune.tuning.search.settings import SearchSettings
     from dptune.tuning.settings import TuneSettings
@@ -54,20 +55,20 @@ def tune_by_search(
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate
-    from dptune.privacy.spent import FILE, Register, said
+    from dptune.privacy.spent import Register, said
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import prepare, with_labels
     from dptune.tuning.search.search import planned_certificate, search
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
+    book = Register(register) if register is not None else Register.beside(out)
     if asked.score.on == "rehearsal":
-        _tune_rehearsed(described, base, settings, asked, out, dry, as_json)
+        _tune_rehearsed(described, base, settings, asked, out, book, dry, as_json)
         return
     prepared = prepare(described, base, settings, scored=asked.score.on == "held_out")
     for note in prepared.notes:
         notice("warning", by_option(note))
-    book = Register(register or out.absolute().parent / FILE)
     if asked.again and (earlier := book.earlier(prepared.fingerprint)):
         notice("warning", f"these records paid before ({said(earlier)}); what this search costs adds to that")
     if dry:
@@ -94,17 +95,18 @@ def _tune_rehearsed(
     settings: TuneSettings,
     asked: SearchSettings,
     out: Path,
+    book: Register,
     dry: bool,
     as_json: bool,
 ) -> None:
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
     from dptune.tuning.prepare import prepare
-    from dptune.tuning.run import run
+    from dptune.tuning.run import paid_before, run
     from dptune.tuning.search.rehearsal import rehearsed
 
     first = prepare(described, base, settings)
-    for note in first.notes:
+    for note in (*first.notes, *paid_before(book, first, out)):
         notice("warning", by_option(note))
 
     def said(configuration: dict[str, Any], perplexity: float) -> None:
@@ -119,7 +121,7 @@ def _tune_rehearsed(
     if dry:
         show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
         return
-    tuned = run(prepare(described, base, found.settings), out)
+    tuned = run(prepare(described, base, found.settings), out, book)
     show(of_ledger(tuned.ledger) | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:
         typer.echo(f"Check it: dptune verify {tuned.folder / 'adapter'}")

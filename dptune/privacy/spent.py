@@ -1,8 +1,9 @@
 """The register of what was published from a set of records: every run and search, whose costs add up.
 
 One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
-its own, so that the same records are recognised, and nobody else can test a guess. A search counts from its start: what
-becomes of it, or of its folder, changes nothing. Records that were edited in between are others to it; it says so.
+its own, so that the same records are recognised, and nobody else can test a guess. A run or search counts from its
+start: what becomes of it, or of its folder, changes nothing. Records that were edited in between are others to it; it
+says so.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class Register:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @classmethod
+    def beside(cls, out: Path) -> Register:
+        """The register of everything that was tuned into the folders beside ``out``."""
+        return cls(out.absolute().parent / FILE)
+
     def add_search(self, records: str, certificate: SearchCertificate) -> None:
         """Add a search, once. Durable when this returns.
 
@@ -75,7 +81,11 @@ class Register:
         self._add(records, "search", certificate.id, certificate.to_dict())
 
     def add_run(self, records: str, header: RunHeader, planned: Composition) -> None:
-        """Add a run of its own with all releases that it plans, once."""
+        """Add a run of its own with all releases that it plans, once. Durable when this returns.
+
+        Args:
+            records: digest of the records, unkeyed. Private.
+        """
         releases = [[release.to_dict(), count] for release, count in planned.items()]
         self._add(records, "run", header.run_id, {"header": header.to_dict(), "releases": releases})
 
@@ -83,7 +93,7 @@ class Register:
         """The entries about these records, but for the one with the id ``besides``."""
         entries, salt = self._read()
         key = _keyed(records, salt)
-        return [one for one in map(_priced, entries) if one.records == key and one.id != besides]
+        return [_priced(entry) for entry in entries if entry["records"] == key and entry["id"] != besides]
 
     def check(self, records: str, *, again: bool) -> None:
         """Raise ConfigError if something was published from these records before, unless ``again``."""
@@ -156,8 +166,9 @@ class Register:
 
 def said(found: list[Spent]) -> str:
     """Earlier entries as a clause."""
-    total = sum(one.epsilon for one in found)
-    return f"{len(found)} times, together epsilon {total:.4g} at delta {sum(one.delta for one in found):g}"
+    total, delta = sum(one.epsilon for one in found), sum(one.delta for one in found)
+    times = "once, " if len(found) == 1 else f"{len(found)} times, together "
+    return f"{times}epsilon {total:.4g} at delta {delta:g}"
 
 
 def _keyed(records: str, salt: str) -> str:
@@ -174,4 +185,6 @@ def _priced(entry: Mapping[str, Any]) -> Spent:
     header = RunHeader.from_dict(content["header"])
     planned: Composition = Counter({Release.from_dict(release): int(count) for release, count in content["releases"]})
     certified = header.price(planned).certified if planned else math.inf
+    if header.renyi_filter is not None and header.epsilon is not None:  # it may move its noise, within the budget
+        certified = max(certified, header.epsilon)
     return Spent(entry["records"], entry["id"], "run", header.unit, header.data, certified, header.delta)

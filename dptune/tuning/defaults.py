@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.planning import Schedule
 from dptune.privacy.calibration import sampling
 from dptune.tuning.settings import TuneSettings
 
@@ -48,6 +49,11 @@ class TuneSchedule:
     max_length: int
     options: dict[str, object]
     reasons: dict[str, str] = field(repr=False)
+
+    @property
+    def priced(self) -> Schedule:
+        """What the price of a run depends on."""
+        return Schedule(self.sample_rate, self.steps, self.delta)
 
 
 def schedule_of(settings: TuneSettings, units: int, parameters: int, positions: int | None) -> TuneSchedule:

@@ -15,7 +15,7 @@ from dptune.corpus.reading.read import Records, Sides, read, read_sides
 from dptune.corpus.reading.record import Labelled
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
+from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
@@ -262,7 +262,7 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:
     """The mechanism with the least noise that keeps the schedule within ``settings.epsilon``. Raises: ConfigError."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
-    priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+    priced = schedule.priced
     found = calibrated(
         lambda noise: build(settings.mechanism, options | {"noise_multiplier": noise}),
         settings.epsilon,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -15,12 +16,15 @@ from peft import PeftModel
 
 from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_json
+from dptune.mechanisms.planning import planned
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.spent import Register, said
 from dptune.progress import Meter
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
@@ -85,12 +89,14 @@ class Tuned:
 def run(
     prepared: PreparedRun,
     out: Path,
+    register: Register,
     on_step: Callable[[StepReport], None] = lambda report: None,
     on_start: Callable[[], None] = lambda: None,
 ) -> Tuned:
     """Train, or resume the run in ``out``; a finished run is only loaded.
 
     Args:
+        register: the run counts there from its start.
         on_step: called after each step; under private telemetry it must not publish ``report.private``.
         on_start: called after all checks have passed, before any work.
 
@@ -99,9 +105,10 @@ def run(
     folder = RunFolder(out)
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
-        _check_same(prepared, folder)
+        header = replace(prepared.header, run_id=_check_same(prepared, folder))
+        register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
         on_start()
-        model = None if is_complete(folder.ledger) else _train(prepared, folder, on_step)
+        model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
         if partial_of(folder).exists() and folder.result.exists():
             deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
         folder.checkpoint.unlink(missing_ok=True)
@@ -125,7 +132,13 @@ def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Searc
     )
 
 
-def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
+def paid_before(register: Register, prepared: PreparedRun, out: Path) -> list[str]:
+    """A warning if something was published from these records before, by another run than that in ``out``."""
+    earlier = register.earlier(prepared.fingerprint, besides=_known(RunFolder(out)).get("run_id", ""))
+    return [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
+
+
+def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
     """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
     base, settings = prepared.base, prepared.settings
     model = attach_lora(base.load(), base.lora, settings.seed, base.head)
@@ -135,7 +148,7 @@ def _train(prepared: PreparedRun, folder: RunFolder, on_step: Callable[[StepRepo
         prepared.units,
         prepared.mechanism.mechanism,
         prepared.plan,
-        prepared.header,
+        header,
         public=prepared.public,
     )
     before = figures_of(prepared, model)
@@ -227,14 +240,21 @@ def _list_pattern(pattern: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
-def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
+def _known(folder: RunFolder) -> dict[str, Any]:
+    """What the folder's run was started with; empty for a new one."""
+    return dict(json.loads(folder.cell.read_text(encoding="utf-8"))) if folder.cell.exists() else {}
+
+
+def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
 
     The digest of the records is keyed by a salt in the same file, which only its owner can read.
 
+    Returns: the id of the run, which other settings or records change, as long as nothing was charged.
+
     Raises: ConfigError naming what changed.
     """
-    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    known = _known(folder)
     salt = known.get("salt") or secrets.token_hex(16)
     asked = {
         "model": prepared.base.identity,
@@ -249,10 +269,11 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
     for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
         del asked[name]
     written = json.loads(json.dumps(asked))
-    if not known or not folder.ledger.exists():
-        write_json(folder.cell, written)
-        return
     changed = [name for name in written if written[name] != known.get(name)]
+    if not known or not folder.ledger.exists():
+        run_id = uuid.uuid4().hex if changed else known["run_id"]
+        write_json(folder.cell, written | {"run_id": run_id})
+        return run_id
     if changed:
         told = [
             name if name in ("model", "records") else f"{name}: {known.get(name)} then, {written[name]} now"
@@ -260,3 +281,4 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> None:
         ]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {fresh_start(folder.path)}")
+    return str(known["run_id"])

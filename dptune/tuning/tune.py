@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dptune.corpus.reading.source import Data, RecordSource
-from dptune.privacy.spent import FILE, Register
+from dptune.privacy.spent import Register
 from dptune.tuning.base import open_base
 from dptune.tuning.places import check_data, check_folder
-from dptune.tuning.prepare import prepare, with_labels
-from dptune.tuning.run import Tuned, run
+from dptune.tuning.prepare import PreparedRun, prepare, with_labels
+from dptune.tuning.run import Tuned, paid_before, run
 from dptune.tuning.search.rehearsal import rehearsed
 from dptune.tuning.search.search import search as search_best
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
+
+_log = logging.getLogger(__name__)
 
 
 def tune(
@@ -62,7 +65,8 @@ def tune(
         search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
             of a random number of candidates is released, and the budget covers the whole search.
         candidates: how many to try on average; it goes before the file's own number.
-        register: file that knows what was published from which records; None takes spent.jsonl beside ``out``.
+        register: file that knows what was published from which records; None takes spent.jsonl beside ``out``, and
+            without ``out`` one that nobody reads again.
         settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
@@ -82,13 +86,21 @@ def tune(
     check_data(source)
     chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-"))
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-")) / "tuned"
     check_folder(folder)
+    book = Register(Path(register)) if register is not None else Register.beside(folder)
     if search is None:
-        return run(prepare(source, base, chosen), folder)
+        return _run(prepare(source, base, chosen), folder, book)
     asked = SearchSettings.of(search, candidates=candidates)
     if asked.score.on == "rehearsal":
         units = len(prepare(source, base, chosen).units)
-        return run(prepare(source, base, rehearsed(source, base, chosen, asked, units, folder).settings), folder)
+        found = rehearsed(source, base, chosen, asked, units, folder)
+        return _run(prepare(source, base, found.settings), folder, book)
     prepared = prepare(source, base, chosen, scored=asked.score.on == "held_out")
-    return search_best(prepared, asked, folder, Register(Path(register or folder.absolute().parent / FILE)))
+    return search_best(prepared, asked, folder, book)
+
+
+def _run(prepared: PreparedRun, out: Path, register: Register) -> Tuned:
+    for warning in paid_before(register, prepared, out):
+        _log.warning("%s", warning)
+    return run(prepared, out, register)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Schedule, fitted, noise_options, planned
+from dptune.mechanisms.planning import fitted, noise_options, planned
 from dptune.mechanisms.registry import build, of_model
 from dptune.mechanisms.selection_planning import calibrated_candidate
 from dptune.privacy.calibration import calibrate
@@ -101,7 +101,7 @@ def price_kinds(
         own = settings_of(settings, configuration)
         check_mechanism(own, base)
         schedule = candidate_schedule(own, base, units)
-        priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+        priced = schedule.priced
         _check_ranges(search, settings, configuration, base, units)
 
         def with_noise(noise: float, own: TuneSettings = own, schedule: TuneSchedule = schedule) -> Mechanism:
@@ -142,7 +142,7 @@ def _noisier(kind: CandidateKind, settings: TuneSettings, base: Base, units: int
     own = settings_of(settings, kind.configuration)
     schedule = candidate_schedule(own, base, units)
     noise = kind.noise | {"noise_multiplier": kind.noise["noise_multiplier"] * _MORE}
-    priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+    priced = schedule.priced
     releases = planned(build_mechanism(own, base, schedule, noise), priced)
     return replace(kind, noise=noise, releases=releases)
 
@@ -162,7 +162,7 @@ def _check_ranges(
             own = settings_of(settings, one)
             check_mechanism(own, base)
             schedule = candidate_schedule(own, base, units)
-            priced = Schedule(schedule.sample_rate, schedule.steps, schedule.delta)
+            priced = schedule.priced
             mechanism = build_mechanism(own, base, schedule, {"noise_multiplier": 1.0})
             if (noise := mechanism.noise.correlated) is not None:
                 bands = noise.bands_to_try(priced.sample_rate, priced.steps)[0]
