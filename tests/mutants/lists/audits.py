@@ -65,8 +65,8 @@ MUTANTS = (
         "coins_before_the_lock",
         "two processes would plant by the coins of one and be audited by those of the other",
         CRAFTED,
-        "    return KeptCanaries(one.included, one.scores, one.moves, run=directory)",
-        "    write_crafted(one, directory)\n    return KeptCanaries(one.included, one.scores, one.moves, run=directory)",
+        "    return KeptCanaries(",
+        "    write_crafted(one, directory)\n    return KeptCanaries(",
         (f"{AUDITED}::test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge",),
     ),
     Mutant(
