@@ -86,16 +86,19 @@ def spent(
 
     if not register.is_file():
         raise ConfigError(str(register), "is no register", fix="give the spent.jsonl beside the searches' folders")
-    totals = Register(register).totals()
-    if as_json:
-        show({"totals": [asdict(total) for total in totals]}, as_json)
-        return
-    for total in totals:
-        show({name: value for name, value in asdict(total).items() if name != "records"}, as_json)
-    typer.echo(
-        "Epsilons and deltas add up (basic composition). Records that were edited in between, and another unit, count "
-        "as others: theirs add to these where they hold the same people."
+    book = Register(register)
+    totals, whole = book.totals(), book.of_all_units()
+    note = (
+        "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
+        "template or column, count as others: theirs add to these where they hold the same people."
     )
+    if as_json:
+        listed = {"totals": [asdict(total) for total in totals], "all_units": [asdict(total) for total in whole]}
+        show(listed | {"note": note}, as_json)
+        return
+    for total in (*totals, *whole):
+        show({name: value for name, value in asdict(total).items() if name != "records"}, as_json)
+    typer.echo(note)
 
 
 def _contents(path: Path) -> tuple[LedgerContents, Path | None]:

@@ -72,13 +72,16 @@ class Register:
         """The register of everything that was tuned into the folders beside ``out``."""
         return cls(out.absolute().parent / FILE)
 
-    def add_search(self, records: str, certificate: SearchCertificate) -> None:
+    def add_search(self, records: str, certificate: SearchCertificate, *, again: bool = True) -> None:
         """Add a search, once. Durable when this returns.
 
         Args:
             records: digest of the records, unkeyed. Private.
+            again: whether it may add to what these records paid before.
+
+        Raises: ConfigError if they paid before and it may not; two searches that start together cannot both pass.
         """
-        self._add(records, "search", certificate.id, certificate.to_dict())
+        self._add(records, "search", certificate.id, certificate.to_dict(), again=again)
 
     def add_run(self, records: str, header: RunHeader, planned: Composition) -> None:
         """Add a run of its own with all releases that it plans, once. Durable when this returns.
@@ -97,57 +100,74 @@ class Register:
 
     def check(self, records: str, *, again: bool) -> None:
         """Raise ConfigError if something was published from these records before, unless ``again``."""
-        if (found := self.earlier(records)) and not again:
-            problem = f"these records paid before ({said(found)}), and a search adds its own cost"
-            raise ConfigError("search.again", problem, fix="accept it if both may be published")
+        if not again:
+            _refuse(self.earlier(records))
 
     def totals(self) -> list[SpentTotal]:
         """What was spent on each set of records, by unit."""
         groups: dict[tuple[str, str], list[Spent]] = {}
         for one in map(_priced, self._read()[0]):
             groups.setdefault((one.records, one.unit), []).append(one)
+        return [_total(unit, found) for (_, unit), found in groups.items()]
+
+    def of_all_units(self) -> list[SpentTotal]:
+        """What was spent on each set of records that paid for more than one unit, all units together.
+
+        It is the safe figure where a unit of one kind lies within one of another, as a record in its customer.
+        """
+        groups: dict[str, list[Spent]] = {}
+        for one in map(_priced, self._read()[0]):
+            groups.setdefault(one.records, []).append(one)
+        named = {records: " and ".join(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
         return [
-            SpentTotal(
-                records,
-                ", ".join(dict.fromkeys(one.data for one in found)),
-                unit,
-                len(found),
-                sum(one.epsilon for one in found),
-                sum(one.delta for one in found),
-            )
-            for (records, unit), found in groups.items()
+            _total(named[records], found) for records, found in groups.items() if len({one.unit for one in found}) > 1
         ]
 
-    def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any]) -> None:
+    def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any], *, again: bool = True) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_name(f".{self.path.name}.lock"), wait=True):
-            if not self.path.exists():
+            if not self._lines():
                 self._append({"kind": "register", "salt": secrets.token_hex(32)}, GENESIS)
             entries, salt = self._read()
-            if not any(entry["id"] == identity for entry in entries):
-                entry = {"kind": what, "id": identity, "records": _keyed(records, salt), "content": dict(content)}
-                self._append(entry, self._chain())
+            if any(entry["id"] == identity for entry in entries):
+                return
+            if not again:
+                _refuse(self.earlier(records))
+            entry = {"kind": what, "id": identity, "records": _keyed(records, salt), "content": dict(content)}
+            self._append(entry, str(json.loads(self._lines()[-1])["chain"]))
 
     def _append(self, entry: Mapping[str, Any], chain: str) -> None:
         line, _ = seal(encode(entry), chain)
-        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, PRIVATE_FILE)
         try:
-            os.write(descriptor, line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        fsync_directory(self.path.parent)
+            descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, PRIVATE_FILE)
+            try:
+                os.ftruncate(descriptor, sum(map(len, self._lines())))  # cuts off a line that nobody was told of
+                os.lseek(descriptor, 0, os.SEEK_END)
+                while line:
+                    line = line[os.write(descriptor, line) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            problem = f"{self.path}: cannot be written ({error.strerror})"
+            raise LedgerError(f"{problem}. Fix: free space, or make it writable; nothing was charged.") from None
 
-    def _chain(self) -> str:
-        last = self.path.read_bytes().splitlines()[-1]
-        return str(json.loads(last)["chain"])
+    def _lines(self) -> list[bytes]:
+        """All whole lines; the last one of a write that was cut off was never acknowledged.
+
+        Raises: ConfigError if others can read the file: with its key they could test a guess of all records.
+        """
+        if not self.path.exists():
+            return []
+        if self.path.stat().st_mode & 0o077:
+            raise ConfigError(str(self.path), "can be read by others", fix=f"find out by whom; `chmod 600 {self.path}`")
+        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
     def _read(self) -> tuple[list[dict[str, Any]], str]:
-        """The entries, and the key of the records' digests. Raises: LedgerError for a torn or edited line."""
-        if not self.path.exists():
-            return [], ""
+        """The entries, and the key of the records' digests. Raises: LedgerError for an edited line."""
         entries, chain, salt = [], GENESIS, ""
-        for number, raw in enumerate(self.path.read_bytes().splitlines(keepends=True), start=1):
+        for number, raw in enumerate(self._lines(), start=1):
             try:
                 record = json.loads(raw)
                 stated = record.pop("chain")
@@ -155,7 +175,7 @@ class Register:
             except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
                 stated, line = None, b""
             if stated != chain or raw != line or (number == 1) != (record.get("kind") == "register"):
-                problem = f"{self.path}, line {number}: is torn or was edited"
+                problem = f"{self.path}, line {number}: was edited"
                 raise LedgerError(f"{problem}. Fix: restore the file; it is all that tells what was spent.")
             if number == 1:
                 salt = str(record["salt"])
@@ -164,11 +184,29 @@ class Register:
         return entries, salt
 
 
+def _refuse(earlier: list[Spent]) -> None:
+    """Raise ConfigError if there is any earlier entry."""
+    if earlier:
+        problem = f"these records paid before ({said(earlier)}), and a search adds its own cost"
+        raise ConfigError("search.again", problem, fix="accept it if both may be published")
+
+
 def said(found: list[Spent]) -> str:
     """Earlier entries as a clause."""
     total, delta = sum(one.epsilon for one in found), sum(one.delta for one in found)
     times = "once, " if len(found) == 1 else f"{len(found)} times, together "
     return f"{times}epsilon {total:.4g} at delta {delta:g}"
+
+
+def _total(unit: str, found: list[Spent]) -> SpentTotal:
+    return SpentTotal(
+        found[0].records,
+        ", ".join(dict.fromkeys(one.data for one in found)),
+        unit,
+        len(found),
+        sum(one.epsilon for one in found),
+        sum(one.delta for one in found),
+    )
 
 
 def _keyed(records: str, salt: str) -> str:

@@ -112,6 +112,12 @@ def search(
         return _load(prepared, out)
 
 
+def id_under_way(out: Path) -> str:
+    """The id of the search that goes on in ``out``; empty if none was started."""
+    working = working_folder(out)
+    return Plan.read(working).id if (working / PLAN).exists() else ""
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Context in which this library logs nothing: a line for each candidate would tell how many there are."""
@@ -205,7 +211,11 @@ def _open(
     certificate = certificate_of(prepared, asked, kinds, terms, plan.id, plan.commitment)
     plan.write(working)
     write_certificate(working / FILE, certificate)
-    register.add_search(prepared.fingerprint, certificate)
+    try:
+        register.add_search(prepared.fingerprint, certificate, again=asked.again)
+    except DptuneError:
+        shutil.rmtree(working)  # nothing ran yet
+        raise
     return plan, certificate
 
 

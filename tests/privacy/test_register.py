@@ -1,0 +1,110 @@
+"""The register's file: two at once, cut lines, full disks, other readers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_certificate import RELEASE, certificate, header
+
+from dptune.errors import ConfigError
+from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.spent import Register
+
+
+def test_of_two_searches_that_start_together_one_is_refused(tmp_path: Path) -> None:
+    """Both saw a register without an entry; the check is made again under the lock."""
+
+    def start(number: int) -> bool:
+        register = Register(tmp_path / "spent.jsonl")
+        try:
+            register.add_search("people", certificate(id=str(number)), again=False)
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(start, range(8))) == [False] * 7 + [True]
+    assert Register(tmp_path / "spent.jsonl").totals()[0].entries == 1
+
+
+def test_a_search_that_goes_on_is_not_refused_for_itself(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for _ in range(2):
+        register.add_search("people", certificate(), again=False)
+    assert register.totals()[0].entries == 1
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, -1])
+def test_a_line_that_was_cut_off_was_never_acknowledged(kept: int, tmp_path: Path) -> None:
+    """After a crash in the middle of any write, the next one is whole, and nothing acknowledged is lost."""
+    register = Register(tmp_path / "spent.jsonl")
+    register.path.touch(0o600)  # killed before the first line
+    register.add_search("people", certificate())
+    before = register.path.read_bytes()
+    register.add_run("people", header(), Counter({RELEASE: 40}))
+    line = register.path.read_bytes()[len(before) :]
+    register.path.write_bytes(before + line[:kept])
+    assert register.totals()[0].entries == 1
+    register.add_run("people", header(), Counter({RELEASE: 40}))
+    assert register.totals()[0].entries == 2
+    assert register.path.read_bytes().startswith(before)
+
+
+def test_short_writes_are_finished_and_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register, write = Register(tmp_path / "spent.jsonl"), os.write
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:100]))
+    register.add_search("people", certificate())
+    assert register.totals()[0].entries == 1
+
+    def full(file: int, line: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(LedgerError, match=r"spent\.jsonl: cannot be written \(No space left on device\)\. Fix: "):
+        register.add_search("people", certificate(id="second"))
+    assert register.totals()[0].entries == 1
+
+
+def test_a_register_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_search("people", certificate())
+    register.path.chmod(0o640)
+    for call in (register.totals, lambda: register.add_search("people", certificate(id="second"))):
+        with pytest.raises(ConfigError, match="can be read by others"):
+            call()
+
+
+def test_each_register_has_a_key_of_its_own(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "other"):
+        register = Register(tmp_path / name / "spent.jsonl")
+        register.add_search("people", certificate())
+        digests.add(register.totals()[0].records)
+    assert len(digests) == 2
+    assert "people" not in digests
+
+
+def test_all_units_of_the_same_records_add_up_too(tmp_path: Path) -> None:
+    """A customer's records are paid for as records and as a customer."""
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_search("people", certificate())
+    register.add_search("others", certificate(id="others"))
+    register.add_search("people", certificate(id="second", unit="customer"))
+    assert {(one.unit, one.entries) for one in register.totals()} == {("record", 1), ("customer", 1)}
+    (whole,) = register.of_all_units()
+    assert (whole.unit, whole.entries) == ("record and customer", 2)
+    assert whole.epsilon == pytest.approx(2 * certificate().certified)
+    assert whole.delta == pytest.approx(2 * certificate().delta)
+
+
+def test_a_run_with_a_filter_counts_as_its_budget(tmp_path: Path) -> None:
+    """Its plan is no price: it may move its noise until the budget is spent."""
+    for number, chosen in enumerate((None, RenyiFilter(4.0, 4.0))):
+        register = Register(tmp_path / str(number) / "spent.jsonl")
+        register.add_run("people", header(renyi_filter=chosen), Counter({RELEASE: 1}))
+        assert (register.totals()[0].epsilon == 8.0) is (chosen is not None)
