@@ -84,7 +84,7 @@ def write_page(folder: Path, directory: Path) -> str:
         space=searched(told["space"], winner_of(told, certificate)),
         countings=countings(told),
         law=None if certificate is None else law_text(certificate),
-        score=None if certificate is None else score_text(certificate),
+        score=None if certificate is None else score_text(told),
         tried=tried(told),
     )
     return opening
@@ -102,7 +102,13 @@ def answer(told: Told) -> str:
 
 
 def _figure_text(told: Told) -> str:
-    """The first figure of the winner: on held-out records where it may be told, else on public ones."""
+    """One figure of the winner: its perplexity on held-out records where that may be told, else its noisy score on
+    them, else a figure on public records.
+    """
+    if "held_out" not in told["perplexity"] and "held_out" not in told["scores"] and told["score"]["on"] == "held_out":
+        score = told["score"]
+        lower = f"{score['value']:.3f} ± {score['deviation']:.3f} nats a token"
+        return f", whose loss on held-out records is {lower} below the base model's (within the guarantee)"
     for key, records in RECORDS.items():
         if (pair := told["perplexity"].get(key)) is not None:
             return f", perplexity {digits4(pair[0])} → {digits4(pair[1])} on {records}"
@@ -158,7 +164,7 @@ def countings(told: Told) -> list[CountingRow]:
         "search": ("best of a random number: this search", "certified"),
         "one_shift": (
             "the same, by one shift of the profile",
-            "Koskela, Redberg and Wang 2024, as we remember its form",
+            "Koskela, Redberg and Wang 2024",
         ),
         "renyi": ("the same, by Rényi DP", "Papernot and Steinke 2022"),
         "composed": (f"{found['composed']['runs']} runs composed", "naive; all of them could be shown"),
@@ -193,17 +199,16 @@ def law_text(certificate: SearchCertificate) -> str:
     )
 
 
-def score_text(certificate: SearchCertificate) -> str:
+def score_text(told: Told) -> str:
     """What candidates were compared by, and the winner's score with its noise."""
-    terms, winner = certificate.score, certificate.winner
-    what = _SCORED[terms.on].format(units=terms.units)
-    if terms.on == "public" or winner is None:
+    score = told["score"]
+    what = _SCORED[score["on"]].format(units=score["units"])
+    if score["on"] == "public":
         return f"Candidates were compared by the {what}."
-    deviation = terms.noise_multiplier * terms.clip / terms.units
     return (
         f"Candidates were compared by the {what}, against the base model, each unit's difference clipped to "
-        f"{terms.clip:g} nats, with noise that the guarantee covers. The winner's score: {winner.score:+.4f} ± "
-        f"{deviation:.4f} nats a token (one standard deviation of that noise; the best of several is a little "
+        f"{score['clip']:g} nats, with noise that the guarantee covers. The winner's score: {score['value']:+.4f} ± "
+        f"{score['deviation']:.4f} nats a token (one standard deviation of that noise; the best of several is a little "
         "flattered by it)."
     )
 

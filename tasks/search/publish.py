@@ -48,6 +48,8 @@ def params_of(told: dict[str, Any]) -> dict[str, Any]:
 def figures_of(told: dict[str, Any]) -> dict[str, float]:
     """The guarantee, the price of choosing, and the winner's figures, by the names of MLflow's metrics."""
     found = {"epsilon_certified": float(told["epsilon_certified"])}
+    if "value" in told["score"]:
+        found["winners_score"] = told["score"]["value"]
     if (prices := told["prices"]) is not None:
         found["noise_multiplier"] = prices["noise_multiplier"]
         for one in prices["countings"]:

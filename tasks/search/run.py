@@ -174,8 +174,24 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
         "expected": settings.search.asked.law.uncapped_mean,
         "space": settings.search.asked.space.to_json(),
         "settings": result["settings"],
+        "score": _score(tuned.certificate),
         **measured,
         "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
+    }
+
+
+def _score(certificate: SearchCertificate | None) -> dict[str, Any]:
+    """What candidates were compared by, and the winner's score with the standard deviation of its noise."""
+    if certificate is None or certificate.winner is None:
+        return {"on": "rehearsal"}
+    terms = certificate.score
+    deviation = terms.noise_multiplier * terms.clip / terms.units
+    return {
+        "on": terms.on,
+        "units": terms.units,
+        "clip": terms.clip,
+        "value": certificate.winner.score,
+        "deviation": deviation,
     }
 
 

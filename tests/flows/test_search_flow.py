@@ -158,7 +158,7 @@ def _the_page_answers() -> None:
     assert f"{found.winner.options['learning_rate']:.4g}" in page  # type: ignore[union-attr]
     assert "dptune verify data/search/tiny/adapter/certificate.jsonl" in page
     assert "telemetry: private" in page
-    assert "on public records" in page
+    assert "nats a token below the base model&#39;s (within the guarantee)" in page
     assert "Perplexity on held-out" not in page
     assert "dptune search: tiny" in (REPORT / "index.html").read_text(encoding="utf-8")
     client = tracking.client()
