@@ -171,13 +171,7 @@ def search_form(
         overrides: other sections to merge over params.yaml, such as {"search": {"space": {"batch": [64, 128]}}}.
     """
     given = changes("search", locals())
-
-    def work() -> Any:
-        page = search.fn(overrides=given)
-        show_file("the search", Path(page))
-        return page
-
-    return _outcome(work)
+    return _outcome(lambda: search.fn(overrides=given))
 
 
 @flow(name="policy", flow_run_name=policy_form_name, log_prints=True)

@@ -21,6 +21,7 @@ from flows.command import run_flow
 from flows.experiment import available_devices, run_process
 from flows.failures import CellError, flow_error
 from flows.names import search_name
+from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.server import end_server_with_me
@@ -55,11 +56,11 @@ def run_search(settings: Settings, params: str, overrides: dict[str, Any]) -> No
 
 @task(name="page", task_run_name="page", cache_policy=NO_CACHE)
 def write_search_page(folder: Path) -> str:
-    """Write the page on a finished search, and send it and the winner to MLflow. Returns the page's path."""
+    """Write the page on a finished search, and send it and the winner to MLflow. Returns the page's answer."""
     answer = write_page(folder, REPORT)
     write_index()
     publish(folder, REPORT / PAGE, answer)
-    return str(REPORT / PAGE)
+    return answer
 
 
 @flow(name="search", log_prints=True)
@@ -81,10 +82,11 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     show(0.2, "searching; the number of candidates is secret, so no progress is shown")
     run_search(settings, params, overrides or {})
     show(0.9, "page")
-    path = write_search_page(folder_of(settings))
+    answer, page = write_search_page(folder_of(settings)), REPORT / PAGE
+    show_file("the search", page, answer)
     show(1, "done")
-    get_run_logger().info("the page is %s", Path(path).resolve())
-    return path
+    get_run_logger().info("%s The page is %s", answer, page.resolve())
+    return str(page)
 
 
 def _check(settings: Settings, overrides: dict[str, Any]) -> None:

@@ -53,4 +53,4 @@ def choosing(curve: Sequence[Sequence[Any]], expected: float, epsilon: float) ->
 
 
 def _is_own(point: dict[str, Any], expected: float) -> bool:
-    return point["mechanism"] == WAYS["search"][0] and abs(point["x"] / expected - 1) < 1e-6
+    return point["mechanism"] == WAYS["search"][0] and abs(point["x"] / expected - 1) < 1e-5

@@ -107,9 +107,9 @@ def choice_prices(certificate: SearchCertificate) -> ChoicePrices:
     )
     found = {one.way: one.noise_multiplier for one in countings}
     curve: list[tuple[str, float, float | None]] = [(way, 1.0, found[SINGLE]) for way in (SEARCH, RENYI, COMPOSED)]
-    for count in sorted({*_COUNTS, law.uncapped_mean}):
+    for count in sorted({*_COUNTS, round(law.uncapped_mean, 6)}):
         other = SelectionLaw.of(count, law.shape)
-        if math.isclose(count, law.uncapped_mean):
+        if math.isclose(count, law.uncapped_mean, rel_tol=1e-5):
             curve += [(way, count, found[way]) for way in (SEARCH, RENYI, COMPOSED)]
             continue
         ratio = _search_price(run, other, certificate) / single(run)

@@ -171,7 +171,7 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
         "epsilon": settings.search.epsilon,
         "epsilon_certified": str(tuned.epsilons.certified),
         "delta": prepared.schedule.delta,
-        "expected": settings.search.asked.law.uncapped_mean,
+        "expected": settings.search.candidates,
         "space": settings.search.asked.space.to_json(),
         "settings": result["settings"],
         "score": _score(tuned.certificate),

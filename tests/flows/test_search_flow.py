@@ -88,6 +88,14 @@ def task_runs() -> list[str]:
         return [one.name for one in client.read_task_runs()]
 
 
+def shown() -> list[str]:
+    """The pages of results on Prefect's."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return [str(one.data) for one in client.read_artifacts() if one.description == "Where the search is reported"]
+
+
 def published(log: str) -> dict[str, Any]:
     """Names and counts of all that a search leaves beside its working folder and its numbers."""
     working = working_folder(SEARCH / "tiny")
@@ -128,6 +136,7 @@ def test_what_is_published_does_not_follow_the_number_of_candidates(
     assert tasks == [3, 3], "data, search and page"
     assert seen[0] == seen[1]
     assert seen[0]["runs"] == ["search", "tiny"]
+    assert len([page for page in shown() if page.startswith("The best of 3 candidates on average")]) == 2
     assert {row["start_time"] for row in rows("runs")} == {row["end_time"] for row in rows("runs")} == {NO_TIME}
     assert {row["timestamp"] for row in rows("metrics")} == {NO_TIME}
     _no_loser_is_told(caplog.text)
