@@ -19,13 +19,14 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiments policy test test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro experiments search policy test test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
 	@echo "make repro   run the whole experiment, or what changed of it; see data/report/report.html"
 	@echo "make repro PROFILE=profiles/tiny.yaml   run a ready-made study; see data/reports and dvc exp show"
 	@echo "make experiments  DVC's experiments in a table: the best cell of each, and its four epsilons"
+	@echo "make search  the best of a random number of candidates within one budget; see data/report/search.html"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
@@ -47,6 +48,9 @@ $(SETUP): pyproject.toml constraints.txt
 # make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
 repro: $(SETUP)
 	@$(ACTIVATE) python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
+
+search: $(SETUP)
+	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))

@@ -26,13 +26,15 @@ from flows.command import end_when_cancelled
 from flows.experiment import experiment
 from flows.failures import FlowError
 from flows.form import Label, changes, file_values
-from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name
+from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name, search_form_name
 from flows.pages import show_file, show_results
 from flows.policy import policy
 from flows.prediction import prediction
+from flows.search import search
 from flows.study import study
 from tasks.paths import POLICY, PREDICTION
 from tasks.settings.params import load_settings
+from tasks.settings.search import Candidates, Score, Shape
 from tasks.stage import last_error
 
 PARAMS = Path("params.yaml")
@@ -151,6 +153,27 @@ def prediction_form(
     return _outcome(work)
 
 
+@flow(name="search", flow_run_name=search_form_name, log_prints=True)
+def search_form(
+    name: str, epsilon: Epsilon, candidates: Candidates, shape: Shape, score: Score, again: bool, overrides: Sections
+) -> Any:
+    """The best of a random number of candidates, with one guarantee for the whole search; their number stays secret.
+
+    A search of this name that was stopped goes on. One that has ended is shown again.
+
+    Args:
+        name: name of the search, of its folder and of its run in MLflow.
+        epsilon: budget of the whole search.
+        candidates: how many candidates there are on average.
+        shape: of the law of their number: 0 logarithmic, 1 geometric, inf Poisson.
+        score: what candidates are compared by: noisy, public or rehearsal, or a table.
+        again: accept that these records were searched before; everything then adds up.
+        overrides: other sections to merge over params.yaml, such as {"search": {"space": {"batch": [64, 128]}}}.
+    """
+    given = changes("search", locals())
+    return _outcome(lambda: search.fn(overrides=given))
+
+
 @flow(name="policy", flow_run_name=policy_form_name, log_prints=True)
 def policy_form(name: str, seeds: Seeds, audit_trials: CountOrZero, processes: Count, overrides: Sections) -> Any:
     """Private reinforcement learning: every study of params.yaml, and the attack on its releases.
@@ -193,6 +216,7 @@ _FLOWS: dict[str, Flow[..., Any]] = {
     "experiment": experiment_form,
     "audit": audit_form,
     "prediction": prediction_form,
+    "search": search_form,
     "policy": policy_form,
 }
 

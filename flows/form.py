@@ -41,6 +41,14 @@ FIELDS: dict[str, dict[str, str]] = {
         "public_weights": "prediction.public_weights",
         "records": "prediction.records",
     },
+    "search": {
+        "name": "search.name",
+        "epsilon": "search.epsilon",
+        "candidates": "search.candidates",
+        "shape": "search.shape",
+        "score": "search.score",
+        "again": "search.again",
+    },
     "policy": {
         "name": "policy.name",
         "seeds": "policy.seeds",

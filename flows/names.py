@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from prefect.runtime import flow_run
 
 from tasks.settings.params import Settings
+from tasks.settings.search import Search
 
 _MOST = 4
 
@@ -48,6 +49,22 @@ def policy_form_name() -> str:
     """The name of the policies' run under way, from its form's fields."""
     given = flow_run.parameters
     return f"{given['name']}: {_counted(len(given['seeds']), 'seed')}"
+
+
+def search_words(name: str, candidates: float, epsilon: float) -> str:
+    """A search in words, such as "default: the best of 10 on average at epsilon 2"."""
+    return f"{name}: the best of {candidates:g} on average at epsilon {epsilon:g}"
+
+
+def search_name(section: Search) -> str:
+    """The name of a run of the search that the settings spell out."""
+    return search_words(section.name, section.candidates, section.epsilon)
+
+
+def search_form_name() -> str:
+    """The name of the search under way, from its form's fields."""
+    given = flow_run.parameters
+    return search_words(given["name"], given["candidates"], given["epsilon"])
 
 
 def _listed(words: Iterable[str]) -> str:

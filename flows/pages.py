@@ -43,9 +43,10 @@ def show_page(key: str, markdown: str, description: str) -> None:
         get_run_logger().warning("the page of results could not be shown: %s", error)
 
 
-def show_file(what: str, file: Path) -> None:
-    """Show where the page of a flow lies, and MLflow's."""
-    show_page("results", f"The page of {what}: `{file.resolve()}`\n\n{_mlflow()}", f"Where {what} is reported")
+def show_file(what: str, file: Path, answer: str = "") -> None:
+    """Show where the page of a flow lies, and MLflow's; after the page's answer, if there is one."""
+    parts = [*([answer] if answer else []), f"The page of {what}: `{file.resolve()}`", _mlflow()]
+    show_page("results", "\n\n".join(parts), f"Where {what} is reported")
 
 
 def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ _PARTS = ("data", "experiment", "audit", "report")
 
 
 @task(name="data", task_run_name="data and public model", cache_policy=NO_CACHE)
-def make_data(on_stage: Callable[[str], None]) -> None:
+def make_data(on_stage: Callable[[str], None], stages: Sequence[str] = DATA_STAGES) -> None:
     """Run the DVC stages that the experiment reads from, where something changed.
 
     Args:
         on_stage: called with the name of each stage that DVC comes to.
+        stages: the last ones, for work that reads fewer.
 
     Raises: FlowError with the cause of the stage that failed.
     """
@@ -48,7 +49,7 @@ def make_data(on_stage: Callable[[str], None]) -> None:
             on_stage(found["name"])
 
     try:
-        run_process("data", child("dvc", "repro", *DATA_STAGES), on_line=look)
+        run_process("data", child("dvc", "repro", *stages), on_line=look)
     except CellError as error:
         raise flow_error("the data could not be made", [error]) from error
 
@@ -74,7 +75,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     """
     end_server_with_me()
     settings = load_settings(Path(params), overrides)
-    _check_overrides(overrides or {})
+    check_overrides(overrides or {})
     check_models(settings)
     show, name, logger = progress_page("study"), settings.experiment.name, get_run_logger()
     reached: list[str] = []
@@ -98,7 +99,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     return path
 
 
-def _check_overrides(overrides: dict[str, Any]) -> None:
+def check_overrides(overrides: dict[str, Any]) -> None:
     """Raise ConfigError for a section that the data's stages would not see."""
     for section in _OF_THE_FILE:
         if section in overrides:

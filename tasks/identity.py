@@ -24,7 +24,7 @@ _SECTIONS = [
     f"tasks.settings.{section}"
     for section in (
         *("audit", "experiment", "mechanisms", "params", "policy"),
-        *("prediction", "pretrain", "rlhf", "task", "tenants", "training"),
+        *("prediction", "pretrain", "rlhf", "search", "task", "tenants", "training"),
     )
 ]
 #: Modules that change no result, each with the reason. Modules that they import count only if others import them too.

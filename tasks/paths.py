@@ -48,6 +48,10 @@ ENSEMBLES = DATA / "ensembles"
 #: Not DVC's: token ids of the records, made again whenever they are missed; safe to remove between runs.
 TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
+#: Not DVC's: its lock would tell how many candidates a search had. Working folders lie here too, mode 0700.
+SEARCH = DATA / "search"
+#: The register of what searches of these records have cost, the owner's.
+SPENT = DATA / "spent.jsonl"
 #: Number of the experiment whose page MLflow shows.
 MLFLOW_PAGE = DATA / "mlflow_page.txt"
 #: The tracebacks of failures that nobody foresaw.

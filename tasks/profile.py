@@ -20,13 +20,13 @@ from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")
 #: Tables that a profile says all of: what it leaves out must not come from params.yaml.
-_WHOLE = re.compile(r"mechanisms\.[^.]+|experiment\.models")
+_WHOLE = re.compile(r"mechanisms\.[^.]+|experiment\.models|search\.space")
 
 
 def overrides(profile: Path, params: Path = PARAMS) -> list[str]:
     """The profile as values of DVC's ``--set-param``, which follow Hydra's grammar: ``training.epochs=0.15``.
 
-    A mechanism's entry, and the table of models, replace those of ``params``; all else is merged.
+    A mechanism's entry, the table of models and a search's space replace those of ``params``; all else is merged.
 
     Raises: ConfigError if a file is unreadable, or the parameters would not be valid.
     """

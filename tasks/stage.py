@@ -100,7 +100,11 @@ def unknown_failure(error: BaseException) -> str:
 
 def keep_failure(error: BaseException) -> None:
     """Add an error's traceback to the file of failures, for the owner's eyes only."""
-    text = "".join([f"{' '.join(sys.orig_argv)}\n", *traceback.format_exception(error), "\n"])
+    keep_text("".join([f"{' '.join(sys.orig_argv)}\n", *traceback.format_exception(error), "\n"]))
+
+
+def keep_text(text: str) -> None:
+    """Add a text to the file of failures, for the owner's eyes only."""
     with suppress(OSError):
         descriptor = os.open(FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -196,9 +196,22 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     """
     check_mechanism(settings, base)
     held_out = settings.eval_share if settings.telemetry == "research" or scored else 0.0
-    length = max_length_of(settings, base.positions)
+    max_length_of(settings, base.positions)  # raises before any record is read
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
-    units = units_of_side(sides.train, source.unit, settings.records_per_unit)
+    return prepare_sides(sides, base, settings, source.unit)
+
+
+def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | None) -> PreparedRun:
+    """Complete the schedule of a run on records whose sides are dealt already.
+
+    Args:
+        unit: the kind of unit that the records' keys name; None: each record is a unit of its own.
+
+    Raises: ConfigError for settings that do not go with these records.
+    """
+    check_mechanism(settings, base)
+    length = max_length_of(settings, base.positions)
+    units = units_of_side(sides.train, unit, settings.records_per_unit)
     schedule = schedule_of(settings, len(units), base.parameters, base.positions)
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
@@ -218,8 +231,8 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
         units=units,
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
-        notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, source, tokens, settings)),
-        held_out=units_of_side(sides.eval, source.unit, settings.records_per_unit) if sides.eval else None,
+        notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, unit, tokens, settings)),
+        held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
         fingerprint=_fingerprint((*sides.train, *sides.eval)),
     )
 
@@ -284,7 +297,7 @@ def _few_units_warning(units: int, delta: float) -> list[str]:
     return found
 
 
-def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: TuneSettings) -> list[str]:
+def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSettings) -> list[str]:
     """Warnings about the train records; none under private telemetry, for they are statistics of private records."""
     if settings.telemetry == "private":
         return []
@@ -297,7 +310,7 @@ def _notes(sides: Sides, source: RecordSource, tokens: Tokens, settings: TuneSet
         )
     if tokens.without_loss:
         found.append(f"{tokens.without_loss} of {count} records have no token that counts in the loss")
-    if source.unit is not None:
+    if unit is not None:
         sizes = Counter(record.unit for record in sides.train)
         if large := sum(size > 10 * settings.records_per_unit for size in sizes.values()):
             found.append(

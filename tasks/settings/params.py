@@ -20,6 +20,7 @@ from tasks.settings.policy import PolicySettings
 from tasks.settings.prediction import Prediction
 from tasks.settings.pretrain import Pretrain
 from tasks.settings.refusals import refusal
+from tasks.settings.search import Search
 from tasks.settings.strict import StrictModel, as_value_error
 from tasks.settings.strict_yaml import load_yaml
 from tasks.settings.task import Task
@@ -50,6 +51,7 @@ class Settings(StrictModel):
     experiment: Experiment
     audit: Audit
     prediction: Prediction
+    search: Search
     policy: PolicySettings
 
     @field_validator("plugins")
@@ -119,6 +121,9 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
     merged = merge(content, overrides or {})
+    given = (overrides or {}).get("search")
+    if isinstance(given, dict) and "space" in given:
+        merged["search"]["space"] = given["space"]  # a distribution: what it leaves out must not come from the file
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:

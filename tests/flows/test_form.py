@@ -33,7 +33,7 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
     write_params({"experiment": {"epsilons": [1, 4]}, "policy": {"seeds": [7]}, "prediction": {"tokens": [512]}})
     content = yaml.safe_load(Path("params.yaml").read_text())
     found = served()
-    assert set(found) == set(FIELDS) == {"study", "experiment", "audit", "prediction", "policy"}
+    assert set(found) == set(FIELDS) == {"study", "experiment", "audit", "prediction", "search", "policy"}
     for name, fields in FIELDS.items():
         shown = found[name].parameters
         assert shown == {field: at(content, path) for field, path in fields.items()} | {OVERRIDES: {}}

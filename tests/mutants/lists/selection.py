@@ -11,6 +11,7 @@ LEDGER_FILE, VERIFYING = "dptune/privacy/ledger_file.py", "dptune/tuning/verifyi
 RUNS, CERTIFICATES = "tests/tuning/test_search_run.py", "tests/privacy/test_certificate.py"
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
+PIPELINE = "tests/tasks/test_private_search.py"
 
 MUTANTS = (
     Mutant(
@@ -156,5 +157,29 @@ MUTANTS = (
         "if found.winner.adapter_sha256 != sha256(path / WEIGHTS):",
         "if not found.winner.adapter_sha256:",
         (f"{RUNS}::test_the_winner_leaves_with_a_certificate_and_nothing_tells_how_many_there_were",),
+    ),
+    Mutant(
+        "planted_secrets_searched",
+        "an auditor's secrets would train, and count as units",
+        "tasks/search/records.py",
+        'TRAIN_SIDE = SPLITS / "train.parquet"',
+        'TRAIN_SIDE = Path("data/canaries/train.parquet")',
+        (f"{PIPELINE}::test_the_records_are_those_of_the_split_without_canaries",),
+    ),
+    Mutant(
+        "log_of_candidates",
+        "a line for each candidate tells how many there are",
+        "tasks/search/run.py",
+        "root.handlers[:] = [_OwnersFile()]",
+        "root.handlers[:] = before",
+        (f"{PIPELINE}::test_a_stopped_search_goes_on_and_says_nothing_of_its_candidates",),
+    ),
+    Mutant(
+        "error_that_names_a_candidate",
+        "an error's text and place follow the candidates",
+        "tasks/search/run.py",
+        'raise SearchError(f"the search stopped on the way. Fix: {fix}.") from None',
+        'raise SearchError(f"{error}. Fix: {fix}.") from None',
+        (f"{PIPELINE}::test_a_stopped_search_goes_on_and_says_nothing_of_its_candidates",),
     ),
 )

@@ -1,0 +1,109 @@
+"""The search flow: makes the data, searches in a process of its own, and tells of the winner alone.
+
+python -m flows.search        # `make search`
+
+No stage of DVC: its lock would tell how many candidates there were. So do the number of tasks, of retries and of log
+lines, which are the same for every search.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.child import child
+from flows.command import run_flow
+from flows.experiment import available_devices, run_process
+from flows.failures import CellError, flow_error
+from flows.names import search_name
+from flows.pages import show_file
+from flows.places import free_place
+from flows.progress_page import progress_page
+from flows.server import end_server_with_me
+from flows.study import check_overrides, make_data
+from tasks.experiment.checks import check_models
+from tasks.paths import REPORT
+from tasks.profile import read_profile
+from tasks.report.page import write_index
+from tasks.report.search import PAGE, write_page
+from tasks.search.asked import check_search, folder_of
+from tasks.search.publish import publish
+from tasks.settings.params import Settings, load_settings
+from tasks.stage import run_command
+
+#: The stages that make what a search reads; it reads no canaries.
+DATA_STAGES = ("split", "validation", "pretrain")
+
+
+@task(name="search", task_run_name="search", cache_policy=NO_CACHE, persist_result=False)
+def run_search(settings: Settings, params: str, overrides: dict[str, Any]) -> None:
+    """Search in a process of its own, on the first free device; one that was stopped goes on.
+
+    Raises: FlowError with the cause.
+    """
+    options = ["--params", params, "--overrides", json.dumps(overrides)]
+    try:
+        with free_place(available_devices(settings.experiment), settings.experiment.cells_per_device) as device:
+            run_process("search", child("tasks.search.run", "--device", device, *options))
+    except CellError as error:
+        raise flow_error("the search has not ended", [error]) from error
+
+
+@task(name="page", task_run_name="page", cache_policy=NO_CACHE)
+def write_search_page(folder: Path) -> str:
+    """Write the page on a finished search, and send it and the winner to MLflow. Returns the page's answer."""
+    answer = write_page(folder, REPORT)
+    write_index()
+    publish(folder, REPORT / PAGE, answer)
+    return answer
+
+
+@flow(name="search", log_prints=True)
+def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
+    """Make the data, search, and write data/report/search.html. Returns its path.
+
+    Args:
+        params: the parameter file; it is not written.
+        overrides: sections to merge over the parameter file, such as ``{"search": {"epsilon": 4}}``.
+
+    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed.
+    """
+    end_server_with_me()
+    settings = load_settings(Path(params), overrides)
+    _check(settings, overrides or {})
+    show = progress_page("search")
+    show(0, "data")
+    make_data(lambda stage: None, DATA_STAGES)
+    show(0.2, "searching; the number of candidates is secret, so no progress is shown")
+    run_search(settings, params, overrides or {})
+    show(0.9, "page")
+    answer, page = write_search_page(folder_of(settings)), REPORT / PAGE
+    show_file("the search", page, answer)
+    show(1, "done")
+    get_run_logger().info("%s The page is %s", answer, page.resolve())
+    return str(page)
+
+
+def _check(settings: Settings, overrides: dict[str, Any]) -> None:
+    """Raise ConfigError for settings that a search refuses, before any work."""
+    check_overrides(overrides)
+    check_models(settings)
+    check_search(settings)
+
+
+def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay over params.yaml")] = None) -> None:
+    """Run the flow on params.yaml, which is read before Prefect starts a server."""
+    over = read_profile(profile) if profile else {}
+    settings = load_settings(overrides=over)
+    _check(settings, over)
+    named = search.with_options(flow_run_name=lambda: search_name(settings.search))
+    run_flow(lambda: print(named(overrides=over)))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,222 @@
+"""Writes the page on a search: what was searched, its winner, and the price of choosing. Of other candidates, nothing.
+
+It is made of what ``tasks.search.run`` kept and of the public certificate, so it holds nothing that may not be told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
+from dptune.privacy.run_folder import RunFolder
+from dptune.tuning.search.space import Domain, Range, Space
+from tasks.charts.canvas import save
+from tasks.charts.search import WAY_LOOKS, choosing
+from tasks.report.numbers import digits4, epsilon_text
+from tasks.report.page import write
+
+PAGE, PICTURE = "search.html", "choosing.png"
+#: The records that figures are about, by their key, in the order in which the first one opens the page.
+RECORDS = {"held_out": "held-out private records", "public": "public records"}
+Told = Mapping[str, Any]
+_LAWS = {"uniform": "uniform", "log_uniform": "uniform in the logarithm"}
+_SCORED = {
+    "held_out": "loss of {units} held-out units",
+    "train": "loss of the {units} training units",
+    "public": "loss of {units} public records",
+}
+
+
+@dataclass(frozen=True)
+class SearchedSetting:
+    """A row of the space: a setting, what it was drawn from, and the winner's value; empty if it is another table's."""
+
+    name: str
+    values: str
+    winner: str
+
+
+@dataclass(frozen=True)
+class CountingRow:
+    """A row of the price of choosing.
+
+    Attributes:
+        dearer: the noise over that of a single run, such as "+12.5 %"; empty for the single run itself.
+    """
+
+    name: str
+    note: str
+    epsilon: float
+    noise: float | None
+    dearer: str
+    certified: bool
+
+
+def write_page(folder: Path, directory: Path) -> str:
+    """Write search.html on the finished search in ``folder``. Returns the sentence that answers first.
+
+    Raises: DptuneError for a certificate that was edited.
+    """
+    told: Told = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    certificate = None if told["rehearsed"] else read_certificate(RunFolder(folder).adapter / FILE)
+    figures = []
+    (directory / PICTURE).unlink(missing_ok=True)
+    if (prices := told["prices"]) is not None:
+        figures.append(choosing(prices["curve"], told["expected"], told["epsilon"]))
+        save(figures[0], directory / PICTURE)
+    opening = answer(told)
+    write(
+        "search.html.j2",
+        directory / PAGE,
+        figures,
+        WAY_LOOKS,
+        told=told,
+        opening=[opening],
+        folder=folder.as_posix(),
+        certified=float(told["epsilon_certified"]),
+        records=RECORDS,
+        held_out="held_out" in told["perplexity"] or "held_out" in told["scores"],
+        space=searched(told["space"], winner_of(told, certificate)),
+        countings=countings(told),
+        law=None if certificate is None else law_text(certificate),
+        score=None if certificate is None else score_text(told),
+        tried=tried(told),
+    )
+    return opening
+
+
+def answer(told: Told) -> str:
+    """The sentence that opens the page, and MLflow's description of the run."""
+    certified, mechanism = epsilon_text(told["epsilon_certified"]), told["settings"]["mechanism"]
+    if told["rehearsed"]:
+        count = len(told["tried"])
+        how = f"The best of {count} settings that were rehearsed on public records, trained once at certified ε = "
+        return f"{how}{certified}: `{mechanism}`{_figure_text(told)}."
+    how = f"The best of {told['expected']:g} candidates on average, at certified ε = {certified} for the whole search"
+    return f"{how}: `{mechanism}`{_figure_text(told)}."
+
+
+def _figure_text(told: Told) -> str:
+    """One figure of the winner: its perplexity on held-out records where that may be told, else its noisy score on
+    them, else a figure on public records.
+    """
+    if "held_out" not in told["perplexity"] and "held_out" not in told["scores"] and told["score"]["on"] == "held_out":
+        score = told["score"]
+        lower = f"{score['value']:.3f} ± {score['deviation']:.3f} nats a token"
+        return f", whose loss on held-out records is {lower} below the base model's (within the guarantee)"
+    for key, records in RECORDS.items():
+        if (pair := told["perplexity"].get(key)) is not None:
+            return f", perplexity {digits4(pair[0])} → {digits4(pair[1])} on {records}"
+        if (scores := told["scores"].get(key)) is not None:
+            return f", accuracy {100 * scores['accuracy'][1]:.1f} % on {records}"
+    return ""
+
+
+def winner_of(told: Told, certificate: SearchCertificate | None) -> Mapping[str, Any]:
+    """The winner's configuration."""
+    if certificate is not None:
+        return {} if certificate.winner is None else certificate.winner.options
+    return dict(min(told["tried"], key=lambda one: float(one[1]))[0])
+
+
+def searched(space: Sequence[Mapping[str, Any]], winner: Mapping[str, Any]) -> list[tuple[str, list[SearchedSetting]]]:
+    """Title and rows of each table of the space; of several tables, the titles tell their chances."""
+    found = Space.of(list(space))
+    return [
+        (
+            f"with chance {100 * table.weight:.3g} %" if len(found.tables) > 1 else "",
+            [
+                SearchedSetting(name, _domain_text(domain), _winners(table.domains, name, winner))
+                for name, domain in table.domains.items()
+            ],
+        )
+        for table in found.tables
+    ]
+
+
+def _domain_text(domain: Domain) -> str:
+    if isinstance(domain, Range):
+        return f"{domain.low:g} to {domain.high:g}, {_LAWS[domain.law]}"
+    return ", ".join(map(_value_text, domain))
+
+
+def _winners(domains: Mapping[str, Domain], name: str, winner: Mapping[str, Any]) -> str:
+    return _value_text(winner[name]) if set(domains) == set(winner) else ""
+
+
+def _value_text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def countings(told: Told) -> list[CountingRow]:
+    """The ways to count, from the one that ignores the choice to the dearest."""
+    if told["prices"] is None:
+        return []
+    found = {one["way"]: one for one in told["prices"]["countings"]}
+    single = found["single"]["noise_multiplier"]
+    words = {
+        "single": ("one run: the choice ignored", "no guarantee for a winner"),
+        "search": ("best of a random number: this search", "certified"),
+        "one_shift": (
+            "the same, by one shift of the profile",
+            "Koskela, Redberg and Wang 2024",
+        ),
+        "renyi": ("the same, by Rényi DP", "Papernot and Steinke 2022"),
+        "composed": (f"{found['composed']['runs']} runs composed", "naive; all of them could be shown"),
+        "capped": (f"{found['capped']['runs']} runs composed", "naive, for as many as there may be"),
+    }
+    return [
+        CountingRow(
+            *words[way],
+            float(one["epsilon"]),
+            one["noise_multiplier"],
+            _dearer(one["noise_multiplier"], single) if way != "single" else "",
+            way == "search",
+        )
+        for way, one in ((way, found[way]) for way in words)
+    ]
+
+
+def _dearer(noise: float | None, single: float | None) -> str:
+    return "" if noise is None or single is None else f"{100 * (noise / single - 1):+.1f} %"
+
+
+def law_text(certificate: SearchCertificate) -> str:
+    """The public law of the secret number of candidates."""
+    law = certificate.law
+    names = {0.0: "logarithmic", 1.0: "geometric", math.inf: "Poisson"}
+    shape = names.get(law.shape, f"negative binomial of shape {law.shape:g}")
+    tenth, fifth = (f"{100 * law.hit(share):.0f} %" for share in (0.1, 0.2))
+    return (
+        f"Their number was drawn once from a public law ({shape}, mean {law.uncapped_mean:g}, at most {law.most}) and "
+        f"is secret. With chance {tenth} one of the best tenth of the space was tried at all, with chance {fifth} "
+        "one of the best fifth."
+    )
+
+
+def score_text(told: Told) -> str:
+    """What candidates were compared by, and the winner's score with its noise."""
+    score = told["score"]
+    what = _SCORED[score["on"]].format(units=score["units"])
+    if score["on"] == "public":
+        return f"Candidates were compared by the {what}."
+    return (
+        f"Candidates were compared by the {what}, against the base model, each unit's difference clipped to "
+        f"{score['clip']:g} nats, with noise that the guarantee covers. The winner's score: {score['value']:+.4f} ± "
+        f"{score['deviation']:.4f} nats a token (one standard deviation of that noise; the best of several is a little "
+        "flattered by it)."
+    )
+
+
+def tried(told: Told) -> list[tuple[str, float]]:
+    """Of a rehearsal, every setting that was tried on public records, the best first."""
+    found = [
+        (", ".join(f"{name} {_value_text(value)}" for name, value in options.items()), float(perplexity))
+        for options, perplexity in told.get("tried", [])
+    ]
+    return sorted(found, key=lambda one: one[1])

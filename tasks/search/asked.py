@@ -1,0 +1,120 @@
+"""What a search is asked for in the library's terms, and what of params.yaml it cannot follow."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.tuning.search.space import Space
+from dptune.tuning.settings import TuneSettings
+from dptune.update_rule import UpdateRule
+from tasks.paths import SEARCH
+from tasks.settings.experiment import Model
+from tasks.settings.params import Settings
+
+#: Which entry of params.yaml each setting of the library comes from, unless the space has it.
+_ENTRIES = {
+    **{"batch": "training.expected_batch_size", "rows": "training.physical_batch_size"},
+    **{
+        name: f"training.{name}"
+        for name in ("epochs", "learning_rate", "optimizer", "schedule", "average", "max_length", "records_per_unit")
+    },
+    **{"mechanism": "search.space.mechanism", "eval_share": "search.score", "public": "data.public"},
+    **{"epsilon": "search.epsilon", "delta": "experiment.delta", "out": "search.name", "labels": "task.labels"},
+    **{"gradient_checkpointing": "training.gradient_checkpointing", "task": "task.kind"},
+}
+_RULE = ("optimizer", "schedule", "average")
+
+
+def folder_of(settings: Settings) -> Path:
+    """The folder of the search's result."""
+    return SEARCH / settings.search.name
+
+
+def model_of(settings: Settings) -> tuple[str, Model]:
+    """The model that is searched, by its name. Raises: ConfigError if none or several could be meant."""
+    models, name = settings.experiment.models, settings.search.model
+    if name is None and len(models) > 1:
+        problem = f"is empty, and experiment.models has {len(models)}"
+        raise ConfigError("search.model", problem, fix=f"use {' or '.join(models)}")
+    name = name or next(iter(models))
+    if name not in models:
+        raise ConfigError("search.model", f"{name!r} is not in experiment.models", fix=f"use {' or '.join(models)}")
+    return name, models[name]
+
+
+def check_search(settings: Settings) -> None:
+    """Raise ConfigError for what candidates cannot follow, before any work; it names the entry."""
+    model_of(settings)
+    training = settings.training
+    plain = UpdateRule(**{name: getattr(training, name) for name in _RULE})
+    for item in fields(UpdateRule):
+        if getattr(training, item.name) != getattr(plain, item.name):
+            fix = f"use {getattr(plain, item.name)}"
+            raise ConfigError(f"training.{item.name}", "is no setting of a search's candidates", fix=fix)
+    if training.autocast is not None:
+        fix = "leave it empty, or use a model with dtype: bfloat16"
+        raise ConfigError("training.autocast", "is no setting of a search's candidates", fix=fix)
+    if settings.lora.dropout:
+        raise ConfigError("lora.dropout", "is no setting of a search's candidates", fix="use 0")
+    if settings.task.words:
+        raise ConfigError("task.words", "are for cells: a search's classifiers train a head", fix="leave them out")
+    if settings.search.rehearses and settings.task.classifies:
+        raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")
+    try:
+        tune_settings(settings, "records", None)
+    except ConfigError as error:
+        raise in_the_file(error, settings) from None
+
+
+def tune_settings(settings: Settings, called: str, device: str | None) -> TuneSettings:
+    """The settings that all candidates share, but for the space's. Raises: ConfigError as ``TuneSettings``.
+
+    Args:
+        called: the public description of the records.
+    """
+    training, task = settings.training, settings.task
+    lora: dict[str, Any] = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
+    _, model = model_of(settings)
+    return TuneSettings(
+        epsilon=settings.search.epsilon,
+        task=task.kind,
+        labels=task.labels or None,
+        delta=settings.experiment.delta,
+        batch=training.expected_batch_size,
+        epochs=training.epochs,
+        learning_rate=training.learning_rate,
+        **{name: getattr(training, name) for name in _RULE},
+        max_length=training.max_length,
+        cut_records=True,
+        records_per_unit=training.records_per_unit,
+        rows=training.physical_batch_size,
+        gradient_checkpointing=training.gradient_checkpointing,
+        **lora,
+        telemetry=settings.experiment.telemetry,
+        seed=settings.experiment.seeds[0],
+        device=device,
+        dtype=model.dtype,
+        load_in_4bit=model.load_in_4bit,
+        called=called,
+    )
+
+
+def in_the_file(error: ConfigError, settings: Settings) -> ConfigError:
+    """The library's refusal with the entry of params.yaml in place of its own name for the setting."""
+    return ConfigError(_entry(error.field, settings.search.asked.space), error.problem, fix=_fix(error))
+
+
+def _entry(name: str, space: Space) -> str:
+    searched = {setting for table in space.tables for setting in table.domains}
+    if name in searched or name.startswith("options."):
+        return f"search.space.{name}"
+    if name.startswith("model."):
+        return f"experiment.models: {name.removeprefix('model.')}"
+    return _ENTRIES.get(name, name)
+
+
+def _fix(error: ConfigError) -> str:
+    return error.fix.replace("another folder", "another search.name") if error.field == "out" else error.fix

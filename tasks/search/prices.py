@@ -1,0 +1,172 @@
+"""The price of choosing: what a search's winner costs by several ways to count, from its public certificate alone.
+
+Each way is told twice: the epsilon that it counts for the candidates as they were run, and the noise multiplier that
+candidates would need for the search's budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dptune.errors import ConfigError
+from dptune.privacy.accountants import smallest_epsilon
+from dptune.privacy.calibration import calibrate
+from dptune.privacy.certificate import SearchCertificate, composition_of
+from dptune.privacy.loss_profile import profile_of
+from dptune.privacy.parts import dearest
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.selection import renyi_selection_epsilon, selection_epsilon
+from dptune.privacy.selection_law import SelectionLaw
+from dptune.tuning.search.space import Space
+
+#: Ways to count, by their key: a run that nothing was chosen from; this search; the same by the older and by the
+#: published bound; as many runs as are expected, all shown; and as many as the cap allows.
+SINGLE, SEARCH, ONE_SHIFT, RENYI, COMPOSED, CAPPED = "single", "search", "one_shift", "renyi", "composed", "capped"
+#: Expected numbers of candidates of the chart, beside the search's own.
+_COUNTS = (3.0, 10.0, 30.0)
+Price = Callable[[Composition], float]
+
+
+@dataclass(frozen=True)
+class Counting:
+    """One way to count. Public.
+
+    Attributes:
+        way: its key.
+        runs: number of runs that it composes; 0 for others.
+        epsilon: what it says of the candidates as they were run.
+        noise_multiplier: the noise that it asks for at the search's budget; None if no noise reaches it.
+    """
+
+    way: str
+    runs: int
+    epsilon: float
+    noise_multiplier: float | None
+
+
+@dataclass(frozen=True)
+class ChoicePrices:
+    """The price of choosing, and how it grows with the number of candidates. Public.
+
+    Attributes:
+        noise_multiplier: effective noise multiplier of the winner's kind.
+        countings: all ways, this search's first.
+        curve: (way, expected candidates, noise multiplier) at the search's budget.
+    """
+
+    noise_multiplier: float
+    countings: tuple[Counting, ...]
+    curve: tuple[tuple[str, float, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; infinities as texts."""
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "countings": [vars(one) | {"epsilon": str(one.epsilon)} for one in self.countings],
+            "curve": [list(point) for point in self.curve],
+        }
+
+
+def choice_prices(certificate: SearchCertificate) -> ChoicePrices:
+    """The prices of a finished search, for candidates of its winner's kind. Takes some seconds.
+
+    Raises: ConfigError for a certificate without a winner.
+    """
+    run, law, delta, budget = _of_winner(certificate), certificate.law, certificate.delta, certificate.epsilon
+    expected, noise = math.ceil(law.uncapped_mean - 1e-9), noise_of(run)
+
+    def single(releases: Composition) -> float:
+        return dearest(releases, lambda part: smallest_epsilon(part, delta))
+
+    def least(price: Price, roughly: Price | None = None) -> float | None:
+        return _least_noise(run, price, budget, roughly)
+
+    def composed(runs: int) -> Price:
+        return lambda releases: single(Counter({release: count * runs for release, count in releases.items()}))
+
+    def by_renyi(law: SelectionLaw) -> Price:
+        return lambda releases: renyi_selection_epsilon(releases, law, delta)
+
+    def by_shift(releases: Composition) -> float:
+        return selection_epsilon(profile_of(releases), law, delta, "one_shift")
+
+    def counted(way: str, price: Price, runs: int = 0) -> Counting:
+        return Counting(way, runs, price(run), least(price))
+
+    countings = (
+        Counting(SEARCH, 0, certificate.certified, noise),
+        counted(SINGLE, single),
+        counted(ONE_SHIFT, by_shift),
+        counted(RENYI, by_renyi(law)),
+        counted(COMPOSED, composed(expected), expected),
+        counted(CAPPED, composed(law.most), law.most),
+    )
+    found = {one.way: one.noise_multiplier for one in countings}
+    curve: list[tuple[str, float, float | None]] = [(way, 1.0, found[SINGLE]) for way in (SEARCH, RENYI, COMPOSED)]
+    for count in sorted({*_COUNTS, round(law.uncapped_mean, 6)}):
+        other = SelectionLaw.of(count, law.shape)
+        if math.isclose(count, law.uncapped_mean, rel_tol=1e-5):
+            curve += [(way, count, found[way]) for way in (SEARCH, RENYI, COMPOSED)]
+            continue
+        ratio = _search_price(run, other, certificate) / single(run)
+        curve.append(
+            (
+                SEARCH,
+                count,
+                least(
+                    lambda releases, other=other: _search_price(releases, other, certificate),  # type: ignore[misc]
+                    lambda releases, ratio=ratio: single(releases) * ratio,  # type: ignore[misc]
+                ),
+            )
+        )
+        curve += [(RENYI, count, least(by_renyi(other))), (COMPOSED, count, least(composed(math.ceil(count))))]
+    return ChoicePrices(noise, countings, tuple((way, count, z) for way, count, z in curve if z is not None))
+
+
+def noise_of(run: Composition) -> float:
+    """The least effective noise multiplier of a run's releases."""
+    return min(release.effective_noise_multiplier for release in run)
+
+
+def _of_winner(certificate: SearchCertificate) -> Composition:
+    """The releases of a candidate of the winner's kind."""
+    winner = certificate.winner
+    number = None if winner is None else Space.of(certificate.space).kind_of(winner.options)
+    if number is None:
+        raise ConfigError("certificate", "names no winner of its space", fix="search again, or restore it")
+    own = certificate.score.release if certificate.score.on == "train" else None
+    return composition_of(certificate.kinds[number][1]) + Counter([own] if own else [])
+
+
+def _search_price(releases: Composition, law: SelectionLaw, certificate: SearchCertificate) -> float:
+    return selection_epsilon(profile_of(releases), law, certificate.delta, certificate.bound)
+
+
+def _least_noise(run: Composition, price: Price, budget: float, roughly: Price | None) -> float | None:
+    """The least effective noise multiplier at which ``price`` meets the budget; None if none does."""
+    now = noise_of(run)
+
+    def at(counted: Price) -> Callable[[float], float]:
+        return lambda noise: counted(_scaled(run, noise / now))
+
+    try:
+        return calibrate(at(price), budget, roughly=at(roughly) if roughly else None)
+    except ConfigError:
+        return None
+
+
+def _scaled(run: Composition, factor: float) -> Composition:
+    """The same releases with ``factor`` times the noise."""
+    total: Composition = Counter()
+    for release, count in run.items():
+        total[_noisier(release, factor)] += count
+    return total
+
+
+def _noisier(release: Release, factor: float) -> Release:
+    law = None if release.law is None else release.law.scaled(1 / factor)
+    return replace(release, noise_multiplier=factor * release.noise_multiplier, law=law)

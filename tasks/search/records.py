@@ -1,0 +1,72 @@
+"""The records that a search reads: the sides of the split before any canary was planted, and the public records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.reading.read import Records, Sides
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.records import decode_content, form_at, read_about, read_records
+from dptune.errors import ConfigError, DataError
+from dptune.units import RECORD
+from tasks.paths import EVAL, PUBLIC_VALIDATION, SPLITS
+from tasks.settings.params import Settings
+
+#: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.
+TRAIN_SIDE = SPLITS / "train.parquet"
+_MADE_BY = {TRAIN_SIDE: "split", EVAL: "split", PUBLIC_VALIDATION: "validation"}
+
+
+def check_records(settings: Settings) -> None:
+    """Raise DataError for a file that no stage made yet, ConfigError for one that was split by another unit."""
+    for file, stage in _MADE_BY.items():
+        if not file.is_file():
+            raise DataError(f"is missing: the stage {stage} makes it", fix=f"run `dvc repro {stage}`", file=file)
+    for file in (TRAIN_SIDE, EVAL):
+        if (unit := read_about(file).get("unit")) != settings.data.unit:
+            problem = f"is {settings.data.unit}, and {file} was split by {unit}"
+            raise ConfigError("data.unit", problem, fix="run `dvc repro split`, or use that unit")
+
+
+def read_sides(settings: Settings) -> Sides:
+    """All records of a search. Private, but for ``public``.
+
+    Raises: DataError for unreadable files; ConfigError if candidates would be scored on units that also train.
+    """
+    sides = Sides(_records(TRAIN_SIDE), eval=_records(EVAL), public=_records(PUBLIC_VALIDATION))
+    if settings.data.unit != RECORD and settings.search.asked.score.on == "held_out" and sides.shared_units:
+        problem = f"is noisy, and {sides.shared_units} units have records on both sides of the split"
+        raise ConfigError("search.score", problem, fix="use public, or {on: train}, or another data.parts")
+    return sides
+
+
+def about_records() -> dict[str, Any]:
+    """The public description of the records."""
+    return read_about(TRAIN_SIDE)
+
+
+def public_source(sides: Sides) -> RecordSource:
+    """The public records as the library reads rows, for rehearsals."""
+    return RecordSource((), public=[_row(record.content) for record in sides.public])
+
+
+def _records(file: Path) -> Records:
+    stored = read_records(file)
+    form = form_at(stored.about)
+    return tuple(
+        Record(decode_content(text, form), int(unit), file.name, row)
+        for row, (unit, text) in enumerate(zip(stored.unit, stored.text.to_pylist(), strict=True), start=1)
+    )
+
+
+def _row(content: Content) -> dict[str, Any]:
+    match content:
+        case Text(text):
+            return {"text": text}
+        case PromptTarget(prompt, target):
+            return {"prompt": prompt, "completion": target}
+        case Chat(messages):
+            return {"messages": list(messages)}
+    raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")

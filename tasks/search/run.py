@@ -1,0 +1,223 @@
+"""Runs a search in a process of its own: reads the pipeline's records, searches, and keeps what may be told.
+
+    python -m tasks.search.run --device cpu        # `make search` runs it within its flow
+
+Of the candidates nothing is said: neither how many there are, nor how far they came, nor what went wrong with one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dptune.errors import ConfigError, DptuneError
+from dptune.files import private_directory, write_json
+from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.spent import Register, said
+from dptune.tuning.base import Base, open_base
+from dptune.tuning.prepare import PreparedRun, prepare_sides
+from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
+from dptune.tuning.run import run as run_once
+from dptune.tuning.search.rehearsal import rehearsed
+from dptune.tuning.search.search import NoWinnerError, id_under_way, search
+from dptune.tuning.settings import TuneSettings
+from dptune.units import RECORD
+from tasks.paths import FAILURES, SEARCH, SPENT
+from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
+from tasks.search.prices import choice_prices
+from tasks.search.records import about_records, check_records, public_source, read_sides
+from tasks.settings.params import Settings, load_settings
+from tasks.stage import keep_failure, keep_text, run_command
+
+_log = logging.getLogger("tasks.search")  # this module is also run as a command
+#: Short names of the records that figures are about.
+_KEYS = {HELD_OUT: "held_out", PUBLIC: "public"}
+_SECRET = "the number of candidates is secret, so no progress is shown"
+
+
+class SearchError(DptuneError):
+    """A search that stopped on the way. What it says is the same whatever stopped it."""
+
+
+def search_records(settings: Settings, device: str | None = None) -> Path:
+    """Search the records of the pipeline, or go on with the search of this name; a finished one is left as it is.
+
+    Guarantee: the folder ``adapter`` in the returned one is (``search.epsilon``, delta)-DP under adding or removing one
+    unit on its side of the split. Private: the records. Secret: the working folder beside it, and how long it took.
+
+    Returns: the search's folder; ``RunFolder.results`` in it holds what may be told.
+
+    Raises: ConfigError and DataError before anything is charged; NoWinnerError if every candidate failed; SearchError
+        if something else stopped it.
+    """
+    check_search(settings)
+    check_records(settings)
+    out, about = folder_of(settings), about_records()
+    private_directory(SEARCH)
+    try:
+        return _search(settings, tune_settings(settings, str(about["label"]), device), about, out)
+    except ConfigError as error:
+        raise in_the_file(error, settings) from None
+
+
+def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out: Path) -> Path:
+    _, model = model_of(settings)
+    base = open_base(model.source, chosen, model.revision)
+    sides = read_sides(settings)
+    unit = None if settings.data.unit == RECORD else settings.data.unit
+    prepared = prepare_sides(sides, base, chosen, unit)
+    for note in prepared.notes:
+        _log.warning("%s", note)
+    asked, told, register = settings.search.asked, {}, Register(SPENT)
+    if settings.search.rehearses:
+        found = rehearsed(public_source(sides), base, chosen, asked, len(prepared.units), out, _say_rehearsed)
+        prepared = prepare_sides(sides, base, found.settings, unit)
+        for warning in paid_before(register, prepared, out):
+            _log.warning("%s", warning)
+        tuned = run_once(prepared, out, register)
+        told = {"tried": [[configuration, str(perplexity)] for configuration, perplexity in found.tried]}
+    else:
+        tuned = _best(settings, prepared, out, register)
+    if not RunFolder(out).results.exists():
+        write_json(RunFolder(out).results, _told(settings, prepared, tuned, base, about) | told)
+    return out
+
+
+def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Register) -> Tuned:
+    asked = settings.search.asked
+    if asked.again and (earlier := register.earlier(prepared.fingerprint, besides=id_under_way(out))):
+        _log.warning("these records paid before (%s); what this search costs adds to that", said(earlier))
+    with _silent() as start:
+        return search(prepared, asked, out, register, start)
+
+
+@contextmanager
+def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
+    """Context in which nothing of a candidate is said; yields what the search calls once its plan is fixed.
+
+    Log lines, warnings and any error after the plan go to the owner's file of failures: their times, their number and
+    the names in them follow the candidates.
+    """
+    root, started = logging.getLogger(), []
+    before = list(root.handlers)
+
+    def start(certificate: SearchCertificate) -> None:
+        _log.info("searching within epsilon %.4g; %s", certificate.certified, _SECRET)
+        started.append(certificate)
+        root.handlers[:] = [_OwnersFile()]
+        logging.captureWarnings(True)
+
+    try:
+        yield start
+    except NoWinnerError:
+        raise
+    except Exception as error:
+        if not started:
+            raise
+        keep_failure(error)
+        fix = f"look into {FAILURES}, mend the cause, and run again: it goes on with the same plan"
+        raise SearchError(f"the search stopped on the way. Fix: {fix}.") from None
+    finally:
+        if started:
+            logging.captureWarnings(False)
+            root.handlers[:] = before
+
+
+class _OwnersFile(logging.Handler):
+    """Adds log lines to the owner's file of failures."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add one line."""
+        keep_text(f"{self.format(record)}\n")
+
+
+def _say_rehearsed(configuration: dict[str, Any], perplexity: float) -> None:
+    named = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in configuration.items()
+    )
+    _log.info("rehearsed on public records: %s: perplexity %.4g", named, perplexity)
+
+
+def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, about: dict[str, Any]) -> dict[str, Any]:
+    """What may be told of a finished search, for page and MLflow: the winner, its figures, and the price of choosing.
+
+    Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
+    epsilon covers those.
+    """
+    name, _ = model_of(settings)
+    result = json.loads(RunFolder(tuned.folder).result.read_text(encoding="utf-8"))
+    measured = {
+        "perplexity": {_KEYS[records]: pair for records, pair in tuned.perplexity.items()},
+        "scores": {_KEYS[records]: scores for records, scores in tuned.scores.items()},
+    }
+    if settings.experiment.telemetry == "research" and tuned.certificate is not None:
+        measured = _with_held_out(measured, prepared, tuned, base)
+    return {
+        "name": settings.search.name,
+        "model": name,
+        "rehearsed": settings.search.rehearses,
+        "data": str(about["label"]),
+        "synthetic": bool(about["synthetic"]),
+        "unit": prepared.units.kind,
+        "units": len(prepared.units),
+        "telemetry": settings.experiment.telemetry,
+        "epsilon": settings.search.epsilon,
+        "epsilon_certified": str(tuned.epsilons.certified),
+        "delta": prepared.schedule.delta,
+        "expected": settings.search.candidates,
+        "space": settings.search.asked.space.to_json(),
+        "settings": result["settings"],
+        "score": _score(tuned.certificate),
+        **measured,
+        "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
+    }
+
+
+def _score(certificate: SearchCertificate | None) -> dict[str, Any]:
+    """What candidates were compared by, and the winner's score with the standard deviation of its noise."""
+    if certificate is None or certificate.winner is None:
+        return {"on": "rehearsal"}
+    terms = certificate.score
+    deviation = terms.noise_multiplier * terms.clip / terms.units
+    return {
+        "on": terms.on,
+        "units": terms.units,
+        "clip": terms.clip,
+        "value": certificate.winner.score,
+        "deviation": deviation,
+    }
+
+
+def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned, base: Base) -> dict[str, Any]:
+    """The figures with those of held-out records: before and after of a causal model, after alone of a classifier."""
+    alone = replace(prepared, public=None)
+    if (after := figures_of(alone, tuned.model).get(HELD_OUT)) is None:
+        return measured
+    if prepared.settings.task == "classify":
+        scores = {score: (value, value) for score, value in after.items()}
+        return measured | {"scores": measured["scores"] | {"held_out": scores}}
+    before = figures_of(alone, base.load())[HELD_OUT]
+    pairs = [(before[figure], after[figure]) for figure in after]
+    return measured | {"perplexity": measured["perplexity"] | {"held_out": pairs[0]}}
+
+
+def main(
+    device: Annotated[str | None, typer.Option(help="cpu, or cuda:0")] = None,
+    params: Annotated[Path, typer.Option(help="the parameter file")] = Path("params.yaml"),
+    overrides: Annotated[str, typer.Option(help="sections to merge over it, as JSON")] = "{}",
+) -> None:
+    """Search the pipeline's records by params.yaml."""
+    search_records(load_settings(params, json.loads(overrides)), device)
+
+
+if __name__ == "__main__":
+    run_command(main)
