@@ -107,14 +107,20 @@ def _figure_text(told: Told) -> str:
     """
     if "held_out" not in told["perplexity"] and "held_out" not in told["scores"] and told["score"]["on"] == "held_out":
         score = told["score"]
-        lower = f"{score['value']:.3f} ± {score['deviation']:.3f} nats a token"
-        return f", whose loss on held-out records is {lower} below the base model's (within the guarantee)"
+        much = f"{abs(score['value']):.3f} ± {score['deviation']:.3f} {_nats(told)}"
+        where = "below" if score["value"] >= 0 else "above"
+        return f", whose loss on held-out records is {much} {where} the base model's (within the guarantee)"
     for key, records in RECORDS.items():
         if (pair := told["perplexity"].get(key)) is not None:
             return f", perplexity {digits4(pair[0])} → {digits4(pair[1])} on {records}"
         if (scores := told["scores"].get(key)) is not None:
             return f", accuracy {100 * scores['accuracy'][1]:.1f} % on {records}"
     return ""
+
+
+def _nats(told: Told) -> str:
+    """What losses are measured in: a classifier's are of whole records."""
+    return "nats a record" if told["settings"].get("task") == "classify" else "nats a token"
 
 
 def winner_of(told: Told, certificate: SearchCertificate | None) -> Mapping[str, Any]:
@@ -208,8 +214,8 @@ def score_text(told: Told) -> str:
     return (
         f"Candidates were compared by the {what}, against the base model, each unit's difference clipped to "
         f"{score['clip']:g} nats, with noise that the guarantee covers. The winner's score: {score['value']:+.4f} ± "
-        f"{score['deviation']:.4f} nats a token (one standard deviation of that noise; the best of several is a little "
-        "flattered by it)."
+        f"{score['deviation']:.4f} {_nats(told)} (one standard deviation of that noise; the best of several is a "
+        "little flattered by it)."
     )
 
 
