@@ -1,7 +1,8 @@
 """dptune: differentially private fine-tuning of language models, with honest epsilons.
 
 Layers, each importing only those to its right:
-``tuning -> training -> mechanisms -> privacy``; ``corpus`` stands alone. ``dptune.tune`` is imported at its first use.
+``tuning -> training -> mechanisms -> privacy``; ``corpus`` stands alone. ``dptune.tune`` and ``dptune.sample`` are
+imported at their first use.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dptune.tuning.sampling import sample as sample
     from dptune.tuning.tune import tune as tune
 
 __version__ = "0.1.0"
 
 
+_FUNCTIONS = {"tune": "dptune.tuning.tune", "sample": "dptune.tuning.sampling"}
+
+
 def __getattr__(name: str) -> Any:
-    """``tune``, which needs torch and transformers."""
-    if name != "tune":
+    """``tune`` and ``sample``, which need torch and transformers."""
+    if name not in _FUNCTIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("dptune.tuning.tune").tune
+    return getattr(import_module(_FUNCTIONS[name]), name)

@@ -23,7 +23,19 @@ from dptune.privacy.run_header import RunHeader
 ACCOUNT = ["account", "static", "--sample-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
 CALIBRATE = ["calibrate", "static", "--epsilon", "2", "--delta", "1e-5"]
 SEARCH = ["search", "plrvo", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "1", "--steps", "1"]
-COMMANDS = ["tune", "account", "calibrate", "search", "audit", "verify", "mechanisms", "set-aside", "generate", "serve"]
+COMMANDS = [
+    "tune",
+    "sample",
+    "account",
+    "calibrate",
+    "search",
+    "audit",
+    "verify",
+    "mechanisms",
+    "set-aside",
+    "generate",
+    "serve",
+]
 DP = {name for name in [*MECHANISMS, "dppg"] if name.startswith("dp")}
 FIELDS = [
     "mechanism",

@@ -18,6 +18,7 @@ from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
 from dptune.cli.noise_search import search
 from dptune.cli.pricing import account, calibrate
+from dptune.cli.sampling import sample
 from dptune.cli.scoring import score
 from dptune.cli.step_audit import audit
 from dptune.cli.suggest import suggest
@@ -57,6 +58,7 @@ def _main(
 for _command in (
     tune,
     suggest,
+    sample,
     score,
     account,
     calibrate,

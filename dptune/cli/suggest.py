@@ -12,6 +12,7 @@ from dptune.cli.console import show
 from dptune.cli.options import AsJson, Options, read_options
 from dptune.cli.tune_messages import by_option, set_up_logs
 from dptune.cli.tuning_options import (
+    AddBosToken,
     Alpha,
     AlphaPattern,
     AverageName,
@@ -93,6 +94,7 @@ def suggest(
     alpha_pattern: AlphaPattern = None,
     init: InitLoraWeights = "true",
     loss_on: LossOn = None,
+    add_bos_token: AddBosToken = False,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
@@ -116,6 +118,7 @@ def suggest(
         "rows": rows,
         "gradient_checkpointing": gradient_checkpointing,
         "loss_on": loss_on,
+        "add_bos_token": add_bos_token,
         "seed": seed,
         "device": device,
         "dtype": dtype,
@@ -225,8 +228,8 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     given += [
         f"--{name} {value}" for name, value in (("loss-on", settings.loss_on), ("dtype", settings.dtype)) if value
     ]
-    switches = {"gradient-checkpointing": settings.gradient_checkpointing, "load-in-4bit": settings.load_in_4bit}
-    given += [f"--{name}" for name, is_set in switches.items() if is_set]
+    switches = ("gradient_checkpointing", "load_in_4bit", "add_bos_token")
+    given += [f"--{name.replace('_', '-')}" for name in switches if getattr(settings, name)]
     if settings.seed:
         given.append(f"--seed {settings.seed}")
     return " ".join(given)

@@ -13,6 +13,7 @@ from dptune.cli.options import AsJson, Candidates, Options, Shape, read_options
 from dptune.cli.tune_messages import by_option, set_up_logs
 from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.cli.tuning_options import (
+    AddBosToken,
     Alpha,
     AlphaPattern,
     AverageName,
@@ -112,6 +113,7 @@ def tune(
     alpha_pattern: AlphaPattern = None,
     init: InitLoraWeights = "true",
     loss_on: LossOn = None,
+    add_bos_token: AddBosToken = False,
     eval_share: Annotated[float, typer.Option(help="Of the units, held out for perplexity; 0: none.")] = 0.1,
     telemetry: Annotated[
         Literal["research", "private"], typer.Option(help="private: no statistic of private records is told.")
@@ -153,6 +155,7 @@ def tune(
         "rows": rows,
         "gradient_checkpointing": gradient_checkpointing,
         "loss_on": loss_on,
+        "add_bos_token": add_bos_token,
         "eval_share": eval_share,
         "telemetry": telemetry,
         "seed": seed,

@@ -37,6 +37,7 @@ _OPTIONS = {
     "max_length": "--max-length",
     "cut_records": "--cut-records",
     "eval_share": "--eval-share",
+    "add_bos_token": "--add-bos-token",
     "learning_rate": "--learning-rate",
     "target_modules": "--target-modules",
     "options.": "--set ",
@@ -44,6 +45,13 @@ _OPTIONS = {
     "search.candidates": "--candidates",
     "search.shape": "--shape",
     "source.": "--source-set ",
+    "decoding.max_new_tokens": "--max-new-tokens",
+    "decoding.no_repeat_ngram": "--no-repeat-ngram",
+    "decoding.length_penalty": "--length-penalty",
+    "decoding.top_p": "--top-p",
+    "decoding.": "--",
+    "max_new_tokens": "--max-new-tokens",
+    "no_guarantee": "--no-guarantee",
 }
 #: Names that are English words too: they are replaced only at the beginning of a message.
 _WORDS = (
@@ -65,6 +73,8 @@ _WORDS = (
     "device",
     "public",
     "out",
+    "records",
+    "prompts",
 )
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
@@ -78,7 +88,11 @@ def by_option(message: str) -> str:
 
 def set_up_logs() -> None:
     """Show progress, and hide warnings that are meant for developers of other libraries."""
+    import logging
     import warnings
 
+    # Of transformers' generate, which leaves a mask out where it hides nothing.
+    logs = logging.getLogger("transformers.modeling_utils")
+    logs.addFilter(lambda record: "passing in an `attention_mask`" not in record.getMessage())
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
     show_progress()

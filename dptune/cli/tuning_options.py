@@ -11,6 +11,12 @@ from dptune.cli.catalogue import completions
 from dptune.errors import ConfigError
 from dptune.update_rule import Average, Optimizer, RateSchedule
 
+AddBosToken = Annotated[
+    bool,
+    typer.Option(
+        "--add-bos-token", help="Learn how texts begin, for dptune sample, if the tokenizer puts nothing before."
+    ),
+]
 Alpha = Annotated[int, typer.Option(help="Of LoRA.")]
 AlphaPattern = Annotated[
     list[str] | None, typer.Option(help="Alpha of some layers, NAME=NUMBER, as PEFT's alpha_pattern; repeatable.")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from dptune.errors import ConfigError
-from dptune.progress import progress
+from dptune.progress import Meter
 from dptune.training.causal import evaluation_mode, most_positions
+
+#: Seeds as ``dptune.bounds.Seed`` has them.
+_LARGEST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Decoding:
             raise ConfigError("decoding.temperature", f"{self.temperature} is not positive", fix="use 1")
         if not 0 < self.top_p <= 1:
             raise ConfigError("decoding.top_p", f"{self.top_p} is no share above 0", fix="use 1, or less")
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise ConfigError("decoding.seed", f"{self.seed} is not in [0, {_LARGEST_SEED}]", fix="use 0")
         if not math.isfinite(self.length_penalty):
             raise ConfigError("decoding.length_penalty", f"{self.length_penalty} is no number", fix="use 1")
         if not self.sample and (self.temperature, self.top_p) != (1.0, 1.0):
@@ -65,6 +72,21 @@ class Decoding:
         return f"{how}, at most {self.max_new_tokens} tokens{repeat}"
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """What a model wrote after a prompt.
+
+    Attributes:
+        text: its text without special tokens, white space as it was written.
+        tokens: number of tokens, the end-of-text token left out.
+        ended: whether the model ended it, by the end-of-text token; else it was cut.
+    """
+
+    text: str
+    tokens: int
+    ended: bool
+
+
 def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decoding, rows: int = 16) -> list[str]:
     """The text that the model writes after each prompt, up to its end-of-text token, without spaces at its ends.
 
@@ -76,39 +98,77 @@ def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decodin
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
-    ids = _open_ids(prompts, tokenizer)
-    _check_lengths(ids, most_positions(model), decoding.max_new_tokens)
-    found = [""] * len(prompts)
-    order = np.argsort([len(one) for one in ids], kind="stable")
-    device = next(model.parameters()).device
-    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(enabled=decoding.sample):
+    with seeded(decoding):
+        found = continuations(model, tokenizer, open_ids(prompts, tokenizer), decoding, rows)
+    return [one.text.strip() for one in found]
+
+
+@contextmanager
+def seeded(decoding: Decoding) -> Iterator[None]:
+    """Context in which draws follow ``decoding.seed``, and after which torch's own go on as if there had been none."""
+    with torch.random.fork_rng(enabled=decoding.sample):
         if decoding.sample:
             torch.manual_seed(decoding.seed)
-        for start in progress(range(0, len(order), rows), "writing", total=math.ceil(len(order) / rows)):
+        yield
+
+
+def continuations(
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], decoding: Decoding, rows: int = 16
+) -> list[Continuation]:
+    """What the model writes after each prompt, given as token ids. Draws go on from torch's state: see ``seeded``.
+
+    Raises: ConfigError as ``decode``.
+    """
+    check_lengths(prompts, most_positions(model), decoding.max_new_tokens)
+    found: dict[int, Continuation] = {}
+    order = np.argsort([len(one) for one in prompts], kind="stable").tolist()
+    device = next(model.parameters()).device
+    with (
+        evaluation_mode(model),
+        torch.no_grad(),
+        _no_defaults_of(model),
+        Meter("writing", total=len(order), unit="texts") as meter,
+    ):
+        for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
-            written = _write(model, tokenizer, [ids[one] for one in chosen], decoding, device)
-            for place, text in zip(chosen, written, strict=True):
-                found[place] = text
-    return found
+            some = [list(prompts[one]) for one in chosen]
+            found |= zip(chosen, _write(model, tokenizer, some, decoding, device), strict=True)
+            meter.update(len(found))
+    return [found[place] for place in range(len(prompts))]
 
 
-def _open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Ids of prompts as training has them. An end-of-text token that a prompt itself ends in is its separator."""
     found = [list(tokenizer(prompt, verbose=False)["input_ids"]) for prompt in prompts]
     adds_end = tokenizer("a", verbose=False)["input_ids"][-1:] == [tokenizer.eos_token_id]
     return [ids[:-1] for ids in found] if adds_end else found
 
 
-def _check_lengths(ids: Sequence[Sequence[int]], positions: int | None, new: int) -> None:
+def check_lengths(ids: Sequence[Sequence[int]], positions: int | None, new: int) -> None:
+    """Raises: ConfigError for a prompt without a token, and for one that leaves less than ``new`` of the positions."""
     if any(not one for one in ids):
-        raise ConfigError("prompts", "hold one without a token", fix="give it a text")
+        raise ConfigError("data.prompt", "holds one without a token", fix="give it a text")
     longest = max((len(one) for one in ids), default=0)
     if positions is not None and longest + new > positions:
         problem = f"{new} beside a prompt of {longest} tokens is more than the model's {positions}"
         raise ConfigError("decoding.max_new_tokens", problem, fix="lower it, or shorten the prompts")
 
 
-def _write(model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device) -> list[str]:
+@contextmanager
+def _no_defaults_of(model: Any) -> Iterator[None]:
+    """Context in which a checkpoint's own defaults are left out, such as a penalty of repetition: what decides the
+    outputs is in ``Decoding`` alone."""
+    owner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before, owner.generation_config = owner.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        owner.generation_config = before
+
+
+def _write(
+    model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device
+) -> list[Continuation]:
     width, padding = max(map(len, ids)), tokenizer.pad_token_id
     # On the left: what is written must follow the prompt.
     batch = torch.tensor([[padding] * (width - len(one)) + one for one in ids], device=device)
@@ -126,10 +186,14 @@ def _write(model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding,
         **(options if decoding.sample else {}),
         **({"length_penalty": decoding.length_penalty} if decoding.beams > 1 else {}),
     )
-    return [_text(row, tokenizer) for row in output[:, width:].tolist()]
+    return [_continuation(one, row, tokenizer) for one, row in zip(ids, output[:, width:].tolist(), strict=True)]
 
 
-def _text(ids: list[int], tokenizer: Any) -> str:
+def _continuation(prompt: list[int], ids: list[int], tokenizer: Any) -> Continuation:
     end = tokenizer.eos_token_id
-    kept = ids[: ids.index(end)] if end in ids else ids
-    return str(tokenizer.decode(kept, skip_special_tokens=True)).strip()
+    ended = end is not None and end in ids
+    kept = ids[: ids.index(end)] if ended else ids
+    # Decoded after its prompt, for alone a first token may lose the space before it.
+    before, whole = (str(tokenizer.decode(some, skip_special_tokens=True)) for some in (prompt, prompt + kept))
+    alone = str(tokenizer.decode(kept, skip_special_tokens=True))
+    return Continuation(whole[len(before) :] if whole.startswith(before) else alone, len(kept), ended)

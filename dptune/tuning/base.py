@@ -12,6 +12,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from dptune.errors import ConfigError, first_line
+from dptune.training.beginning import with_beginning
 from dptune.training.causal import check_causal, check_configuration, most_positions
 from dptune.training.checkpointing import layers_of
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
@@ -29,7 +30,7 @@ from dptune.training.model import (
 from dptune.training.per_sample import trained_blocks
 from dptune.training.quantized import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.together import shared_copy
-from dptune.tuning.places import check_model
+from dptune.tuning.places import check_model, name_of
 from dptune.tuning.settings import TuneSettings
 
 
@@ -125,6 +126,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         labels = settings.labels if settings.task == "classify" else None
         config = load_config(checkpoint) if labels is None else None
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
+        tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer
         head: tuple[str, ...] = ()
         if labels is None:
             empty = without_weights(checkpoint, config)
@@ -134,12 +136,13 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
             head = head_names(checkpoint, empty)
         if settings.gradient_checkpointing:
             layers_of(empty)
-        name = Path(model).resolve().name if Path(model).is_dir() else str(model)
+        name = name_of(str(model))
         identity = revision or _digest_of_folder(Path(model), config)
         found = _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint, head)
         return replace(found, classifier=config, vocabulary=len(labels)) if labels is not None else found
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
+    tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer
     if getattr(model, "config", None) is None or getattr(model, "peft_config", None):
         problem = f"is a {type(model).__name__}"
         raise ConfigError("model", problem, fix="give a transformers model without adapters, a folder or a hub id")

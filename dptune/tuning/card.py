@@ -106,32 +106,12 @@ def privacy_section(
         classifies: whether the weights are a classifier's, with a head.
         certificate: of the search whose winner this is; the guarantee is then the whole search's.
     """
-    header, prices = contents.header, contents.epsilons
-    searched = {} if certificate is None else _searched(certificate)
-    certified = prices.certified if certificate is None else certificate.certified
-    noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
-    proved = "what is proved" if certificate is None else "what is proved, of the whole search"
-    whose_paper = "as the mechanism's paper counts" + ("" if certificate is None else " one candidate")
+    header = contents.header
     rates = sorted({release.sample_rate for release in contents.composition})
     bands = max((len(release.coefficients) for release in contents.composition), default=0)
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
-    whose = (
-        "one record"
-        if header.unit == "record"
-        else f"one unit `{header.unit}`: all records that share a value of that column"
-    )
     rows = {
-        "epsilon_certified": f"{_up(certified)} ({proved})",
-        "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
-        "epsilon_published": f"{_up(prices.published)} ({whose_paper})",
-        "epsilon_audited": "not measured",
-        "delta": f"{header.delta:g}",
-        **searched,
-        "unit": whose,
-        "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
-        + (", whose number stays empty, so that all others keep their groups" if bands else ""),
-        "units": f"{header.units} in training: public, and covered by no epsilon",
-        "mechanism": header.mechanism,
+        **guarantee_rows(contents, certificate),
         "noise": f"{_range(noises)} times the sensitivity" + (f", correlated over {bands} steps" if bands else ""),
         "sampling": f"Poisson: at each of {contents.releases} steps each unit"
         + (f" of one of {bands} groups in turn" if bands else "")
@@ -160,10 +140,56 @@ def privacy_section(
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
     not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
-    table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
     return "\n".join(
-        [START, "## Privacy", "", *table, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END]
+        [
+            START,
+            "## Privacy",
+            "",
+            *table(rows),
+            "",
+            "Not covered:",
+            "",
+            *(f"- {_cell(one)}" for one in not_covered),
+            END,
+        ]
     )
+
+
+def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate | None) -> float:
+    """The guarantee of a deliverable: its own ledger's, or that of the search whose winner it is."""
+    return contents.epsilons.certified if certificate is None else certificate.certified
+
+
+def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
+    """What is guaranteed, to whom, and by which mechanism, by name. Epsilons are rounded up."""
+    header, prices = contents.header, contents.epsilons
+    bands = any(release.coefficients for release in contents.composition)
+    noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
+    proved = "what is proved" if certificate is None else "what is proved, of the whole search"
+    whose_paper = "as the mechanism's paper counts" + ("" if certificate is None else " one candidate")
+    whose = (
+        "one record"
+        if header.unit == "record"
+        else f"one unit `{header.unit}`: all records that share a value of that column"
+    )
+    return {
+        "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({proved})",
+        "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
+        "epsilon_published": f"{_up(prices.published)} ({whose_paper})",
+        "epsilon_audited": "not measured",
+        "delta": f"{header.delta:g}",
+        **({} if certificate is None else _searched(certificate)),
+        "unit": whose,
+        "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
+        + (", whose number stays empty, so that all others keep their groups" if bands else ""),
+        "units": f"{header.units} in training: public, and covered by no epsilon",
+        "mechanism": header.mechanism,
+    }
+
+
+def table(rows: Mapping[str, str]) -> list[str]:
+    """Lines of a table of two columns, in which nothing can leave its cell."""
+    return ["| | |", "| --- | --- |", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
 
 
 def _searched(certificate: SearchCertificate) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_json, wr
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
-from dptune.tuning.verifying import CARD, CONFIG, LABELS, section_of
+from dptune.tuning.verifying import CARD, CONFIG, LABELS, RECORDS, section_of
 
 
 def partial_of(folder: RunFolder) -> Path:
@@ -23,12 +23,19 @@ def partial_of(folder: RunFolder) -> Path:
 
 
 def write_weights(
-    model: Any, tokenizer: Any, folder: RunFolder, base: str, revision: str | None, labels: Sequence[str] | None = None
+    model: Any,
+    tokenizer: Any,
+    folder: RunFolder,
+    base: str,
+    revision: str | None,
+    labels: Sequence[str] | None,
+    records: Mapping[str, Any],
 ) -> None:
     """Write adapter and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them.
 
     Args:
-        labels: names of a classifier's labels, in the order of its outputs, for ``LABELS``.
+        labels: names of a classifier's labels, in the order of its outputs, for ``LABELS``; None of what writes texts.
+        records: what sampling needs to know of the records, for ``RECORDS``. Public.
     """
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -38,6 +45,8 @@ def write_weights(
             tokenizer.save_pretrained(str(partial))
         if labels is not None:
             write_json(partial / LABELS, list(labels))
+        else:
+            write_json(partial / RECORDS, dict(records))
         _change(partial / CONFIG, base_model_name_or_path=base, revision=revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)

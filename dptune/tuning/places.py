@@ -24,6 +24,11 @@ def check_model(source: str, revision: str | None) -> str:
     return source
 
 
+def name_of(source: str) -> str:
+    """A hub id, or the last part of a folder's path, so that no path of this machine is handed on."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
 def check_data(source: RecordSource) -> None:
     """Check the path of the records. Raises: DataError if there is no such file; ConfigError for an unknown ending."""
     for data in (source.data, source.public):
@@ -42,3 +47,22 @@ def check_folder(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
         fix = "give a new folder, or that of a run to go on with"
         raise ConfigError("out", f"{folder} holds files and no run of dptune tune", fix=fix)
+
+
+def check_new_file(out: Path) -> None:
+    """Check where sampled texts go. Raises: ConfigError if they or their card exist, or the ending is another."""
+    if out.suffix != ".jsonl":
+        raise ConfigError(
+            "out", f"{out} does not end in .jsonl, by which the file is read", fix=f"use {out.stem}.jsonl"
+        )
+    for path in (out, card_beside(out)):
+        if path.exists() or path.is_symlink():
+            raise ConfigError("out", f"{path} exists", fix="give another name, or move it away")
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise ConfigError("out", f"{parent} is no folder", fix="give the path of a new file")
+
+
+def card_beside(out: Path) -> Path:
+    """The card of sampled texts."""
+    return out.with_suffix(".md")

@@ -14,6 +14,7 @@ import numpy as np
 from dptune.corpus.reading.read import Records, Sides, read, read_sides
 from dptune.corpus.reading.record import Labelled
 from dptune.corpus.reading.source import Fractions, RecordSource
+from dptune.corpus.records import form_of
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
@@ -51,6 +52,7 @@ class PreparedRun:
         counts: number of records of each side.
         notes: warnings for the owner of the records alone.
         held_out: the units of ``evaluation``; None without any.
+        form: what the records are, one of ``corpus.records.FORMS``. Public.
         fingerprint: digest of all private records and their units, by which a register recognises them. Private.
     """
 
@@ -66,6 +68,12 @@ class PreparedRun:
     notes: tuple[str, ...] = field(repr=False)
     held_out: PrivacyUnits | None = field(default=None, repr=False)
     fingerprint: str = field(default="", repr=False)
+    form: str = "text"
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is delivered with the weights, for sampling: the form of the records, and the most tokens of one."""
+        return {"form": self.form, "tokens": self.tokens.width - 1}
 
     @property
     def plan(self) -> TrainingPlan:
@@ -211,6 +219,9 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     """
     check_mechanism(settings, base)
     length = max_length_of(settings, base.positions)
+    form = form_of(sides.train)
+    if settings.add_bos_token and form == "messages":
+        raise ConfigError("add_bos_token", "is not for chats, which their template begins", fix="leave it out")
     units = units_of_side(sides.train, unit, settings.records_per_unit)
     schedule = schedule_of(settings, len(units), base.parameters, base.positions)
     tokens, evaluation, public = (
@@ -234,6 +245,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, unit, tokens, settings)),
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
         fingerprint=_fingerprint((*sides.train, *sides.eval)),
+        form=form,
     )
 
 

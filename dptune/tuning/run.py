@@ -165,7 +165,7 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
                 for figure, value in values.items():
                     if not math.isfinite(value):
                         raise DivergedError(f"the run diverged: {figure} on {name} is {value}. Fix: {DIVERGED}.")
-            write_weights(model, base.tokenizer, folder, base.name, base.revision, settings.labels)
+            write_weights(model, base.tokenizer, folder, base.name, base.revision, settings.labels, prepared.kept)
             figures = {
                 name: {figure: [before[name][figure], value] for figure, value in values.items()}
                 for name, values in after.items()
@@ -210,6 +210,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
         "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
         "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
+        "beginning-of-text token": "added" if settings.add_bos_token else None,
         "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
     }
     return {

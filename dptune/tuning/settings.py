@@ -48,6 +48,8 @@ class TuneSettings:
         rank, alpha, target_modules: settings of LoRA; None targets the modules that PEFT knows for the family.
         rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.lora.Lora``.
         loss_on: the tokens that count in the loss; None follows the kind of record.
+        add_bos_token: put a beginning-of-text token before each record where the tokenizer puts none, so that the first
+            token of a text is learned too; the delivered tokenizer puts it as well. For ``dptune.sample``.
         eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
         telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
         seed: seed of the initialisation of adapters and head. Public.
@@ -82,6 +84,7 @@ class TuneSettings:
     alpha_pattern: Mapping[str, int] = field(default_factory=dict)
     init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     loss_on: LossOn | None = None
+    add_bos_token: bool = False
     eval_share: float = 0.1
     telemetry: Telemetry = "research"
     seed: int = 0
@@ -130,6 +133,8 @@ class TuneSettings:
             raise ConfigError(
                 "training.loss_on", "is for task generate: a classifier learns labels", fix="leave it out"
             )
+        if self.add_bos_token:
+            raise ConfigError("add_bos_token", "is for task generate: a classifier writes nothing", fix="leave it out")
         if self.load_in_4bit:
             raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
         labels = self.labels
@@ -185,7 +190,7 @@ _SUCH_AS = {
 
 _POSITIVE = tuple(name for name in _SUCH_AS if name != "seed")
 _WHOLE = ("rank", "alpha", "rows", "records_per_unit", "seed")
-_SWITCHES = ("cut_records", "gradient_checkpointing", "rslora", "load_in_4bit")
+_SWITCHES = ("cut_records", "add_bos_token", "gradient_checkpointing", "rslora", "load_in_4bit")
 
 
 def _check_bounds(name: str, value: Any, bounds: Any) -> None:

@@ -15,6 +15,8 @@ from dptune.tuning.search.space import Space
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 #: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
 LABELS = "labels.json"
+#: The form of the records and the most tokens of one, which sampling keeps to; a classifier's folder has none.
+RECORDS = "records.json"
 #: Files of a tokenizer, as transformers names them.
 _TOKENIZER = (
     "added_tokens.json",
@@ -86,7 +88,8 @@ def certificate_of(path: Path) -> SearchCertificate | None:
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
-    files = (ledger, path / FILE, path / WEIGHTS, path / CONFIG, path / LABELS, *(path / name for name in _TOKENIZER))
+    own = (ledger, path / FILE, path / WEIGHTS, path / CONFIG, path / LABELS, path / RECORDS)
+    files = (*own, *(path / name for name in _TOKENIZER))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
     return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests, certificate=certificate_of(path))
 

@@ -63,6 +63,7 @@ def test_the_page_of_commands_has_each_option() -> None:
     for name in (
         "tune",
         "suggest",
+        "sample",
         "account",
         "calibrate",
         "search",

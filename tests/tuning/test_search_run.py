@@ -24,7 +24,9 @@ from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent import Register
 from dptune.training import run as training_run
 from dptune.tuning.base import open_base
+from dptune.tuning.finished import open_adapter
 from dptune.tuning.prepare import PreparedRun, prepare
+from dptune.tuning.sampling import Sampled
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search import search as search_module
 from dptune.tuning.search.candidates import charge_score, score_header
@@ -100,6 +102,11 @@ def test_the_winner_leaves_with_a_certificate_and_nothing_tells_how_many_there_w
         assert json.loads(said.stdout)["epsilon_certified"] == pytest.approx(found.certificate.certified)
         alone = CliRunner().invoke(app, ["verify", str(out / "adapter" / FILE), "--json"])
         assert json.loads(alone.stdout)["epsilon_certified"] == pytest.approx(found.certificate.certified)
+        opened = open_adapter(out)
+        assert opened.epsilon == found.certificate.certified
+        card = Sampled([{"text": "a"}], {"texts": 1}, {}, opened).card("a.jsonl", "0")
+        assert "(what is proved, of the whole search)" in card
+        assert "- A record that crashes a run" in card
         again = start(prepared, folder)  # a finished search is loaded, and nothing runs
         assert again.certificate == found.certificate
         with pytest.raises(ConfigError, match=r"search\.again"):

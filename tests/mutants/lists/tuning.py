@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PREPARE, RUN, DEFAULTS = "dptune/tuning/prepare.py", "dptune/tuning/run.py", "dptune/tuning/defaults.py"
+FINISHED, SAMPLE_TESTS = "dptune/tuning/finished.py", "tests/tuning/test_sample.py"
 TUNE_TESTS, DEFAULTS_TESTS = "tests/tuning/test_tune.py", "tests/tuning/test_defaults.py"
 
 MUTANTS = (
@@ -53,8 +54,32 @@ MUTANTS = (
         "a tokenizer that turns words into others could be put beside a card that vouches for the folder",
         "dptune/tuning/verifying.py",
         ", *(path / name for name in _TOKENIZER))",
-        ")",
+        ",)",
         (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
+    ),
+    Mutant(
+        "texts_of_any_adapter",
+        "texts would be handed on with the small epsilon of a card that the ledger contradicts",
+        FINISHED,
+        "= check_deliverable(path), ",
+        "= __import__('dptune.privacy.ledger_file').privacy.ledger_file.read_ledger(RunFolder(path).ledger), ",
+        (f"{SAMPLE_TESTS}::test_an_adapter_that_does_not_verify_is_refused",),
+    ),
+    Mutant(
+        "texts_of_a_run_without_an_end",
+        "texts could be of weights that followed releases which the ledger lost",
+        FINISHED,
+        "if not contents.complete:",
+        "if contents.releases < 0:",
+        (f"{SAMPLE_TESTS}::test_a_run_without_an_end_and_chats_are_refused",),
+    ),
+    Mutant(
+        "texts_without_a_guarantee",
+        "texts of an adapter that certifies nothing would be written without a word",
+        FINISHED,
+        "if not no_guarantee and not math.isfinite(found.epsilon):",
+        "if not no_guarantee and math.isnan(found.epsilon):",
+        (f"{SAMPLE_TESTS}::test_without_a_guarantee_it_takes_a_word_and_the_card_says_so",),
     ),
     Mutant(
         "epsilons_rounded_down",

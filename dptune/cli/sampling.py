@@ -1,0 +1,92 @@
+"""``dptune sample``: a synthetic corpus from a tuned adapter, at no further cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson
+from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tuning_options import Device, Dtype, LoadIn4bit, Model, Revision
+from dptune.errors import DptuneError
+
+_INTERRUPTED = 130
+_COVERED = (
+    "SYNTHETIC. They cost nothing beyond the adapter's own epsilon and delta, however many are made; a run on the same "
+    "units that uses them pays on top."
+)
+_NOT_COVERED = "SYNTHETIC, with NO GUARANTEE: the adapter has no certified epsilon."
+
+
+def sample(
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
+    model: Model,
+    records: Annotated[int | None, typer.Option(help="How many texts; else one for each prompt.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="New file of JSON lines; its card lies beside it, as .md.")] = Path(
+        "synthetic.jsonl"
+    ),
+    prompts: Annotated[
+        Path | None, typer.Option(help="Public prompts, for an adapter of prompts and completions; used in turn.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column of the prompts; else prompt.")] = None,
+    revision: Revision = None,
+    temperature: Annotated[float, typer.Option(help="1: as the model learned it; less: likelier texts.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Share of the probability that tokens are drawn from.")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Of a text; else as long as records were in training.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws; it need not be secret.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", "--batch", help="Texts of a batch.", min=1)] = 16,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Also sample an adapter without a certified epsilon.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    load_in_4bit: LoadIn4bit = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a synthetic corpus with a tuned adapter; sampling is post-processing, and costs no further privacy."""
+    from dptune.corpus.reading.source import RecordSource
+    from dptune.tuning.finished import open_adapter
+    from dptune.tuning.places import card_beside, check_data, check_model, check_new_file
+
+    try:
+        check_new_file(out)
+        check_model(model, revision)
+        if prompts is not None:
+            check_data(RecordSource(str(prompts)))
+        opened = open_adapter(adapter, no_guarantee=no_guarantee)
+        set_up_logs()
+        from dptune.tuning.sampling import sample as draw
+
+        found = draw(
+            opened,
+            model,
+            records,
+            prompts=None if prompts is None else str(prompts),
+            prompt=prompt,
+            revision=revision,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            rows=rows,
+            device=device,
+            dtype=dtype,
+            load_in_4bit=load_in_4bit,
+            warn=lambda note: notice("warning", by_option(note)),
+        )
+        found.save(out)
+    except DptuneError as error:
+        raise DptuneError(by_option(str(error))) from None
+    except KeyboardInterrupt:
+        notice("stopped", "no file was written; the same command makes the same texts")
+        raise typer.Exit(_INTERRUPTED) from None
+    guarantee = {"epsilon_certified": opened.epsilon, "delta": opened.contents.header.delta}
+    show({**found.figures, **guarantee, "file": str(out), "card": str(card_beside(out))}, as_json)
+    if not as_json:
+        typer.echo(_COVERED if opened.epsilon < float("inf") else _NOT_COVERED)
+        typer.echo(f"Train on them: dptune tune --data {out}; or any other training, with privacy or without.")
