@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_tokenizers import learned_pieces, records, tokenizer
+from tiny_tuning import QUICK, checkpoint
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+import dptune
+from dptune.cli import app
 from dptune.corpus.reading.record import PromptTarget, Text
 from dptune.errors import ConfigError
 from dptune.training.beginning import beginning_of, with_beginning
 from dptune.training.encoding import tokens_of
+from dptune.tuning.settings import TuneSettings
 
 
 @pytest.mark.parametrize("made", [tokenizer, lambda: learned_pieces(False), lambda: learned_pieces(True)])
@@ -58,3 +63,20 @@ def test_a_tokenizer_that_cannot_is_refused() -> None:
     nothing.bos_token = nothing.eos_token = None
     with pytest.raises(ConfigError, match="neither such a token nor one of the end"):
         with_beginning(nothing)
+
+
+def test_beginnings_are_not_added_to_chats_nor_for_classifiers() -> None:
+    chats = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"{n}"}]} for n in range(9)
+    ]
+    with pytest.raises(ConfigError, match="add_bos_token: is not for chats, which their template begins"):
+        dptune.tune(checkpoint(), chats, epsilon=8, add_bos_token=True, delta=1e-3, **QUICK)
+    with pytest.raises(ConfigError, match="add_bos_token: is for task generate"):
+        TuneSettings(epsilon=8, task="classify", add_bos_token=True)
+
+
+def test_suggest_hands_it_on() -> None:
+    given = ["suggest", "--model", str(checkpoint()), "--units", "500", "--epsilon", "8", "--add-bos-token"]
+    said = CliRunner().invoke(app, given)
+    assert said.exit_code == 0, said.output
+    assert said.stdout.splitlines()[-1].endswith(" --add-bos-token")

@@ -35,7 +35,6 @@ from dptune.tuning.card import card_text
 from dptune.tuning.deliverable import write_card
 from dptune.tuning.finished import open_adapter
 from dptune.tuning.sampling import Sampled, summary_of
-from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable, section_of
 
 PROMPTS = ["red cat", "old cat ", "new dog"]
@@ -202,23 +201,6 @@ def test_the_folder_of_a_run_is_taken_for_its_adapter() -> None:
     assert open_adapter(pairs_adapter()).form == "pair"
     assert "| beginning-of-text token | added |" in (texts_adapter() / "README.md").read_text("utf-8")
     assert "beginning-of-text" not in (pairs_adapter() / "README.md").read_text("utf-8")
-
-
-def test_beginnings_are_not_added_to_chats_nor_for_classifiers() -> None:
-    chats = [
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"{n}"}]} for n in range(9)
-    ]
-    with pytest.raises(ConfigError, match="add_bos_token: is not for chats, which their template begins"):
-        dptune.tune(checkpoint(), chats, epsilon=8, add_bos_token=True, delta=1e-3, **QUICK)
-    with pytest.raises(ConfigError, match="add_bos_token: is for task generate"):
-        TuneSettings(epsilon=8, task="classify", add_bos_token=True)
-
-
-def test_suggest_hands_it_on() -> None:
-    given = ["suggest", "--model", str(checkpoint()), "--units", "500", "--epsilon", "8", "--add-bos-token"]
-    said = CliRunner().invoke(app, given)
-    assert said.exit_code == 0, said.output
-    assert said.stdout.splitlines()[-1].endswith(" --add-bos-token")
 
 
 def test_an_adapter_that_never_learned_how_texts_begin_says_so(tmp_path: Path) -> None:
