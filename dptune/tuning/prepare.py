@@ -104,8 +104,10 @@ class PreparedRun:
             for row in side.rows if side else ():
                 found.update(row.tobytes() + b"|")
             found.update(b"||")
-        for members in self.units.members:
-            found.update(members.tobytes() + b"|")
+        for units in (self.units, self.held_out):
+            for members in units.members if units else ():
+                found.update(members.tobytes() + b"|")
+            found.update(b"||")
         return found.hexdigest()
 
 

@@ -184,14 +184,19 @@ def test_failures_count_and_never_win(
     working = working_folder(tmp_path / "out")
     plan = Plan.read(working)
     assert len(plan.candidates) == 3
-    outcomes = {one.name: json.loads((working / one.name / "outcome.json").read_text()) for one in plan.candidates}
+    outcomes = {
+        one.name: json.loads((working / "candidates" / one.name / "outcome.json").read_text())
+        for one in plan.candidates
+    }
     assert [outcomes[name]["score"] for name in {*failed}] == [None, None]
     (winner,) = {*outcomes} - {*failed}
     assert found.certificate is not None
     assert found.certificate.winner is not None
     assert found.certificate.winner.score == outcomes[winner]["score"]
     for name in outcomes:  # no failure costs more than a candidate may
-        assert not exceeds(read_ledger(working / name / "ledger.jsonl").composition, found.certificate.kinds[0][1])
+        assert not exceeds(
+            read_ledger(working / "candidates" / name / "ledger.jsonl").composition, found.certificate.kinds[0][1]
+        )
 
 
 def test_where_all_fail_the_price_is_paid_and_nothing_is_delivered(
@@ -224,12 +229,10 @@ def test_a_failure_of_a_shared_pass_is_nobodys(
     monkeypatch.setattr(candidates_module, "train_together", crash)
     start(prepared, tmp_path, keep_losers=True)
     working = working_folder(tmp_path / "out")
-    for path in working.glob("*/outcome.json"):
+    for path in working.glob("candidates/*/outcome.json"):
         assert json.loads(path.read_text())["score"] is not None
     # Both are trained with noise of their own, from the same start.
-    states = {
-        (path / "score.jsonl").read_text().count('"kind":"release"') for path in working.glob("*") if path.is_dir()
-    }
+    states = {(path / "score.jsonl").read_text().count('"kind":"release"') for path in working.glob("candidates/*")}
     assert states == {1}
 
 
@@ -367,7 +370,7 @@ def test_candidates_of_one_configuration_have_noise_of_their_own(
     start(prepared, tmp_path, space=one, keep_losers=True)
     from safetensors.torch import load_file
 
-    files = list(working_folder(tmp_path / "out").glob("*/.adapter.partial/*.safetensors"))
+    files = list(working_folder(tmp_path / "out").glob("candidates/*/.adapter.partial/*.safetensors"))
     files += list((tmp_path / "out" / "adapter").glob("*.safetensors"))
     states = [load_file(path) for path in files]
     assert len(states) == 2

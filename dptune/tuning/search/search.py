@@ -19,7 +19,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ from dptune.tuning.deliverable import deliver, partial_of
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
+from dptune.tuning.search.asked import asked_of, changes
 from dptune.tuning.search.candidates import (
+    CANDIDATES,
     SCORE_LEDGER,
     SearchRun,
     crashed,
@@ -69,7 +71,7 @@ class NoWinnerError(DptuneError):
 
 def working_folder(out: Path) -> Path:
     """The secret folder of a search whose result goes to ``out``."""
-    return out.with_name(f".{out.name}.searching")
+    return RunFolder(out).searching
 
 
 def search(
@@ -87,18 +89,20 @@ def search(
 
     Raises: ConfigError before anything is charged; NoWinnerError if every candidate failed.
     """
+    out = out.absolute()
     check_folder(out)
     check_prepared(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
     with locked(private_directory(out) / folder.lock.name):
-        _check_same(prepared, asked, folder)
+        cell = _check_same(prepared, asked, folder)
         if folder.adapter.exists() or (out / FILE).exists():
             _forget(working, asked)  # killed after the winner was out
             return _load(prepared, out)
-        plan, certificate = _open(prepared, asked, working, register, out)
+        plan, certificate = _open(prepared, asked, working, register)
+        write_json(folder.cell, cell)
         on_start(certificate)
         with _quiet():
-            shared = SearchRun.open(prepared, plan, certificate.score, working)
+            shared = SearchRun.open(prepared, plan, certificate, working)
             for start in range(0, len(plan.candidates), asked.together):
                 run_candidates(shared, plan.candidates[start : start + asked.together])
         if any(crashed(shared, candidate) for candidate in plan.candidates):
@@ -182,7 +186,7 @@ def certificate_of(
 
 
 def _open(
-    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, out: Path
+    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register
 ) -> tuple[Plan, SearchCertificate]:
     """The plan and certificate of a new search, or those of the one that is under way."""
     if working.exists() and working.stat().st_mode & 0o077:
@@ -196,12 +200,15 @@ def _open(
         plan, certificate = Plan.read(working), read_certificate(working / FILE)
         if certificate.commitment != plan.commitment or certificate.id != plan.id:
             raise ConfigError("out", f"{working} holds the plan of another search", fix="restore its own plan")
+        _check_plan(prepared, asked, plan, working)
         register.add_search(prepared.fingerprint, certificate)  # killed in between: adds nothing twice
         return plan, certificate
     register.check(prepared.fingerprint, again=asked.again)
     kinds, terms = plan_of_search(prepared, asked)
     private_directory(working)
+    private_directory(working / CANDIDATES)  # now: others see the number and the times of what lies in ``working``
     plan = Plan.draw(asked, kinds, OsEntropy())
+    plan = replace(plan, asked=asked_of(prepared, asked, plan.salt))
     certificate = certificate_of(prepared, asked, kinds, terms, plan.id, plan.commitment)
     plan.write(working)
     write_certificate(working / FILE, certificate)
@@ -209,34 +216,30 @@ def _open(
     return plan, certificate
 
 
-def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> None:
-    """Write what a new search is asked for; of one that goes on, check that it is the same.
+def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, working: Path) -> None:
+    """Raise ConfigError unless the plan was drawn for these records and settings: its price is about those alone."""
+    fix = "take them back, or give another folder, which spends again"
+    if not plan.asked:
+        problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
+        raise ConfigError("out", problem, fix="give another folder, which spends again")
+    if changed := changes(plan.asked, asked_of(prepared, asked, plan.salt)):
+        problem = f"{working} holds a search that was started with other settings ({changed})"
+        raise ConfigError("out", problem, fix=fix)
+
+
+def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> dict[str, Any]:
+    """What the search is asked for, for its cell; where one goes on or ended, check that it is the same.
 
     Raises: ConfigError naming what changed.
     """
     known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
     salt = known.get("salt") or secrets.token_hex(16)
-    now = json.loads(json.dumps(_asked(prepared, asked, salt) | {"salt": salt}))
-    working = working_folder(folder.path)
-    if not known or not ((working / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()):
-        write_json(folder.cell, now)
-        return
-    if changed := sorted(name for name in {*now, *known} if now.get(name) != known.get(name)):
-        problem = f"{folder.path} was started with other settings ({', '.join(changed)})"
+    now = asked_of(prepared, asked, salt) | {"salt": salt}
+    begun = (working_folder(folder.path) / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()
+    if known and begun and (changed := changes(known, now)):
+        problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
-
-
-def _asked(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
-    settings = asdict(prepared.settings)
-    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
-        del settings[name]
-    return {
-        "model": prepared.base.identity,
-        "records": prepared.digest(salt),
-        "unit": prepared.units.kind,
-        "search": asked.to_json(),
-        **settings,
-    }
+    return now
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
