@@ -51,7 +51,7 @@ def tune_by_search(
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
-    check_folder(out)
+    check_folder(out, "run" if asked.score.on == "rehearsal" else "search")
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate

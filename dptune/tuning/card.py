@@ -159,7 +159,8 @@ def privacy_section(
         not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
-    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
+    plugins = header.plugins if certificate is None else certificate.plugins
+    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins]
     table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(value)} |" for name, value in rows.items())]
     return "\n".join(
         [START, "## Privacy", "", *table, "", "Not covered:", "", *(f"- {_cell(one)}" for one in not_covered), END]

@@ -105,6 +105,7 @@ def run(
     folder = RunFolder(out)
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
+        check_folder(out)  # again: a search may have begun in between
         header = replace(prepared.header, run_id=_check_same(prepared, folder))
         register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
         on_start()
@@ -272,7 +273,7 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     changed = [name for name in written if written[name] != known.get(name)]
     if not known or not folder.ledger.exists():
         run_id = uuid.uuid4().hex if changed else known["run_id"]
-        write_json(folder.cell, written | {"run_id": run_id})
+        write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
         told = [

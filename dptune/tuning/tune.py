@@ -87,11 +87,11 @@ def tune(
     chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-")) / "tuned"
-    check_folder(folder)
+    asked = None if search is None else SearchSettings.of(search, candidates=candidates)
+    check_folder(folder, "run" if asked is None or asked.score.on == "rehearsal" else "search")
     book = Register(Path(register)) if register is not None else Register.beside(folder)
-    if search is None:
+    if asked is None:
         return _run(prepare(source, base, chosen), folder, book)
-    asked = SearchSettings.of(search, candidates=candidates)
     if asked.score.on == "rehearsal":
         units = len(prepare(source, base, chosen).units)
         found = rehearsed(source, base, chosen, asked, units, folder)

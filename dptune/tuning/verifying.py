@@ -68,8 +68,9 @@ def certificate_of(path: Path) -> SearchCertificate | None:
     found, header = read_certificate(file), contents.header
     if found.winner is None:
         raise CardError(f"{file}: names no winner. Fix: take the whole folder that the search delivered.")
-    same = (found.id, found.delta, found.unit, found.units, found.data, found.plugins)
-    if same != (header.search, header.delta, header.unit, header.units, header.data, header.plugins):
+    same = (found.id, found.delta, found.unit, found.units, found.data, found.telemetry)
+    own = (header.search, header.delta, header.unit, header.units, header.data, header.telemetry)
+    if same != own or not {*header.plugins} <= {*found.plugins}:
         raise CardError(f"{file}: is of another search than the ledger. Fix: do not trust it.")
     if found.winner.ledger_chain != contents.chain:
         raise CardError(f"{file}: names another ledger than the one beside it. Fix: do not trust it.")

@@ -195,6 +195,10 @@ def _finish(shared: SearchRun, candidate: Drawn, own: PreparedRun, model: Any, l
             path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
         write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
         ledger.finish()
+    except (OSError, LedgerError):
+        raise
+    except Exception as error:  # a score that was charged is lost with it
+        _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
     finally:
         ledger.close()
 

@@ -38,12 +38,14 @@ class CandidateKind:
         configuration: its settings; ranges at their lower ends.
         noise: options with which the registry builds its noise.
         releases: of its training.
+        plugins: code outside dptune that its candidates use.
     """
 
     weight: float
     configuration: Configuration
     noise: dict[str, Any]
     releases: Composition
+    plugins: tuple[str, ...] = ()
 
 
 def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> TuneSettings:
@@ -115,7 +117,7 @@ def price_kinds(
             known[key] = chosen
         noise = noise_options(known[key])
         releases = planned(build_mechanism(own, base, schedule, noise), priced)
-        found.append(CandidateKind(weight, configuration, noise, releases))
+        found.append(CandidateKind(weight, configuration, noise, releases, probe.plugins))
     return _fit_average(tuple(found), search, settings, base, units, score)
 
 

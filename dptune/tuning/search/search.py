@@ -90,10 +90,11 @@ def search(
     Raises: ConfigError before anything is charged; NoWinnerError if every candidate failed.
     """
     out = out.absolute()
-    check_folder(out)
+    check_folder(out, "search")
     check_prepared(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
     with locked(private_directory(out) / folder.lock.name):
+        check_folder(out, "search")  # again: a run may have begun in between
         cell = _check_same(prepared, asked, folder)
         if folder.adapter.exists() or (out / FILE).exists():
             _forget(working, asked)  # killed after the winner was out
@@ -162,7 +163,6 @@ def certificate_of(
     fixed: str,
 ) -> SearchCertificate:
     """The first line of the certificate. Raises: ConfigError if the search does not meet its budget after all."""
-    header = prepared.header
     found = SearchCertificate(
         id=identity,
         epsilon=prepared.settings.epsilon,
@@ -177,7 +177,8 @@ def certificate_of(
         kinds=tuple((kind.weight, tuple(kind.releases.items())) for kind in kinds),
         score=terms,
         commitment=fixed,
-        plugins=header.plugins,
+        # Of all kinds: a loser's bounds and noise are part of what is promised.
+        plugins=tuple(sorted({plugin for kind in kinds for plugin in kind.plugins})),
     )
     if not found.certified <= prepared.settings.epsilon:
         problem = f"the search would cost {found.certified:.4g} of {prepared.settings.epsilon:g}"
@@ -234,9 +235,9 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
     """
     known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
     salt = known.get("salt") or secrets.token_hex(16)
-    now = asked_of(prepared, asked, salt) | {"salt": salt}
+    now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
     begun = (working_folder(folder.path) / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()
-    if known and begun and (changed := changes(known, now)):
+    if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
     return now
