@@ -48,6 +48,11 @@ class RunFolder:
         self.searching = whole.with_name(f".{whole.name}.searching") if whole.name else whole / ".searching"
 
     @property
+    def is_secret(self) -> bool:
+        """Whether the folder lies in the secret folder of a search, as those of its candidates do."""
+        return any(part.startswith(".") and part.endswith(".searching") for part in self.path.absolute().parts)
+
+    @property
     def states(self) -> tuple[Path, ...]:
         """Files whose headers state how many releases they rely on. They also exist before the first charge."""
         return self.checkpoint, self.state

@@ -97,6 +97,9 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     """
     folder = Path(folder)
     run = RunFolder(folder)
+    if run.is_secret:
+        problem = "is part of a search, whose price allows each candidate one run"
+        raise ConfigError(str(folder), problem, fix="restore its files, or set the search's own folder aside")
     known = (run.ledger, run.cell, run.policy_cell, run.searching, *run.released)
     if not folder.exists() or not any(file.exists() for file in known):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")

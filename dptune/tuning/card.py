@@ -107,11 +107,13 @@ def privacy_section(
         certificate: of the search whose winner this is; the guarantee is then the whole search's.
     """
     header, prices = contents.header, contents.epsilons
-    searched = {} if certificate is None else _searched(certificate)
+    searched = {} if certificate is None else _searched(certificate, prices.published)
     certified = prices.certified if certificate is None else certificate.certified
     noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
     proved = "what is proved" if certificate is None else "what is proved, of the whole search"
-    whose_paper = "as the mechanism's paper counts" + ("" if certificate is None else " one candidate")
+    published = f"{_up(prices.published)} (as the mechanism's paper counts)"
+    if certificate is not None:
+        published = "infinity (the mechanism's paper counts no search)"
     rates = sorted({release.sample_rate for release in contents.composition})
     bands = max((len(release.coefficients) for release in contents.composition), default=0)
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
@@ -123,7 +125,7 @@ def privacy_section(
     rows = {
         "epsilon_certified": f"{_up(certified)} ({proved})",
         "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
-        "epsilon_published": f"{_up(prices.published)} ({whose_paper})",
+        "epsilon_published": published,
         "epsilon_audited": "not measured",
         "delta": f"{header.delta:g}",
         **searched,
@@ -152,8 +154,12 @@ def privacy_section(
         "Choosing settings by looking at the private records.",
     ]
     if certificate is not None:
-        told = "How many candidates there were and what became of them, which is secret; how long the search took."
-        not_covered[1], not_covered[-1] = told, "Choosing outside this search, or its space by looking at the records."
+        held_out = ", and that of the held-out units that score" if certificate.score.on == "held_out" else ""
+        not_covered[1:2] = [
+            f"The number of training units{held_out}: public by assumption.",
+            "How many candidates there were and what became of them, which is secret; how long the search took.",
+        ]
+        not_covered[-1] = "Choosing outside this search, or its space by looking at the records."
         not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
     if classifies:
         not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
@@ -167,8 +173,8 @@ def privacy_section(
     )
 
 
-def _searched(certificate: SearchCertificate) -> dict[str, str]:
-    """The rows of the card about a search."""
+def _searched(certificate: SearchCertificate, published: float) -> dict[str, str]:
+    """The rows of the card about a search; ``published`` is the winner's own, as if it had been trained alone."""
     law, score, winner = certificate.law, certificate.score, certificate.winner
     said = f"public records ({score.units})" if score.on == "public" else f"{score.units} units ({score.on})"
     if score.on != "public":
@@ -181,6 +187,7 @@ def _searched(certificate: SearchCertificate) -> dict[str, str]:
         "bound": certificate.bound,
         "score": said,
         "epsilon_of_one_candidate": f"{_up(certificate.one_candidate)} (no guarantee: this one was chosen)",
+        "epsilon_published_of_one_candidate": f"{_up(published)} (no guarantee: this one was chosen)",
         **({} if winner is None else {"winner's score": f"{winner.score:.6g}"}),
     }
 

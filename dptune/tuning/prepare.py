@@ -15,6 +15,7 @@ from dptune.corpus.reading.read import Records, Sides, read, read_sides
 from dptune.corpus.reading.record import Labelled
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
@@ -185,6 +186,13 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
 
+def check_public(mechanism: Mechanism, *, public: bool) -> None:
+    """Raise ConfigError for a mechanism that follows public records, where there are none."""
+    if isinstance(mechanism.controller, Rldp) and not public:
+        problem = f"{mechanism.name} follows the loss on public records"
+        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+
+
 def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored: bool = False) -> PreparedRun:
     """Read the records and complete the schedule.
 
@@ -207,9 +215,7 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     )
     assert tokens is not None  # there is a train side, or read_sides raised
     mechanism = calibrate_mechanism(settings, base, schedule)
-    if isinstance(mechanism.mechanism.controller, Rldp) and public is None:
-        problem = f"{settings.mechanism} follows the loss on public records"
-        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+    check_public(mechanism.mechanism, public=public is not None)
     return PreparedRun(
         settings=settings,
         base=base,

@@ -68,11 +68,13 @@ class Tuned:
 
     @property
     def epsilons(self) -> Epsilons:
-        """Published, noise only and certified, computed from the ledger; of a search, certified by its certificate."""
-        own = self.ledger.epsilons
-        if self.certificate is None:
-            return own
-        return Epsilons(own.published, own.noise_only, self.certificate.certified, self.certificate.leaks)
+        """Published, noise only and certified, computed from the ledger; of a search, from its certificate.
+
+        Of a search the published one is infinite, for the mechanisms' papers count no search.
+        """
+        if (found := self.certificate) is None:
+            return self.ledger.epsilons
+        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.leaks)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +267,6 @@ def test_a_public_score_needs_public_records_and_costs_no_noise(
     prepared: PreparedRun, drawn: Any, tmp_path: Path
 ) -> None:
     drawn(2)
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match="public"):
         search(replace(prepared, public=None), asked(score="public"), tmp_path / "none", Register(tmp_path / "s.jsonl"))
     found = start(prepared, tmp_path, score="public")
@@ -357,6 +356,8 @@ def test_the_plan_is_bound_by_its_commitment_and_comes_back(tmp_path: Path) -> N
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
     assert plan.commitment != commitment_of(b"", {"candidates": []})
     assert len({one.name for one in plan.candidates}) == len(plan.candidates)
+    others = [replace(plan, salt="00" * 32), replace(plan, candidates=plan.candidates[::-1])]
+    assert len({plan.commitment, *(other.commitment for other in others)}) == 3
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DptuneError, match="damaged"):
         Plan.read(tmp_path)

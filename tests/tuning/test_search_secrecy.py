@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from dataclasses import replace
@@ -10,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_search import asked, draws, killed, start, usual
+from tiny_search import asked, draws, killed, prepared, start, usual
+from tiny_tuning import QUICK, rows
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError
 from dptune.privacy.certificate import read_certificate
+from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
+from dptune.training import run as training_run
+from dptune.training.data import PrivacyUnits
+from dptune.tuning.run import PUBLIC
 from dptune.tuning.search import search as search_module
 from dptune.tuning.search.plan import PlanError
-from dptune.tuning.search.search import search, working_folder
+from dptune.tuning.search.search import check_prepared, prepare_search, search, working_folder
+from dptune.tuning.settings import TuneSettings
 
 
 def test_a_plan_is_used_for_no_other_records_or_settings_though_the_result_folder_is_gone(
@@ -28,8 +36,8 @@ def test_a_plan_is_used_for_no_other_records_or_settings_though_the_result_folde
     draws(monkeypatch, 1)
     working, own = killed(monkeypatch, tmp_path), usual()
     shutil.rmtree(tmp_path / "out")
-    rows = tuple(row[::-1].copy() for row in own.tokens.rows)
-    others = replace(own, tokens=replace(own.tokens, rows=rows), fingerprint="others")
+    turned = tuple(row[::-1].copy() for row in own.tokens.rows)
+    others = replace(own, tokens=replace(own.tokens, rows=turned), fingerprint="others")
     dearer = replace(own, settings=replace(own.settings, epochs=6, epsilon=60.0))
     assert own.held_out is not None
     alone = replace(own, held_out=type(own.held_out).records(len(own.held_out.members)))
@@ -103,6 +111,16 @@ def test_a_search_that_is_set_aside_says_its_whole_cost_and_takes_its_secrets_al
     assert "is no run's folder" in str(ended.exception) + ended.output
 
 
+def test_a_candidate_is_never_set_aside_to_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    start(tmp_path, keep_losers=True)
+    (outcome,) = working_folder(tmp_path / "out").rglob("candidates/*/outcome.json")
+    with pytest.raises(ConfigError, match="allows each candidate one run"):
+        set_aside(outcome.parent)
+    with pytest.raises(ConfigError, match="allows each candidate one run"):
+        set_aside(outcome.parents[2])
+
+
 def test_candidates_have_the_noise_of_their_own_kind_and_their_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,3 +156,68 @@ def test_candidates_have_the_noise_of_their_own_kind_and_their_own_settings(
             assert count == planned
             assert release.noise_multiplier == kind.noise_multiplier
             assert release.sample_rate == kind.sample_rate
+
+
+def test_no_figure_of_held_out_records_is_told_under_research_telemetry_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws(monkeypatch, 1)
+    found = start(tmp_path, prepared(telemetry="research"))
+    assert set(found.perplexity) == {PUBLIC}
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert set(result["perplexity"]) == {PUBLIC}
+
+
+def test_nothing_is_logged_while_candidates_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draws(monkeypatch, 2)
+    log, runs = logging.getLogger("dptune.training.loop"), []
+
+    def run(*arguments: Any) -> None:
+        runs.append(arguments)
+        log.critical("a candidate runs")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_module, "run_candidates", run)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    assert runs
+    assert "a candidate runs" not in caplog.text
+    log.warning("heard again")
+    assert "heard again" in caplog.text
+
+
+def test_a_crash_is_told_to_who_keeps_the_losers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draws(monkeypatch, 2)
+    end, ended = training_run.Run.end, []
+
+    def fail(run: Any) -> None:
+        ended.append(run.directory.name)
+        if run.directory.name == ended[0]:
+            raise RuntimeError("crash")
+        end(run)
+
+    monkeypatch.setattr(training_run.Run, "end", fail)
+    for keep in (False, True):
+        ended.clear()
+        (folder := tmp_path / str(keep)).mkdir()
+        start(folder, keep_losers=keep)
+        assert ("a candidate crashed" in caplog.text) is keep
+
+
+def test_units_are_held_out_only_where_they_score() -> None:
+    source, base = RecordSource(rows(60, 30), unit="customer_id", public=rows(6)), usual().base
+    chosen = TuneSettings(epsilon=8.0, delta=1e-3, eval_share=0.2, **QUICK)
+    for score, held_out in (("public", False), ({"on": "train"}, False), ("noisy", True)):
+        found = prepare_search(source, base, chosen, asked(score=score))
+        assert (found.held_out is not None) is held_out
+        assert found.fingerprint == usual().fingerprint  # by which registers know records, whatever the split
+
+
+def test_one_unit_that_scores_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fewer than two units held out"):
+        check_prepared(replace(usual(), held_out=PrivacyUnits.records(1)), asked())

@@ -19,7 +19,7 @@ from dptune.errors import DivergedError
 from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, private_directory, write_json
 from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
-from dptune.privacy.certificate import ScoreTerms, SearchCertificate, exceeds
+from dptune.privacy.certificate import SCORE_LEDGER, ScoreTerms, SearchCertificate, exceeds
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete, read_ledger
@@ -43,7 +43,7 @@ from dptune.tuning.search.score import Array, noisy_score, unit_losses
 
 _CRASH = "crash: "
 Kinds = tuple[tuple[float, tuple[tuple[Release, int], ...]], ...]
-SCORE_LEDGER, OUTCOME = "score.jsonl", "outcome.json"
+OUTCOME = "outcome.json"
 #: Folder of the candidates within the working folder, whose own number of links and times every user can read.
 CANDIDATES = "candidates"
 

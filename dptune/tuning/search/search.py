@@ -25,13 +25,16 @@ from typing import Any
 
 from peft import PeftModel
 
+from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json, write_text
 from dptune.privacy.certificate import (
     FILE,
+    SCORE_LEDGER,
     ScoreTerms,
     SearchCertificate,
     Winner,
+    discard_torn_line,
     read_certificate,
     write_certificate,
     write_winner,
@@ -40,14 +43,14 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
+from dptune.tuning.base import Base
 from dptune.tuning.deliverable import deliver, partial_of
 from dptune.tuning.places import check_folder
-from dptune.tuning.prepare import PreparedRun
+from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
 from dptune.tuning.search.asked import asked_of, changes
 from dptune.tuning.search.candidates import (
     CANDIDATES,
-    SCORE_LEDGER,
     SearchRun,
     crashed,
     end_ledger,
@@ -60,6 +63,7 @@ from dptune.tuning.search.plan import FILE as PLAN
 from dptune.tuning.search.plan import Drawn, Plan
 from dptune.tuning.search.score import best_of
 from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import WEIGHTS, check_deliverable
 
 _log = logging.getLogger(__name__)
@@ -106,7 +110,8 @@ def search(
             shared = SearchRun.open(prepared, plan, certificate, working)
             for start in range(0, len(plan.candidates), asked.together):
                 run_candidates(shared, plan.candidates[start : start + asked.together])
-        if any(crashed(shared, candidate) for candidate in plan.candidates):
+        # Without the losers nobody asks why, and a line about one tells that there was another.
+        if asked.keep_losers and any(crashed(shared, candidate) for candidate in plan.candidates):
             _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
         best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
         if best is None:
@@ -129,6 +134,12 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
+def prepare_search(source: RecordSource, base: Base, settings: TuneSettings, asked: SearchSettings) -> PreparedRun:
+    """Read the records for a search, which holds units out only to score by them. Raises: as ``prepare``."""
+    by_units = asked.score.on == "held_out"
+    return prepare(source, base, settings if by_units else replace(settings, eval_share=0.0), scored=by_units)
+
+
 def check_prepared(prepared: PreparedRun, asked: SearchSettings) -> None:
     """Raise ConfigError for a score that has nothing to be computed from."""
     if asked.score.on == "public" and prepared.public is None:
@@ -144,7 +155,8 @@ def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[
     count = len(units) if units is not None else len(prepared.public.rows) if prepared.public is not None else 0
     terms = score_terms(asked, prepared.settings.epsilon, prepared.schedule.delta, count)
     own = terms.release if terms.on == "train" else None
-    kinds = price_kinds(asked, prepared.settings, prepared.base, len(prepared.units), own)
+    public = prepared.public is not None
+    kinds = price_kinds(asked, prepared.settings, prepared.base, len(prepared.units), own, public=public)
     return kinds, terms
 
 
@@ -193,6 +205,7 @@ def _open(
     if working.exists() and working.stat().st_mode & 0o077:
         fix = f"find out who read it; then `chmod 700 {working}`"
         raise ConfigError("out", f"{working} can be read by others, and holds what must stay secret", fix=fix)
+    discard_torn_line(working / FILE)
     has_plan, has_certificate = (working / PLAN).exists(), (working / FILE).exists()
     if has_certificate and not has_plan:
         problem = f"{working} has a certificate and no plan: its search cannot go on, and counts as spent"
