@@ -344,9 +344,8 @@ def _bad(path: Path, number: int, reason: str) -> LedgerError:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError("kinds", f"{value!r} is no count", fix="restore the certificate")
-    return value
+    _check_whole("kinds", value)
+    return int(value)
 
 
 def _check_whole(name: str, value: Any) -> None:

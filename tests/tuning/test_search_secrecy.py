@@ -209,9 +209,10 @@ def test_a_crash_is_told_to_who_keeps_the_losers_alone(
         assert ("a candidate crashed" in caplog.text) is keep
 
 
-def test_units_are_held_out_only_where_they_score() -> None:
+@pytest.mark.parametrize("telemetry", ["research", "private"])
+def test_units_are_held_out_only_where_they_score(telemetry: Any) -> None:
     source, base = RecordSource(rows(60, 30), unit="customer_id", public=rows(6)), usual().base
-    chosen = TuneSettings(epsilon=8.0, delta=1e-3, eval_share=0.2, **QUICK)
+    chosen = TuneSettings(epsilon=8.0, delta=1e-3, eval_share=0.2, telemetry=telemetry, **QUICK)
     for score, held_out in (("public", False), ({"on": "train"}, False), ("noisy", True)):
         found = prepare_search(source, base, chosen, asked(score=score))
         assert (found.held_out is not None) is held_out

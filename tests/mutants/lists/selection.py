@@ -244,6 +244,14 @@ MUTANTS = (
         (f"{VERIFIED}::test_a_winner_of_a_cheaper_kind_is_refused",),
     ),
     Mutant(
+        "certificate_of_another_search",
+        "a certificate of other records, or of fewer units, would vouch for the winner beside it",
+        VERIFYING,
+        "    if same != own or not",
+        "    if not",
+        (f"{VERIFIED}::test_a_first_line_that_contradicts_is_refused",),
+    ),
+    Mutant(
         "score_of_another_noise",
         "a certificate would price other noise than the score's ledger charges",
         VERIFYING,
