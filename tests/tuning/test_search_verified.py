@@ -94,7 +94,6 @@ FIRST: dict[str, Callable[[Line], Line]] = {
 SECOND: dict[str, Line] = {
     "a score that is a text": {"score": "good"},
     "no score": {"score": None},
-    "options outside the space": {"options": {"batch": 5}},
     "options that are none": {"options": 3},
     "another ledger": {"ledger_chain": "0" * 64},
     "other weights": {"adapter_sha256": "0" * 64},
@@ -126,6 +125,13 @@ def test_a_winner_of_a_cheaper_kind_is_refused(copy: Path) -> None:
     other = 8 if second["options"]["batch"] == 4 else 4
     with pytest.raises(CardError, match="released more"):
         sealed(copy, [first, second | {"options": {"batch": other}}])
+
+
+def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:
+    first, second = lines_of(copy)
+    for options in ({"batch": 5}, {"batch": 4, "epochs": 1}, {}):
+        with pytest.raises(CardError, match="no point of its space"):
+            sealed(copy, [first, second | {"options": options}])
 
 
 def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -> None:
