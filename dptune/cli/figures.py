@@ -116,6 +116,8 @@ def of_certificate(certificate: SearchCertificate) -> dict[str, Any]:
         "search_bound": certificate.bound,
         "delta": certificate.delta,
         "epsilon_certified": certificate.certified,
+        "epsilon_noise_only": certificate.epsilon_by(certificate.bound),
+        "epsilon_published": math.inf,  # the mechanisms' papers count no search
         "leaks": list(certificate.leaks),
         "search_epsilon_one_shift": certificate.epsilon_by("one_shift"),
         "epsilon_of_one_candidate_no_guarantee": certificate.one_candidate,
@@ -130,6 +132,13 @@ def of_certificate(certificate: SearchCertificate) -> dict[str, Any]:
         "unit": certificate.unit,
         "units": certificate.units,
     }
+
+
+def of_winner(contents: LedgerContents, certificate: SearchCertificate) -> dict[str, Any]:
+    """Figures of a search's winner: its own run's facts, and the whole search's epsilons."""
+    own = of_ledger(contents)
+    alone = {"epsilon_published_of_one_candidate_no_guarantee": own["epsilon_published"]}
+    return own | of_certificate(certificate) | alone
 
 
 def of_answers(protocol: Protocol) -> dict[str, Any]:

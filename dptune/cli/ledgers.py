@@ -31,17 +31,21 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited."""
-    from dptune.cli.figures import of_ledger
+    from dptune.cli.figures import of_ledger, of_winner
     from dptune.prediction.protocols import PROTOCOLS
     from dptune.privacy.certificate import FILE, read_certificate
+    from dptune.privacy.run_folder import RunFolder
+    from dptune.tuning.verifying import consistent_certificate
 
-    if ledger.name == FILE:
-        _show_search(read_certificate(ledger), as_json)
+    alone = ledger / FILE if ledger.is_dir() and not RunFolder(ledger).ledger.exists() else ledger
+    if alone.name == FILE and (alone == ledger or alone.is_file()):
+        _show_search(consistent_certificate(alone), as_json)
         return
     contents, card = _contents(ledger)
     searched = card is not None and (card.parent / FILE).is_file()
     if searched and card is not None:  # checked against ledger and weights with the card
-        _show_search(read_certificate(card.parent / FILE), as_json, of_ledger(contents))
+        certificate = read_certificate(card.parent / FILE)
+        _show_search(certificate, as_json, of_winner(contents, certificate))
     else:
         show(of_ledger(contents), as_json)
     if as_json:
@@ -50,7 +54,7 @@ def verify(
         typer.echo(f"{card} says what the ledger says, of these very weights, their configuration and the tokenizer.")
     if not contents.complete:
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
-    for plugin in contents.header.plugins:
+    for plugin in contents.header.plugins if not searched else ():
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     header = contents.header
     if searched:
@@ -60,17 +64,19 @@ def verify(
         typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
 
 
-def _show_search(certificate: SearchCertificate, as_json: bool, winner: dict[str, Any] | None = None) -> None:
-    """Print what a search costs, from its certificate alone, and what that cannot show."""
+def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[str, Any] | None = None) -> None:
+    """Print what a search costs, by default from its certificate alone, and what that cannot show."""
     from dptune.cli.figures import of_certificate
 
-    show((winner or {}) | of_certificate(certificate), as_json)
+    show(figures or of_certificate(certificate), as_json)
     if as_json:
         return
     if not certificate.complete:
         typer.echo("The search is not finished: its whole cost counts already.")
     elif certificate.winner is None:
         typer.echo("Every candidate failed: the base model is the result.")
+    for plugin in certificate.plugins:
+        typer.echo(f"Searched with plug-in {plugin}: the epsilons hold if that code does what it says.")
     typer.echo(
         "The guarantee is for who sees the winner alone, and if no record can crash a run. A certificate cannot show "
         "whether the number of candidates was drawn honestly, losers were read, or other searches were made."

@@ -51,14 +51,14 @@ def tune_by_search(
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
-    check_folder(out)
+    check_folder(out, "run" if asked.score.on == "rehearsal" else "search")
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate
     from dptune.privacy.spent import Register, said
     from dptune.tuning.base import open_base
-    from dptune.tuning.prepare import prepare, with_labels
-    from dptune.tuning.search.search import id_under_way, planned_certificate, search
+    from dptune.tuning.prepare import with_labels
+    from dptune.tuning.search.search import id_under_way, planned_certificate, prepare_search, search
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
@@ -66,7 +66,7 @@ def tune_by_search(
     if asked.score.on == "rehearsal":
         _tune_rehearsed(described, base, settings, asked, out, book, dry, as_json)
         return
-    prepared = prepare(described, base, settings, scored=asked.score.on == "held_out")
+    prepared = prepare_search(described, base, settings, asked)
     for note in prepared.notes:
         notice("warning", by_option(note))
     if asked.again and (earlier := book.earlier(prepared.fingerprint, besides=id_under_way(out))):

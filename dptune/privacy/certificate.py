@@ -31,6 +31,10 @@ from dptune.privacy.selection_law import SelectionLaw
 
 FORMAT = 1
 FILE = "certificate.jsonl"
+#: The ledger of the winner's score, beside the certificate, where the score is noisy.
+SCORE_LEDGER = "score.jsonl"
+#: What a search may tell beside its winner, as in a run's header.
+_TELEMETRY = ("research", "private")
 #: What a score is computed from: held-out units, the training units, or public records.
 SCORED_ON = ("held_out", "train", "public")
 
@@ -58,6 +62,9 @@ class ScoreTerms:
             value = getattr(self, name)
             if self.on != "public" and not (_is_number(value) and value > 0):
                 raise ConfigError(f"search.score.{name}", f"{value!r} is not positive", fix="give a number above 0")
+        if self.on == "public" and (self.clip, self.noise_multiplier) != (0, 0):
+            raise ConfigError("search.score", "is public and has noise", fix="restore the certificate")
+        _check_whole("search.score.units", self.units)
 
     @property
     def release(self) -> Release | None:
@@ -82,6 +89,13 @@ class Winner:
     adapter_sha256: str
     ledger_chain: str
     score: float
+
+    def __post_init__(self) -> None:
+        digests = (self.adapter_sha256, self.ledger_chain)
+        if not isinstance(self.options, Mapping) or not all(isinstance(one, str) for one in digests):
+            raise ConfigError("winner", "is not described by options and digests", fix="restore the certificate")
+        if not _is_number(self.score):
+            raise ConfigError("winner.score", f"{self.score!r} is no finite number", fix="restore the certificate")
 
 
 @dataclass(frozen=True)
@@ -129,6 +143,12 @@ class SearchCertificate:
             raise ConfigError("epsilon", f"{self.epsilon!r} is not a positive number", fix="give the budget")
         if self.bound not in BOUNDS:
             raise ConfigError("search.bound", f"{self.bound!r} is unknown", fix=f"use {' or '.join(BOUNDS)}")
+        for name in ("id", "unit", "data", "commitment"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(name, f"{value!r} is no text", fix="restore the certificate")
+        _check_whole("units", self.units)
+        if self.telemetry not in _TELEMETRY:
+            raise ConfigError("telemetry", f"{self.telemetry!r} is unknown", fix=f"use {' or '.join(_TELEMETRY)}")
         if not self.kinds:
             raise ConfigError("search.space", "has no kinds", fix="restore the certificate")
         if self.format != FORMAT:
@@ -226,6 +246,22 @@ def write_certificate(path: Path, certificate: SearchCertificate) -> None:
     _append(path, line, os.O_CREAT | os.O_EXCL)
 
 
+def discard_torn_line(path: Path) -> None:
+    """Cut off a last line whose write was cut off, as ledgers do; a file without a whole line goes.
+
+    Nothing relies on such a line: no candidate runs before the first is durable, and no winner leaves before the last.
+    """
+    content = path.read_bytes() if path.exists() else b"\n"
+    whole = content.rfind(b"\n") + 1
+    if not whole:
+        path.unlink()
+    elif whole < len(content):
+        os.truncate(path, whole)
+    else:
+        return
+    fsync_directory(path.parent)
+
+
 def write_winner(path: Path, winner: Winner | None) -> None:
     """Write the last line. Raises: LedgerError for a certificate that has one already."""
     contents, chain = _read(path)
@@ -285,9 +321,14 @@ def _append(path: Path, line: bytes, flags: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | flags, 0o600)
     except FileExistsError:
         raise LedgerError(f"{path}: exists already. Fix: resume its search.") from None
+    length = os.fstat(descriptor).st_size
     try:
-        os.write(descriptor, line)
+        if os.write(descriptor, line) != len(line):
+            raise OSError("short write: is the disk full?")
         os.fsync(descriptor)
+    except OSError as error:
+        os.ftruncate(descriptor, length)
+        raise LedgerError(f"{path}: cannot be written ({error.strerror or error}). Fix: free space.") from error
     finally:
         os.close(descriptor)
     fsync_directory(path.parent)
@@ -303,9 +344,13 @@ def _bad(path: Path, number: int, reason: str) -> LedgerError:
 
 
 def _count(value: Any) -> int:
+    _check_whole("kinds", value)
+    return int(value)
+
+
+def _check_whole(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
-        raise ConfigError("kinds", f"{value!r} is no count", fix="restore the certificate")
-    return value
+        raise ConfigError(name, f"{value!r} is no whole number above 0", fix="restore the certificate")
 
 
 def _is_number(value: object) -> bool:

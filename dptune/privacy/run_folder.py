@@ -23,6 +23,7 @@ class RunFolder:
         results: the same for a run that makes several things at once.
         cell: settings of the run; of a policy run, ``policy_cell``.
         lock: lock of the process that works in the folder.
+        searching: of a search, the secret folder beside this one, which holds it until its winner is out.
         mlflow_run: id of the run in MLflow.
     """
 
@@ -43,6 +44,13 @@ class RunFolder:
         self.policy_cell = path / "job.json"
         self.lock = path / "lock"
         self.mlflow_run = path / "mlflow_run"
+        whole = path.absolute()
+        self.searching = whole.with_name(f".{whole.name}.searching") if whole.name else whole / ".searching"
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the folder lies in the secret folder of a search, as those of its candidates do."""
+        return any(part.startswith(".") and part.endswith(".searching") for part in self.path.absolute().parts)
 
     @property
     def states(self) -> tuple[Path, ...]:

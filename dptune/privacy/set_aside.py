@@ -19,6 +19,8 @@ from tempfile import TemporaryDirectory
 
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked
+from dptune.privacy.certificate import FILE as CERTIFICATE
+from dptune.privacy.certificate import read_certificate
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 
@@ -37,6 +39,7 @@ class Spending:
         releases: number of releases charged so far.
         epsilon: certified epsilon of these releases at ``delta``; infinite if they leak, or if it is unknown.
         problem: reason why the cost is unknown; empty if it is known.
+        search: id of the search that costs this as a whole, however many releases it made; empty for a run.
     """
 
     folder: str
@@ -46,17 +49,25 @@ class Spending:
     epsilon: float
     delta: float
     problem: str = ""
+    search: str = ""
 
     def __str__(self) -> str:
         """The cost as a clause, for messages."""
         if self.problem:
             return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
         one = f" about one {self.unit}" if self.unit else ""
+        if self.search:
+            return f"the whole search costs epsilon {self.epsilon:.4g}, delta {self.delta:g}{one}, from its start"
         return f"it has spent epsilon {self.epsilon:.4g}, delta {self.delta:g}{one} ({self.releases} releases)"
 
 
 def spending_of(folder: Path) -> Spending | None:
-    """The cost of the run in ``folder``, from its ledger alone; None if nothing was charged."""
+    """The cost of the run in ``folder``, from its ledger alone; None if nothing was charged.
+
+    Of a search it is the whole search's from its start, by its certificate.
+    """
+    if certificate := _certificate_of(folder):
+        return _cost_of_search(folder, certificate)
     path, released = RunFolder(folder).ledger, _has_released(folder)
     if not path.exists():
         return _unknown_cost(folder, "its ledger is missing") if released else None
@@ -77,6 +88,8 @@ def spending_of(folder: Path) -> Spending | None:
 def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     """Rename a run's folder, so that the next run of its name starts afresh beside it.
 
+    The secret folder of a search goes with it: the search could not go on in one without the other.
+
     Returns: the new path, and the run's cost (None if nothing was charged).
 
     Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it, or one
@@ -84,7 +97,11 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
     """
     folder = Path(folder)
     run = RunFolder(folder)
-    if not any(file.exists() for file in (run.ledger, run.cell, run.policy_cell, *run.released)):
+    if run.is_secret:
+        problem = "is part of a search, whose price allows each candidate one run"
+        raise ConfigError(str(folder), problem, fix="restore its files, or set the search's own folder aside")
+    known = (run.ledger, run.cell, run.policy_cell, run.searching, *run.released)
+    if not folder.exists() or not any(file.exists() for file in known):
         raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
         raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
@@ -94,6 +111,8 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
             taken = {path.name for path in folder.parent.iterdir()}  # ``exists`` would miss dangling links
             number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}{_SUFFIX}{n}" not in taken)
             target = folder.with_name(f"{folder.name}{_SUFFIX}{number}")
+            if run.searching.exists():
+                run.searching.rename(RunFolder(target).searching)
             folder.rename(target)
             fsync_directory(target.parent)
     except OSError as error:
@@ -115,6 +134,21 @@ def earlier_runs(folder: Path) -> list[Path]:
     """The folders that were set aside so that ``folder`` could start afresh."""
     start = f"{folder.name}{_SUFFIX}"
     return sorted(path for path in folder.parent.iterdir() if path.name.startswith(start) and path.is_dir())
+
+
+def _certificate_of(folder: Path) -> Path | None:
+    """The certificate of the search in ``folder``, under way or ended; None of a run."""
+    run = RunFolder(folder)
+    places = (run.searching, run.adapter, folder)
+    return next((place / CERTIFICATE for place in places if (place / CERTIFICATE).exists()), None)
+
+
+def _cost_of_search(folder: Path, path: Path) -> Spending:
+    try:
+        found = read_certificate(path)
+    except LedgerError:
+        return _unknown_cost(folder, "its certificate is damaged")
+    return Spending(folder.name, found.unit, found.data, 0, found.certified, found.delta, search=found.id)
 
 
 def _has_released(folder: Path) -> bool:

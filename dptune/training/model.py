@@ -301,8 +301,8 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
     """Every adapter tensor moved, is finite, and no frozen weight changed.
 
-    Raises: DivergedError for weights that are not finite; RuntimeError naming the first tensor that contradicts the
-        rest.
+    Raises: DivergedError for adapter weights that are not finite or that no update moved; RuntimeError for a frozen
+        weight that changed.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -310,7 +310,8 @@ def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fin
         if not torch.isfinite(parameter).all():
             raise DivergedError(f"adapter weight {name} is not finite after training. Fix: {DIVERGED}.")
         if torch.equal(parameter.detach().cpu(), initial[name]):
-            raise RuntimeError(f"adapter weight {name} did not move: the update never reached it")
+            problem = f"adapter weight {name} did not move: the update never reached it, or is too small for its dtype"
+            raise DivergedError(f"{problem}. Fix: raise the learning rate.")
     if frozen_fingerprint(model) != fingerprint:
         raise RuntimeError("a frozen weight changed during training")
 

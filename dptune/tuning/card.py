@@ -132,14 +132,19 @@ def privacy_section(
         "Choosing settings by looking at the private records.",
     ]
     if certificate is not None:
-        told = "How many candidates there were and what became of them, which is secret; how long the search took."
-        not_covered[1], not_covered[-1] = told, "Choosing outside this search, or its space by looking at the records."
+        held_out = ", and that of the held-out units that score" if certificate.score.on == "held_out" else ""
+        not_covered[1:2] = [
+            f"The number of training units{held_out}: public by assumption.",
+            "How many candidates there were and what became of them, which is secret; how long the search took.",
+        ]
+        not_covered[-1] = "Choosing outside this search, or its space by looking at the records."
         not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
     if classifies:
         not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
     if header.leaks:
         not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
-    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
+    plugins = header.plugins if certificate is None else certificate.plugins
+    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins]
     return "\n".join(
         [
             START,
@@ -166,7 +171,9 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     bands = any(release.coefficients for release in contents.composition)
     noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
     proved = "what is proved" if certificate is None else "what is proved, of the whole search"
-    whose_paper = "as the mechanism's paper counts" + ("" if certificate is None else " one candidate")
+    published = f"{_up(prices.published)} (as the mechanism's paper counts)"
+    if certificate is not None:
+        published = "infinity (the mechanism's paper counts no search)"
     whose = (
         "one record"
         if header.unit == "record"
@@ -175,10 +182,10 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     return {
         "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({proved})",
         "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
-        "epsilon_published": f"{_up(prices.published)} ({whose_paper})",
+        "epsilon_published": published,
         "epsilon_audited": "not measured",
         "delta": f"{header.delta:g}",
-        **({} if certificate is None else _searched(certificate)),
+        **({} if certificate is None else _searched(certificate, prices.published)),
         "unit": whose,
         "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
         + (", whose number stays empty, so that all others keep their groups" if bands else ""),
@@ -192,8 +199,8 @@ def table(rows: Mapping[str, str]) -> list[str]:
     return ["| | |", "| --- | --- |", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
 
 
-def _searched(certificate: SearchCertificate) -> dict[str, str]:
-    """The rows of the card about a search."""
+def _searched(certificate: SearchCertificate, published: float) -> dict[str, str]:
+    """The rows of the card about a search; ``published`` is the winner's own, as if it had been trained alone."""
     law, score, winner = certificate.law, certificate.score, certificate.winner
     said = f"public records ({score.units})" if score.on == "public" else f"{score.units} units ({score.on})"
     if score.on != "public":
@@ -206,6 +213,7 @@ def _searched(certificate: SearchCertificate) -> dict[str, str]:
         "bound": certificate.bound,
         "score": said,
         "epsilon_of_one_candidate": f"{_up(certificate.one_candidate)} (no guarantee: this one was chosen)",
+        "epsilon_published_of_one_candidate": f"{_up(published)} (no guarantee: this one was chosen)",
         **({} if winner is None else {"winner's score": f"{winner.score:.6g}"}),
     }
 

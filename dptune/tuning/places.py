@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from dptune.corpus.reading.source import RecordSource, is_hub_name
 from dptune.errors import ConfigError, DataError
+from dptune.privacy.certificate import FILE as CERTIFICATE
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.pinned import check_pinned
+
+#: What a folder of ``dptune tune`` holds.
+Kind = Literal["run", "search"]
 
 
 def check_model(source: str, revision: str | None) -> str:
@@ -39,14 +45,29 @@ def check_data(source: RecordSource) -> None:
         source.format_of(Path(data))
 
 
-def check_folder(folder: Path) -> None:
-    """Check the run's folder. Raises: ConfigError if it is a file, or holds something other than a run."""
+def check_folder(folder: Path, kind: Kind = "run") -> None:
+    """Check the folder of a run or a search. Raises: ConfigError if it is a file, or holds something else."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
     files = RunFolder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
         fix = "give a new folder, or that of a run to go on with"
         raise ConfigError("out", f"{folder} holds files and no run of dptune tune", fix=fix)
+    other: Kind = "run" if kind == "search" else "search"
+    if kind_of(files) == other:
+        problem = f"{folder} belongs to a {other}, whose ledger, weights and card a {kind} would mix with its own"
+        raise ConfigError("out", problem, fix="give another folder, or put this one away by `dptune set-aside`")
+
+
+def kind_of(folder: RunFolder) -> Kind | None:
+    """What ``dptune tune`` began in a folder; None where it began nothing there."""
+    cell = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    if (kind := cell.get("kind")) in get_args(Kind):
+        return cast(Kind, kind)
+    certified = (folder.path / CERTIFICATE, folder.adapter / CERTIFICATE, folder.searching)
+    if "search" in cell or any(path.exists() for path in certified):
+        return "search"
+    return "run" if "run_id" in cell or folder.ledger.exists() else None
 
 
 def check_new_file(out: Path) -> None:

@@ -16,6 +16,7 @@ from dptune.corpus.reading.record import Labelled
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.corpus.records import form_of
 from dptune.errors import ConfigError
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
@@ -112,8 +113,10 @@ class PreparedRun:
             for row in side.rows if side else ():
                 found.update(row.tobytes() + b"|")
             found.update(b"||")
-        for members in self.units.members:
-            found.update(members.tobytes() + b"|")
+        for units in (self.units, self.held_out):
+            for members in units.members if units else ():
+                found.update(members.tobytes() + b"|")
+            found.update(b"||")
         return found.hexdigest()
 
 
@@ -191,6 +194,13 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 
 
+def check_public(mechanism: Mechanism, *, public: bool) -> None:
+    """Raise ConfigError for a mechanism that follows public records, where there are none."""
+    if isinstance(mechanism.controller, Rldp) and not public:
+        problem = f"{mechanism.name} follows the loss on public records"
+        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+
+
 def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored: bool = False) -> PreparedRun:
     """Read the records and complete the schedule.
 
@@ -229,9 +239,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     )
     assert tokens is not None  # there is a train side, or read_sides raised
     mechanism = calibrate_mechanism(settings, base, schedule)
-    if isinstance(mechanism.mechanism.controller, Rldp) and public is None:
-        problem = f"{settings.mechanism} follows the loss on public records"
-        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+    check_public(mechanism.mechanism, public=public is not None)
     return PreparedRun(
         settings=settings,
         base=base,

@@ -68,11 +68,13 @@ class Tuned:
 
     @property
     def epsilons(self) -> Epsilons:
-        """Published, noise only and certified, computed from the ledger; of a search, certified by its certificate."""
-        own = self.ledger.epsilons
-        if self.certificate is None:
-            return own
-        return Epsilons(own.published, own.noise_only, self.certificate.certified, self.certificate.leaks)
+        """Published, noise only and certified, computed from the ledger; of a search, from its certificate.
+
+        Of a search the published one is infinite, for the mechanisms' papers count no search.
+        """
+        if (found := self.certificate) is None:
+            return self.ledger.epsilons
+        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.leaks)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
@@ -105,6 +107,7 @@ def run(
     folder = RunFolder(out)
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
+        check_folder(out)  # again: a search may have begun in between
         header = replace(prepared.header, run_id=_check_same(prepared, folder))
         register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
         on_start()
@@ -273,7 +276,7 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     changed = [name for name in written if written[name] != known.get(name)]
     if not known or not folder.ledger.exists():
         run_id = uuid.uuid4().hex if changed else known["run_id"]
-        write_json(folder.cell, written | {"run_id": run_id})
+        write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
         told = [

@@ -15,6 +15,7 @@ from dptune.tuning.places import check_data, check_folder
 from dptune.tuning.prepare import PreparedRun, prepare, with_labels
 from dptune.tuning.run import Tuned, paid_before, run
 from dptune.tuning.search.rehearsal import rehearsed
+from dptune.tuning.search.search import prepare_search
 from dptune.tuning.search.search import search as search_best
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
@@ -87,17 +88,16 @@ def tune(
     chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-")) / "tuned"
-    check_folder(folder)
+    asked = None if search is None else SearchSettings.of(search, candidates=candidates)
+    check_folder(folder, "run" if asked is None or asked.score.on == "rehearsal" else "search")
     book = Register(Path(register)) if register is not None else Register.beside(folder)
-    if search is None:
+    if asked is None:
         return _run(prepare(source, base, chosen), folder, book)
-    asked = SearchSettings.of(search, candidates=candidates)
     if asked.score.on == "rehearsal":
         units = len(prepare(source, base, chosen).units)
         found = rehearsed(source, base, chosen, asked, units, folder)
         return _run(prepare(source, base, found.settings), folder, book)
-    prepared = prepare(source, base, chosen, scored=asked.score.on == "held_out")
-    return search_best(prepared, asked, folder, book)
+    return search_best(prepare_search(source, base, chosen, asked), asked, folder, book)
 
 
 def _run(prepared: PreparedRun, out: Path, register: Register) -> Tuned:

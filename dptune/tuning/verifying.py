@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
-from dptune.errors import DptuneError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import sha256
-from dptune.privacy.certificate import FILE, SearchCertificate, exceeds, read_certificate
+from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import END, START, privacy_section
@@ -31,6 +33,10 @@ _TOKENIZER = (
     "vocab.json",
     "vocab.txt",
 )
+#: Relative difference of floating-point numbers that are computed again, on another machine.
+_ROUNDING = 1e-9
+#: Length of a commitment in hexadecimal digits.
+_COMMITMENT = 64
 
 
 class CardError(DptuneError):
@@ -67,29 +73,71 @@ def certificate_of(path: Path) -> SearchCertificate | None:
     contents = read_ledger(RunFolder(path).ledger)
     if not file.is_file():
         return None
-    found, header = read_certificate(file), contents.header
+    found, header = consistent_certificate(file), contents.header
     if found.winner is None:
         raise CardError(f"{file}: names no winner. Fix: take the whole folder that the search delivered.")
-    same = (found.id, found.delta, found.unit, found.units, found.data, found.plugins)
-    if same != (header.search, header.delta, header.unit, header.units, header.data, header.plugins):
+    same = (found.id, found.delta, found.unit, found.units, found.data, found.telemetry)
+    own = (header.search, header.delta, header.unit, header.units, header.data, header.telemetry)
+    if same != own or not {*header.plugins} <= {*found.plugins}:
         raise CardError(f"{file}: is of another search than the ledger. Fix: do not trust it.")
     if found.winner.ledger_chain != contents.chain:
         raise CardError(f"{file}: names another ledger than the one beside it. Fix: do not trust it.")
     if found.winner.adapter_sha256 != sha256(path / WEIGHTS):
         raise CardError(f"{file}: names other weights than those beside it. Fix: do not trust it.")
+    _check_score(path, found)
     number = Space.of(found.space).kind_of(found.winner.options)
-    if number is None or number >= len(found.kinds):
+    if number is None:
         raise CardError(f"{file}: its winner is no point of its space. Fix: do not trust it.")
     if exceeds(contents.composition, found.kinds[number][1]):
         raise CardError(f"{file}: the winner released more than candidates of its kind may. Fix: do not trust it.")
     return found
 
 
+def consistent_certificate(file: Path) -> SearchCertificate:
+    """Read a certificate, and check that it does not contradict itself.
+
+    Raises: LedgerError as ``read_certificate``; CardError for kinds that are not those of its space, for a search that
+        costs more than its budget, and for one that fixed no draws.
+    """
+    found = read_certificate(file)
+    try:
+        weights = [weight for weight, _ in Space.of(found.space).kinds()]
+    except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
+        raise CardError(f"{file}: its space is none ({error}). Fix: do not trust it.") from None
+    stated = [weight for weight, _ in found.kinds]
+    if len(weights) != len(stated) or not all(map(_alike, weights, stated)):
+        raise CardError(f"{file}: its kinds are not those of its space, or as likely. Fix: do not trust it.")
+    if not found.certified <= found.epsilon * (1 + _ROUNDING):
+        problem = f"costs {found.certified:.6g}, and was to keep within {found.epsilon:g}"
+        raise CardError(f"{file}: {problem}. Fix: do not trust it.")
+    if len(found.commitment) != _COMMITMENT or not set(found.commitment) <= set("0123456789abcdef"):
+        raise CardError(f"{file}: has no commitment to the secret draws. Fix: do not trust it.")
+    return found
+
+
+def _alike(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING)
+
+
+def _check_score(path: Path, found: SearchCertificate) -> None:
+    """Raise LedgerError or CardError unless the winner's score was charged as the certificate prices it."""
+    file, release = path / SCORE_LEDGER, found.score.release
+    if release is None:
+        if file.exists():
+            raise CardError(f"{file}: charges a score, which the certificate calls public. Fix: do not trust it.")
+        return
+    contents = read_ledger(file)
+    header = contents.header
+    stated = (header.search, header.units, header.unit, header.delta, contents.composition, contents.complete)
+    if stated != (found.id, found.score.units, found.unit, found.delta, Counter([release]), True):
+        raise CardError(f"{file}: does not charge the score that the certificate prices. Fix: do not trust it.")
+
+
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
-    own = (ledger, path / FILE, path / WEIGHTS, path / CONFIG, path / LABELS, path / RECORDS)
-    files = (*own, *(path / name for name in _TOKENIZER))
+    names = (FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, RECORDS, *_TOKENIZER)
+    files = (ledger, *(path / name for name in names))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
     return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests, certificate=certificate_of(path))
 

@@ -241,3 +241,37 @@ def test_what_correlated_noise_lets_a_canary_move_is_not_guessed(tmp_path: Path)
     run(build("banded", {"pairs": pairs(), "noise_multiplier": 1.0, "bands": 4}), canaries, tmp_path, steps=4)
     assert np.isnan(canaries.moves).all()
     assert canaries.scores.any()
+
+
+def test_a_banded_runs_canaries_are_drawn_in_their_own_turns_alone(tmp_path: Path) -> None:
+    """What the decoder takes for turns is what the run draws by: each slot has every b-th row."""
+    canaries, bands = coins(16), 4
+    drawn: list[set[int]] = []
+    turns: list[np.ndarray] = []
+    gradients, watch = canaries.gradients, canaries.watch
+
+    def draw(mechanism: Mechanism, chosen: np.ndarray, zeros: list[torch.Tensor]) -> Any:
+        drawn.append(set(chosen.tolist()))
+        return gradients(mechanism, chosen, zeros)
+
+    def see(*arguments: Any) -> None:
+        turns.append(arguments[-1].copy())
+        watch(*arguments)
+
+    canaries.gradients, canaries.watch = draw, see  # type: ignore[method-assign]
+    run(build("banded", {"pairs": pairs(), "noise_multiplier": 1.0, "bands": bands}), canaries, tmp_path)
+    assert len(drawn) == len(turns) == STEPS
+    assert any(drawn)
+    for chosen, turn in zip(drawn, turns, strict=True):
+        assert all(turn[slot] for slot in chosen)
+    assert np.sum(turns, axis=0).tolist() == [STEPS // bands] * 16
+
+
+def test_a_run_that_starts_again_in_one_process_starts_its_decoder_anew() -> None:
+    canaries = coins(2)
+    mechanism = build("banded", {"pairs": pairs(), "noise_multiplier": 1.0, "bands": 4})
+    for _ in range(2):
+        canaries.start(mechanism, [4] * pairs(), canaries.included)
+        assert canaries.decoder.last is None
+        canaries.decoder.follow(np.ones(2), 0, np.ones(2, dtype=bool), STRATEGY, in_units_of_noise=False)
+        assert canaries.decoder.last == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from dptune.privacy.certificate import (
     SearchCertificate,
     Winner,
     commitment_of,
+    discard_torn_line,
     exceeds,
     read_certificate,
     write_certificate,
@@ -212,3 +214,58 @@ def test_an_edited_register_is_refused(tmp_path: Path) -> None:
         register.path.write_text("".join(changed))
         with pytest.raises(LedgerError, match="spent"):
             register.totals()
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.0, "1"])
+def test_a_kind_holds_whole_numbers_of_releases(count: Any, tmp_path: Path) -> None:
+    record = certificate().to_dict()
+    record["kinds"][0][1][0][1] = count
+    (path := tmp_path / "certificate.jsonl").write_bytes(seal(encode({"kind": "search", **record}), "0" * 64)[0])
+    with pytest.raises(LedgerError, match=r"kinds.*no whole number"):
+        read_certificate(path)
+
+
+def test_a_search_has_one_outcome(tmp_path: Path) -> None:
+    write_certificate(path := tmp_path / "certificate.jsonl", certificate())
+    write_winner(path, None)
+    chain = json.loads(path.read_text().splitlines()[-1])["chain"]
+    second = {"kind": "winner", "options": {"batch": 8}, "adapter_sha256": "a", "ledger_chain": "b", "score": 1.0}
+    path.write_bytes(path.read_bytes() + seal(encode(second), chain)[0])
+    with pytest.raises(LedgerError, match=r"line 3.*out of place"):
+        read_certificate(path)
+
+
+def test_a_torn_last_line_is_cut_off_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "certificate.jsonl"
+    discard_torn_line(path)
+    write_certificate(path, certificate())
+    first = path.read_bytes()
+    write_winner(path, None)
+    whole = path.read_bytes()
+    discard_torn_line(path)
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[:-5])
+    discard_torn_line(path)
+    assert path.read_bytes() == first
+    write_winner(path, None)
+    assert path.read_bytes() == whole
+    for torn in (first[:-5], b""):
+        path.write_bytes(torn)
+        discard_torn_line(path)
+        assert not path.exists()
+
+
+def test_a_short_write_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_certificate(path := tmp_path / "certificate.jsonl", certificate())
+    first, write = path.read_bytes(), os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:7]))
+        with pytest.raises(LedgerError, match="cannot be written"):
+            write_winner(path, None)
+    assert path.read_bytes() == first
+
+
+def test_a_commitment_follows_its_salt_and_every_draw() -> None:
+    plan = {"candidates": [{"name": "a", "kind": 0, "options": {"batch": 8}}]}
+    other = {"candidates": [{"name": "a", "kind": 0, "options": {"batch": 16}}]}
+    assert len({commitment_of(b"1", plan), commitment_of(b"2", plan), commitment_of(b"1", other)}) == 3

@@ -95,7 +95,7 @@ def test_an_unknown_family_asks_for_its_projections() -> None:
 
 def test_an_adapter_that_did_not_move_is_noticed() -> None:
     model = adapted()
-    with pytest.raises(RuntimeError, match="did not move"):
+    with pytest.raises(DivergedError, match="did not move"):
         assert_trained(model, trainable_state(model), frozen_fingerprint(model))
 
 

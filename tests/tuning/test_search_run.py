@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +192,19 @@ def test_failures_count_and_never_win(
     working = working_folder(tmp_path / "out")
     plan = Plan.read(working)
     assert len(plan.candidates) == 3
-    outcomes = {one.name: json.loads((working / one.name / "outcome.json").read_text()) for one in plan.candidates}
+    outcomes = {
+        one.name: json.loads((working / "candidates" / one.name / "outcome.json").read_text())
+        for one in plan.candidates
+    }
     assert [outcomes[name]["score"] for name in {*failed}] == [None, None]
     (winner,) = {*outcomes} - {*failed}
     assert found.certificate is not None
     assert found.certificate.winner is not None
     assert found.certificate.winner.score == outcomes[winner]["score"]
     for name in outcomes:  # no failure costs more than a candidate may
-        assert not exceeds(read_ledger(working / name / "ledger.jsonl").composition, found.certificate.kinds[0][1])
+        assert not exceeds(
+            read_ledger(working / "candidates" / name / "ledger.jsonl").composition, found.certificate.kinds[0][1]
+        )
 
 
 def test_where_all_fail_the_price_is_paid_and_nothing_is_delivered(
@@ -231,12 +237,10 @@ def test_a_failure_of_a_shared_pass_is_nobodys(
     monkeypatch.setattr(candidates_module, "train_together", crash)
     start(prepared, tmp_path, keep_losers=True)
     working = working_folder(tmp_path / "out")
-    for path in working.glob("*/outcome.json"):
+    for path in working.glob("candidates/*/outcome.json"):
         assert json.loads(path.read_text())["score"] is not None
     # Both are trained with noise of their own, from the same start.
-    states = {
-        (path / "score.jsonl").read_text().count('"kind":"release"') for path in working.glob("*") if path.is_dir()
-    }
+    states = {(path / "score.jsonl").read_text().count('"kind":"release"') for path in working.glob("candidates/*")}
     assert states == {1}
 
 
@@ -270,8 +274,6 @@ def test_a_public_score_needs_public_records_and_costs_no_noise(
     prepared: PreparedRun, drawn: Any, tmp_path: Path
 ) -> None:
     drawn(2)
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match="public"):
         search(replace(prepared, public=None), asked(score="public"), tmp_path / "none", Register(tmp_path / "s.jsonl"))
     found = start(prepared, tmp_path, score="public")
@@ -361,6 +363,8 @@ def test_the_plan_is_bound_by_its_commitment_and_comes_back(tmp_path: Path) -> N
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
     assert plan.commitment != commitment_of(b"", {"candidates": []})
     assert len({one.name for one in plan.candidates}) == len(plan.candidates)
+    others = [replace(plan, salt="00" * 32), replace(plan, candidates=plan.candidates[::-1])]
+    assert len({plan.commitment, *(other.commitment for other in others)}) == 3
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DptuneError, match="damaged"):
         Plan.read(tmp_path)
@@ -374,7 +378,7 @@ def test_candidates_of_one_configuration_have_noise_of_their_own(
     start(prepared, tmp_path, space=one, keep_losers=True)
     from safetensors.torch import load_file
 
-    files = list(working_folder(tmp_path / "out").glob("*/.adapter.partial/*.safetensors"))
+    files = list(working_folder(tmp_path / "out").glob("candidates/*/.adapter.partial/*.safetensors"))
     files += list((tmp_path / "out" / "adapter").glob("*.safetensors"))
     states = [load_file(path) for path in files]
     assert len(states) == 2

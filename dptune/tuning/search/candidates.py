@@ -17,12 +17,13 @@ from typing import Any
 
 from dptune.errors import DivergedError
 from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, private_directory, write_json
-from dptune.mechanisms.planning import Calibrated
+from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
-from dptune.privacy.certificate import ScoreTerms
+from dptune.privacy.certificate import SCORE_LEDGER, ScoreTerms, SearchCertificate, exceeds
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete, read_ledger
+from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.training.checkpoints import CheckpointError
@@ -37,11 +38,14 @@ from dptune.training.together import shared_copy, train_together
 from dptune.tuning.deliverable import partial_of, write_weights
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
-from dptune.tuning.search.plan import Drawn, Plan
+from dptune.tuning.search.plan import Drawn, Plan, PlanError
 from dptune.tuning.search.score import Array, noisy_score, unit_losses
 
 _CRASH = "crash: "
-SCORE_LEDGER, OUTCOME = "score.jsonl", "outcome.json"
+Kinds = tuple[tuple[float, tuple[tuple[Release, int], ...]], ...]
+OUTCOME = "outcome.json"
+#: Folder of the candidates within the working folder, whose own number of links and times every user can read.
+CANDIDATES = "candidates"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class SearchRun:
         weights: the frozen base model.
         before: (units,) losses of the base model where scores are noisy; None where they are public.
         scored: the records and units that scores are about, where they are noisy.
+        kinds: of the certificate; no candidate may release more than its kind.
     """
 
     prepared: PreparedRun
@@ -61,18 +66,19 @@ class SearchRun:
     weights: Any = field(repr=False)
     scored: tuple[Tokens, PrivacyUnits] | None = field(repr=False)
     before: Array | None = field(repr=False)
+    kinds: Kinds = ()
 
     @classmethod
-    def open(cls, prepared: PreparedRun, plan: Plan, terms: ScoreTerms, folder: Path) -> SearchRun:
+    def open(cls, prepared: PreparedRun, plan: Plan, certificate: SearchCertificate, folder: Path) -> SearchRun:
         """Load the base, and compute its losses on the units that score."""
         weights = prepared.base.load()
-        scored = scored_units(prepared, terms)
+        scored = scored_units(prepared, terms := certificate.score)
         before = None if scored is None else unit_losses(weights, *scored, prepared.settings.rows)
-        return cls(prepared, plan, terms, folder, weights, scored, before)
+        return cls(prepared, plan, terms, folder, weights, scored, before, certificate.kinds)
 
     def folder_of(self, candidate: Drawn) -> RunFolder:
         """The working folder of a candidate."""
-        return RunFolder(self.folder / candidate.name)
+        return RunFolder(self.folder / CANDIDATES / candidate.name)
 
 
 def scored_units(prepared: PreparedRun, terms: ScoreTerms) -> tuple[Tokens, PrivacyUnits] | None:
@@ -85,12 +91,18 @@ def scored_units(prepared: PreparedRun, terms: ScoreTerms) -> tuple[Tokens, Priv
 
 
 def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
-    """The run of one candidate, with a mechanism of its own."""
+    """The run of one candidate, with a mechanism of its own.
+
+    Raises: PlanError if it would release more than the certificate prices.
+    """
     prepared = shared.prepared
     settings = settings_of(prepared.settings, candidate.options)
     schedule = candidate_schedule(settings, prepared.base, len(prepared.units))
     noise = shared.plan.kinds[candidate.kind][1]
     mechanism = Calibrated(build_mechanism(settings, prepared.base, schedule, noise))
+    if exceeds(planned(mechanism.mechanism, schedule.priced), shared.kinds[candidate.kind][1]):
+        problem = f"{shared.folder}: a candidate would release more than the certificate prices"
+        raise PlanError(f"{problem}. Fix: restore plan and certificate, or give another folder, which spends again.")
     return replace(prepared, settings=settings, schedule=schedule, mechanism=mechanism)
 
 
@@ -146,7 +158,7 @@ def _train_shared(shared: SearchRun, candidates: Sequence[Drawn]) -> None:
                 runs.append(open_run(spec, folder, OsEntropy()))
                 specs.append((candidate, own, spec))
             errors = train_together(shared.weights, runs)
-        except (OSError, LedgerError):
+        except (OSError, LedgerError, PlanError):
             raise
         except Exception:  # nobody's failure: each goes on alone
             return
@@ -183,6 +195,10 @@ def _finish(shared: SearchRun, candidate: Drawn, own: PreparedRun, model: Any, l
             path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
         write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
         ledger.finish()
+    except (OSError, LedgerError):
+        raise
+    except Exception as error:  # a score that was charged is lost with it
+        _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
     finally:
         ledger.close()
 
@@ -245,8 +261,3 @@ def end_ledger(folder: RunFolder) -> None:
     """End the ledger of a candidate that was killed after its outcome was written."""
     if not is_complete(folder.ledger):
         Ledger.resume(folder.ledger, Counter()).finish()
-
-
-def has_weights(folder: RunFolder) -> bool:
-    """Whether a candidate's weights wait to be delivered."""
-    return partial_of(folder).exists() or folder.adapter.exists()

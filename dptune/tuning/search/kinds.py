@@ -17,9 +17,10 @@ from dptune.privacy.certificate import ScoreTerms
 from dptune.privacy.loss_profile import average, gaussian_profile, profile_of
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.selection import selection_epsilon
+from dptune.training.optimizers import check_rule
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, schedule_of
-from dptune.tuning.prepare import check_mechanism
+from dptune.tuning.prepare import check_mechanism, check_public
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Configuration
 from dptune.tuning.settings import TuneSettings
@@ -38,12 +39,14 @@ class CandidateKind:
         configuration: its settings; ranges at their lower ends.
         noise: options with which the registry builds its noise.
         releases: of its training.
+        plugins: code outside dptune that its candidates use.
     """
 
     weight: float
     configuration: Configuration
     noise: dict[str, Any]
     releases: Composition
+    plugins: tuple[str, ...] = ()
 
 
 def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> TuneSettings:
@@ -84,13 +87,20 @@ def score_terms(search: SearchSettings, epsilon: float, delta: float, units: int
 
 
 def price_kinds(
-    search: SearchSettings, settings: TuneSettings, base: Base, units: int, score: Release | None
+    search: SearchSettings,
+    settings: TuneSettings,
+    base: Base,
+    units: int,
+    score: Release | None,
+    *,
+    public: bool = True,
 ) -> tuple[CandidateKind, ...]:
     """Every kind of the space, with the least noise for which the search meets ``settings.epsilon``.
 
     Args:
         units: number of training units.
         score: the release of a score over the training units, if that is what scores.
+        public: whether there are public records.
 
     Raises: ConfigError for a point of the space that cannot be a candidate, and for a budget that no noise meets. All
         is built and priced here, so that no candidate can fail by its settings later.
@@ -108,6 +118,8 @@ def price_kinds(
             return build_mechanism(own, base, schedule, {"noise_multiplier": noise})
 
         probe = with_noise(1.0)
+        check_public(probe, public=public)
+        check_rule(own.rule, probe, schedule.steps)
         key = None if probe.noise.correlated else frozenset(planned(probe, priced).items())
         if key is None or key not in known:
             beside = Counter([score] if score else [])
@@ -115,7 +127,7 @@ def price_kinds(
             known[key] = chosen
         noise = noise_options(known[key])
         releases = planned(build_mechanism(own, base, schedule, noise), priced)
-        found.append(CandidateKind(weight, configuration, noise, releases))
+        found.append(CandidateKind(weight, configuration, noise, releases, probe.plugins))
     return _fit_average(tuple(found), search, settings, base, units, score)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from dptune.tuning.search.kinds import CandidateKind
 from dptune.tuning.search.settings import SearchSettings
 
 FILE = "plan.json"
+
+
+class PlanError(DptuneError):
+    """A plan that does not go with its certificate, or with what is asked."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class Plan:
 
     Attributes:
         kinds: the configuration and noise options of each kind, so that a resumed search prices nothing again.
+        asked: what the plan was drawn for, as ``asked_of`` says it under ``salt``; nothing else is trained by it.
     """
 
     id: str
     salt: str
     kinds: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
     candidates: tuple[Drawn, ...]
+    asked: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def draw(cls, search: SearchSettings, kinds: Sequence[CandidateKind], entropy: Entropy) -> Plan:
@@ -75,6 +81,7 @@ class Plan:
                 found["salt"],
                 tuple((dict(configuration), _noise(noise)) for configuration, noise in found["kinds"]),
                 tuple(Drawn(**one) for one in found["candidates"]),
+                dict(found.get("asked", {})),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DptuneError(f"{path}: is damaged ({type(error).__name__}). Fix: restore it.") from None

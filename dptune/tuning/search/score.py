@@ -40,14 +40,29 @@ def unit_losses(model: Any, tokens: Tokens, units: PrivacyUnits, rows: int) -> A
     losses = np.zeros(width)
     with evaluation_mode(model):
         for start in range(0, width, rows):
-            chosen = np.arange(start, min(start + rows, width))
-            try:
-                ids, mask = tokens.batch(chosen, device, height=rows)
-                losses[chosen] = model_losses(model, ids, mask)[: len(chosen)].double().cpu().numpy()
-            except (RuntimeError, ValueError, ArithmeticError):
-                # A record that raised must not make the candidate fail: its presence would then decide.
-                losses[chosen] = np.nan
+            losses[start : start + rows] = _row_losses(
+                model, tokens, np.arange(start, min(start + rows, width)), device, rows
+            )
     return np.array([losses[one[: units.most]].mean() if len(one) else 0.0 for one in units.members])
+
+
+def _row_losses(model: Any, tokens: Tokens, chosen: NDArray[np.int64], device: torch.device, rows: int) -> Array:
+    """Losses of the chosen rows; NaN for a row that raises.
+
+    Such a row must not make the candidate fail, nor the others of its batch count as the worst: then the presence of
+    one unit would decide more than its own share. So where a batch raises, each of its rows is computed alone.
+
+    Raises: OSError, which is the machine's.
+    """
+    try:
+        ids, mask = tokens.batch(chosen, device, height=rows)
+        return np.asarray(model_losses(model, ids, mask)[: len(chosen)].double().cpu().numpy(), dtype=np.float64)
+    except OSError:
+        raise
+    except Exception:
+        if len(chosen) == 1:
+            return np.array([np.nan])
+    return np.concatenate([_row_losses(model, tokens, chosen[[at]], device, rows) for at in range(len(chosen))])
 
 
 def clipped_sum(losses: Array, before: Array, clip: float) -> int:

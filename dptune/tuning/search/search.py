@@ -19,19 +19,22 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
 
+from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked, private_directory, sha256, write_json, write_text
 from dptune.privacy.certificate import (
     FILE,
+    SCORE_LEDGER,
     ScoreTerms,
     SearchCertificate,
     Winner,
+    discard_torn_line,
     read_certificate,
     write_certificate,
     write_winner,
@@ -40,12 +43,14 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
+from dptune.tuning.base import Base
 from dptune.tuning.deliverable import deliver, partial_of
 from dptune.tuning.places import check_folder
-from dptune.tuning.prepare import PreparedRun
+from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
+from dptune.tuning.search.asked import asked_of, changes
 from dptune.tuning.search.candidates import (
-    SCORE_LEDGER,
+    CANDIDATES,
     SearchRun,
     crashed,
     end_ledger,
@@ -58,6 +63,7 @@ from dptune.tuning.search.plan import FILE as PLAN
 from dptune.tuning.search.plan import Drawn, Plan
 from dptune.tuning.search.score import best_of
 from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import WEIGHTS, check_deliverable
 
 _log = logging.getLogger(__name__)
@@ -69,7 +75,7 @@ class NoWinnerError(DptuneError):
 
 def working_folder(out: Path) -> Path:
     """The secret folder of a search whose result goes to ``out``."""
-    return out.with_name(f".{out.name}.searching")
+    return RunFolder(out).searching
 
 
 def search(
@@ -87,21 +93,25 @@ def search(
 
     Raises: ConfigError before anything is charged; NoWinnerError if every candidate failed.
     """
-    check_folder(out)
+    out = out.absolute()
+    check_folder(out, "search")
     check_prepared(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
     with locked(private_directory(out) / folder.lock.name):
-        _check_same(prepared, asked, folder)
+        check_folder(out, "search")  # again: a run may have begun in between
+        cell = _check_same(prepared, asked, folder)
         if folder.adapter.exists() or (out / FILE).exists():
             _forget(working, asked)  # killed after the winner was out
             return _load(prepared, out)
-        plan, certificate = _open(prepared, asked, working, register, out)
+        plan, certificate = _open(prepared, asked, working, register)
+        write_json(folder.cell, cell)
         on_start(certificate)
         with _quiet():
-            shared = SearchRun.open(prepared, plan, certificate.score, working)
+            shared = SearchRun.open(prepared, plan, certificate, working)
             for start in range(0, len(plan.candidates), asked.together):
                 run_candidates(shared, plan.candidates[start : start + asked.together])
-        if any(crashed(shared, candidate) for candidate in plan.candidates):
+        # Without the losers nobody asks why, and a line about one tells that there was another.
+        if asked.keep_losers and any(crashed(shared, candidate) for candidate in plan.candidates):
             _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
         best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
         if best is None:
@@ -130,6 +140,12 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
+def prepare_search(source: RecordSource, base: Base, settings: TuneSettings, asked: SearchSettings) -> PreparedRun:
+    """Read the records for a search, which holds units out only to score by them. Raises: as ``prepare``."""
+    by_units = asked.score.on == "held_out"
+    return prepare(source, base, settings if by_units else replace(settings, eval_share=0.0), scored=by_units)
+
+
 def check_prepared(prepared: PreparedRun, asked: SearchSettings) -> None:
     """Raise ConfigError for a score that has nothing to be computed from."""
     if asked.score.on == "public" and prepared.public is None:
@@ -145,7 +161,8 @@ def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[
     count = len(units) if units is not None else len(prepared.public.rows) if prepared.public is not None else 0
     terms = score_terms(asked, prepared.settings.epsilon, prepared.schedule.delta, count)
     own = terms.release if terms.on == "train" else None
-    kinds = price_kinds(asked, prepared.settings, prepared.base, len(prepared.units), own)
+    public = prepared.public is not None
+    kinds = price_kinds(asked, prepared.settings, prepared.base, len(prepared.units), own, public=public)
     return kinds, terms
 
 
@@ -164,7 +181,6 @@ def certificate_of(
     fixed: str,
 ) -> SearchCertificate:
     """The first line of the certificate. Raises: ConfigError if the search does not meet its budget after all."""
-    header = prepared.header
     found = SearchCertificate(
         id=identity,
         epsilon=prepared.settings.epsilon,
@@ -179,7 +195,8 @@ def certificate_of(
         kinds=tuple((kind.weight, tuple(kind.releases.items())) for kind in kinds),
         score=terms,
         commitment=fixed,
-        plugins=header.plugins,
+        # Of all kinds: a loser's bounds and noise are part of what is promised.
+        plugins=tuple(sorted({plugin for kind in kinds for plugin in kind.plugins})),
     )
     if not found.certified <= prepared.settings.epsilon:
         problem = f"the search would cost {found.certified:.4g} of {prepared.settings.epsilon:g}"
@@ -188,12 +205,13 @@ def certificate_of(
 
 
 def _open(
-    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, out: Path
+    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register
 ) -> tuple[Plan, SearchCertificate]:
     """The plan and certificate of a new search, or those of the one that is under way."""
     if working.exists() and working.stat().st_mode & 0o077:
         fix = f"find out who read it; then `chmod 700 {working}`"
         raise ConfigError("out", f"{working} can be read by others, and holds what must stay secret", fix=fix)
+    discard_torn_line(working / FILE)
     has_plan, has_certificate = (working / PLAN).exists(), (working / FILE).exists()
     if has_certificate and not has_plan:
         problem = f"{working} has a certificate and no plan: its search cannot go on, and counts as spent"
@@ -202,12 +220,15 @@ def _open(
         plan, certificate = Plan.read(working), read_certificate(working / FILE)
         if certificate.commitment != plan.commitment or certificate.id != plan.id:
             raise ConfigError("out", f"{working} holds the plan of another search", fix="restore its own plan")
+        _check_plan(prepared, asked, plan, working)
         register.add_search(prepared.fingerprint, certificate)  # killed in between: adds nothing twice
         return plan, certificate
     register.check(prepared.fingerprint, again=asked.again)
     kinds, terms = plan_of_search(prepared, asked)
     private_directory(working)
+    private_directory(working / CANDIDATES)  # now: others see the number and the times of what lies in ``working``
     plan = Plan.draw(asked, kinds, OsEntropy())
+    plan = replace(plan, asked=asked_of(prepared, asked, plan.salt))
     certificate = certificate_of(prepared, asked, kinds, terms, plan.id, plan.commitment)
     plan.write(working)
     write_certificate(working / FILE, certificate)
@@ -219,34 +240,30 @@ def _open(
     return plan, certificate
 
 
-def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> None:
-    """Write what a new search is asked for; of one that goes on, check that it is the same.
+def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, working: Path) -> None:
+    """Raise ConfigError unless the plan was drawn for these records and settings: its price is about those alone."""
+    fix = "take them back, or give another folder, which spends again"
+    if not plan.asked:
+        problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
+        raise ConfigError("out", problem, fix="give another folder, which spends again")
+    if changed := changes(plan.asked, asked_of(prepared, asked, plan.salt)):
+        problem = f"{working} holds a search that was started with other settings ({changed})"
+        raise ConfigError("out", problem, fix=fix)
+
+
+def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> dict[str, Any]:
+    """What the search is asked for, for its cell; where one goes on or ended, check that it is the same.
 
     Raises: ConfigError naming what changed.
     """
     known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
     salt = known.get("salt") or secrets.token_hex(16)
-    now = json.loads(json.dumps(_asked(prepared, asked, salt) | {"salt": salt}))
-    working = working_folder(folder.path)
-    if not known or not ((working / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()):
-        write_json(folder.cell, now)
-        return
-    if changed := sorted(name for name in {*now, *known} if now.get(name) != known.get(name)):
-        problem = f"{folder.path} was started with other settings ({', '.join(changed)})"
+    now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
+    begun = (working_folder(folder.path) / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()
+    if known and begun and (changed := changes(known | {"kind": "search"}, now)):
+        problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
-
-
-def _asked(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
-    settings = asdict(prepared.settings)
-    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
-        del settings[name]
-    return {
-        "model": prepared.base.identity,
-        "records": prepared.digest(salt),
-        "unit": prepared.units.kind,
-        "search": asked.to_json(),
-        **settings,
-    }
+    return now
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:

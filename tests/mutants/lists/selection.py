@@ -9,6 +9,8 @@ SCORE, RUN = "dptune/tuning/search/score.py", "dptune/tuning/search/candidates.p
 CERTIFICATE, SEARCH = "dptune/privacy/certificate.py", "dptune/tuning/search/search.py"
 LEDGER_FILE, VERIFYING = "dptune/privacy/ledger_file.py", "dptune/tuning/verifying.py"
 RUNS, CERTIFICATES = "tests/tuning/test_search_run.py", "tests/privacy/test_certificate.py"
+SECRECY, SCORES = "tests/tuning/test_search_secrecy.py", "tests/tuning/test_search_scores.py"
+VERIFIED, KINDS = "tests/tuning/test_search_verified.py", "tests/tuning/test_search_kinds.py"
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
@@ -181,5 +183,121 @@ MUTANTS = (
         'raise SearchError(f"the search stopped on the way. Fix: {fix}.") from None',
         'raise SearchError(f"{error}. Fix: {fix}.") from None',
         (f"{PIPELINE}::test_a_stopped_search_goes_on_and_says_nothing_of_its_candidates",),
+    ),
+    Mutant(
+        "plan_for_other_records",
+        "a plan would go on with records and settings that its certificate does not price",
+        SEARCH,
+        "        _check_plan(prepared, asked, plan, working)\n",
+        "",
+        (f"{SECRECY}::test_a_plan_is_used_for_no_other_records_or_settings_though_the_result_folder_is_gone",),
+    ),
+    Mutant(
+        "candidates_beyond_their_kind",
+        "a candidate could release more than its kind is priced for",
+        RUN,
+        "    if exceeds(planned(mechanism.mechanism, schedule.priced), shared.kinds[candidate.kind][1]):",
+        "    if not shared.kinds:",
+        (f"{SECRECY}::test_no_candidate_releases_more_than_its_kind_whatever_the_plan_says",),
+    ),
+    Mutant(
+        "candidates_that_others_count",
+        "the number of links of the secret folder would tell every user how many candidates there are",
+        RUN,
+        "RunFolder(self.folder / CANDIDATES / candidate.name)",
+        "RunFolder(self.folder / candidate.name)",
+        (f"{SECRECY}::test_what_others_can_stat_of_the_secret_folder_does_not_follow_the_number",),
+    ),
+    Mutant(
+        "noise_of_the_first_kind",
+        "all candidates would have the noise of one kind",
+        RUN,
+        "noise = shared.plan.kinds[candidate.kind][1]",
+        "noise = shared.plan.kinds[0][1]",
+        (f"{SECRECY}::test_candidates_have_the_noise_of_their_own_kind_and_their_own_settings",),
+    ),
+    Mutant(
+        "search_that_talks",
+        "a line for each candidate tells how many there are",
+        SEARCH,
+        "    log.setLevel(logging.CRITICAL + 1)\n",
+        "",
+        (f"{SECRECY}::test_nothing_is_logged_while_candidates_run",),
+    ),
+    Mutant(
+        "winners_figures_of_held_out_records",
+        "raw statistics of held-out records would leave with the winner",
+        SEARCH,
+        'replace(own, settings=replace(own.settings, telemetry="private"))',
+        "own",
+        (f"{SECRECY}::test_no_figure_of_held_out_records_is_told_under_research_telemetry_either",),
+    ),
+    Mutant(
+        "score_drawn_before_it_is_charged",
+        "a score of a killed search would be drawn twice and charged once",
+        RUN,
+        """    if not charge_score(folder.path / SCORE_LEDGER, score_header(shared), shared.terms):
+        return None
+    return noisy_score(losses, shared.before, shared.terms, OsEntropy())""",
+        """    found = noisy_score(losses, shared.before, shared.terms, OsEntropy())
+    return found if charge_score(folder.path / SCORE_LEDGER, score_header(shared), shared.terms) else None""",
+        (f"{SCORES}::test_a_score_is_charged_before_it_is_drawn",),
+    ),
+    Mutant(
+        "batch_that_one_record_spoils",
+        "one unit would move the sum by the shares of its whole batch",
+        SCORE,
+        """        if len(chosen) == 1:
+            return np.array([np.nan])""",
+        """        return np.full(len(chosen), np.nan)""",
+        (f"{SCORES}::test_a_record_that_raises_moves_a_score_by_its_own_unit_alone",),
+    ),
+    Mutant(
+        "plugins_of_the_first_kind",
+        "a certificate would not name the code that another kind's guarantee rests on",
+        SEARCH,
+        "for kind in kinds for plugin in kind.plugins",
+        "for kind in kinds[:1] for plugin in kind.plugins",
+        (f"{KINDS}::test_a_plug_in_of_any_kind_is_named_by_the_certificate",),
+    ),
+    Mutant(
+        "winner_beyond_its_kind",
+        "a winner of a dearer kind would be certified as one of a cheaper",
+        VERIFYING,
+        "if exceeds(contents.composition, found.kinds[number][1]):",
+        "if number < 0:",
+        (f"{VERIFIED}::test_a_winner_of_a_cheaper_kind_is_refused",),
+    ),
+    Mutant(
+        "certificate_of_another_search",
+        "a certificate of other records, or of fewer units, would vouch for the winner beside it",
+        VERIFYING,
+        "    if same != own or not",
+        "    if not",
+        (f"{VERIFIED}::test_a_first_line_that_contradicts_is_refused",),
+    ),
+    Mutant(
+        "score_of_another_noise",
+        "a certificate would price other noise than the score's ledger charges",
+        VERIFYING,
+        "    _check_score(path, found)\n",
+        "",
+        (f"{VERIFIED}::test_the_ledger_of_the_score_is_there_whole_and_of_this_search",),
+    ),
+    Mutant(
+        "card_of_one_candidate",
+        "the card would state one run's epsilon for the best of several",
+        "dptune/tuning/card.py",
+        "prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)",
+        "prices.noise_only",
+        (f"{VERIFIED}::test_the_epsilons_of_a_search_are_the_same_everywhere",),
+    ),
+    Mutant(
+        "commitment_without_salt",
+        "whoever guesses the number of candidates could test the guess",
+        CERTIFICATE,
+        "hashlib.sha256(salt + encode(plan).encode())",
+        "hashlib.sha256(encode(plan).encode())",
+        (f"{CERTIFICATES}::test_a_commitment_follows_its_salt_and_every_draw",),
     ),
 )

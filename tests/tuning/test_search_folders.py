@@ -1,0 +1,61 @@
+"""A run and a search never share a folder: each would leave its ledger, weights or certificate to the other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tiny_search import draws, killed, prepared, start, usual
+
+from dptune.errors import ConfigError
+from dptune.privacy.spent import Register
+from dptune.tuning.run import run
+from dptune.tuning.search.search import search
+from dptune.tuning.search.settings import SearchSettings
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plain_run_is_refused_in_the_folder_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    register, plain = Register(tmp_path / "spent.jsonl"), prepared(scored=False)
+    killed(monkeypatch, tmp_path)
+    for _ in range(2):  # under way, then ended
+        before = state(tmp_path)
+        with pytest.raises(ConfigError, match="belongs to a search"):
+            run(plain, tmp_path / "out", register)
+        assert state(tmp_path) == before
+        start(tmp_path)
+    (tmp_path / "out" / "cell.json").unlink()
+    with pytest.raises(ConfigError, match="belongs to a search"):
+        run(plain, tmp_path / "out", register)
+
+
+def test_a_search_is_refused_in_the_folder_of_a_plain_run(tmp_path: Path) -> None:
+    register, plain = Register(tmp_path / "spent.jsonl"), prepared(scored=False)
+
+    def stop(report: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plain, tmp_path / "out", register, on_step=stop)
+    before = state(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to a run"):
+        start(tmp_path)
+    assert state(tmp_path) == before
+    run(plain, tmp_path / "out", register)
+    with pytest.raises(ConfigError, match="belongs to a run"):
+        start(tmp_path)
+
+
+def test_the_folder_may_be_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    (folder := tmp_path / "here").mkdir()
+    monkeypatch.chdir(folder)
+    asked = SearchSettings.of({"space": {"learning_rate": [0.01, 0.02]}, "candidates": 2})
+    found = search(usual(), asked, Path("."), Register(tmp_path / "spent.jsonl"))
+    assert found.certificate is not None
+    assert sorted(os.listdir(tmp_path)) == [".spent.jsonl.lock", "here", "spent.jsonl"]

@@ -1,0 +1,121 @@
+"""A record that raises weighs as one unit in a candidate's score, and what goes wrong in scoring ends no search."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_search import draws, start, usual
+
+from dptune.privacy.ledger_file import read_ledger
+from dptune.training.data import PrivacyUnits, Tokens
+from dptune.tuning.search import candidates as candidates_module
+from dptune.tuning.search import score as score_module
+from dptune.tuning.search.candidates import scored_units
+from dptune.tuning.search.score import ONE, clipped_sum, unit_losses
+
+MODEL = torch.nn.Linear(1, 1)
+
+
+def tokens(first: list[int]) -> Tokens:
+    """Records of two tokens; ``losses_of`` reads the first."""
+    return Tokens(tuple(np.array([one, 2]) for one in first), padding=0, width=4)
+
+
+def losses_of(monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = IndexError) -> None:
+    """Let a record's loss be its first token; 7 raises."""
+
+    def found(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if (ids == 7).any():
+            raise error("index out of range in self")
+        return ids[:, 0].float()
+
+    monkeypatch.setattr(score_module, "model_losses", found)
+
+
+@pytest.mark.parametrize("error", [IndexError, RuntimeError, ZeroDivisionError, AttributeError])
+def test_a_record_that_raises_moves_a_score_by_its_own_unit_alone(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses_of(monkeypatch, error)
+    found = unit_losses(MODEL, tokens([1] * 15 + [7] + [2] * 3), PrivacyUnits.records(19), 16)
+    assert np.isnan(found[15])
+    assert found[[0, 14, 16, 18]].tolist() == [1, 1, 2, 2]
+    before = np.full(19, 1.5)
+    others = np.arange(19) != 15
+    assert clipped_sum(found, before, 1.0) - clipped_sum(found[others], before[others], 1.0) == ONE
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_the_machine_or_the_user_stops_is_no_records_failure(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses_of(monkeypatch, error)
+    with pytest.raises(error):
+        unit_losses(MODEL, tokens([1, 7]), PrivacyUnits.records(2), 16)
+
+
+def test_a_unit_counts_with_the_mean_of_its_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses_of(monkeypatch)
+    units = PrivacyUnits.of("customer", np.array([0, 1, 0, 0, 2]), 2)
+    found = unit_losses(MODEL, tokens([1, 5, 3, 20, 6]), units, 4)
+    assert found.tolist() == [2, 5, 6]
+
+
+def test_an_error_in_scoring_fails_one_candidate_and_not_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws(monkeypatch, 2)
+    real, calls = candidates_module.unit_losses, []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:  # the first is of the base model
+            raise IndexError("index out of range in self")
+        return real(*arguments)
+
+    monkeypatch.setattr(candidates_module, "unit_losses", fail)
+    found = start(tmp_path).certificate
+    assert found is not None
+    assert found.winner is not None
+    assert math.isfinite(found.winner.score)
+
+
+def test_a_full_disk_fails_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    with monkeypatch.context() as patched:
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        patched.setattr(candidates_module, "train", full)
+        with pytest.raises(OSError, match="No space"):
+            start(tmp_path)
+    assert start(tmp_path).certificate is not None
+
+
+def test_a_score_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    real, seen = candidates_module.noisy_score, []
+
+    def look(*arguments: Any) -> float:
+        (path,) = tmp_path.rglob("candidates/*/score.jsonl")
+        seen.append(read_ledger(path).releases)
+        return real(*arguments)
+
+    monkeypatch.setattr(candidates_module, "noisy_score", look)
+    start(tmp_path)
+    assert seen == [1]
+
+
+def test_each_side_is_scored_on_its_own_units() -> None:
+    own = usual()
+    from dptune.privacy.certificate import ScoreTerms
+
+    assert scored_units(own, ScoreTerms("held_out", 1.0, 2.0, 6)) == (own.evaluation, own.held_out)
+    assert scored_units(own, ScoreTerms("train", 1.0, 20.0, 24)) == (own.tokens, own.units)
+    assert scored_units(own, ScoreTerms("public", 0.0, 0.0, 6)) is None

@@ -1,0 +1,203 @@
+"""A delivered winner whose certificate was written anew is refused wherever it contradicts itself or what lies beside.
+
+Every case seals the certificate and writes the card again, as somebody would who has the code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_search import draws, start
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import DivergedError
+from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
+from dptune.training import run as training_run
+from dptune.tuning.card import END, START
+from dptune.tuning.run import Tuned
+from dptune.tuning.search.search import NoWinnerError
+from dptune.tuning.verifying import CardError, check_deliverable, section_of
+
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    with pytest.MonkeyPatch.context() as patched:
+        draws(patched, 1)
+        return start(tmp_path_factory.mktemp("verified"), space={"batch": [4, 8]}, candidates=2)
+
+
+def lines_of(folder: Path) -> list[Line]:
+    read = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "chain"} for line in read]
+
+
+def sealed(folder: Path, lines: list[Line]) -> None:
+    """Write certificate and card again."""
+    chain, content = "0" * 64, b""
+    for line in lines:
+        raw, chain = seal(encode(line), chain)
+        content += raw
+    (folder / FILE).write_bytes(content)
+    text = (folder / "README.md").read_text()
+    written = text[: text.index(START)] + section_of(folder) + text[text.index(END) + len(END) :]
+    (folder / "README.md").write_text(written)
+
+
+@pytest.fixture
+def copy(found: Tuned, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(found.folder / "adapter", tmp_path / "adapter"))
+
+
+def kinds(change: Callable[[float], float]) -> Callable[[Line], Line]:
+    return lambda line: {"kinds": [[change(weight), held] for weight, held in line["kinds"]]}
+
+
+FIRST: dict[str, Callable[[Line], Line]] = {
+    "other weights": lambda line: {"kinds": [[0.001, line["kinds"][0][1]], [0.999, line["kinds"][1][1]]]},
+    "weights that do not add up": kinds(lambda weight: weight / 2),
+    "more kinds than the space": lambda line: {"kinds": [*line["kinds"], line["kinds"][0]]},
+    "fewer kinds than the space": lambda line: {"kinds": [[1.0, line["kinds"][1][1]]]},
+    "a larger space": lambda line: {"space": [{"weight": 1.0, "batch": [4, 8, 16]}]},
+    "no space": lambda line: {"space": [{"weight": 1.0, "batch": {"uniform": [1, 2]}}]},
+    "a score that is public": lambda line: {
+        "score": {"on": "public", "clip": 0.0, "noise_multiplier": 0.0, "units": 6}
+    },
+    "more noise of the score": lambda line: {"score": line["score"] | {"noise_multiplier": 500.0}},
+    "more units that score": lambda line: {"score": line["score"] | {"units": 10**9}},
+    "units that are a text": lambda line: {"score": line["score"] | {"units": "x"}},
+    "a budget below the price": lambda line: {"epsilon": 1.0},
+    "other telemetry": lambda line: {"telemetry": "research"},
+    "unknown telemetry": lambda line: {"telemetry": 7},
+    "no commitment": lambda line: {"commitment": ""},
+    "another search": lambda line: {"id": "other"},
+    "another number of units": lambda line: {"units": line["units"] + 1},
+    "fewer releases": lambda line: {
+        "kinds": [
+            [weight, [[release, count - 1] for release, count in held if count > 1]] for weight, held in line["kinds"]
+        ]
+    },
+    "an identity that is a number": lambda line: {"id": 7},
+}
+SECOND: dict[str, Line] = {
+    "a score that is a text": {"score": "good"},
+    "no score": {"score": None},
+    "options that are none": {"options": 3},
+    "another ledger": {"ledger_chain": "0" * 64},
+    "other weights": {"adapter_sha256": "0" * 64},
+    "a digest that is a number": {"ledger_chain": 7},
+}
+
+
+def test_what_was_delivered_is_accepted(copy: Path) -> None:
+    sealed(copy, lines_of(copy))
+    check_deliverable(copy)
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_a_first_line_that_contradicts_is_refused(case: str, copy: Path) -> None:
+    first, second = lines_of(copy)
+    with pytest.raises((CardError, LedgerError)):
+        sealed(copy, [first | FIRST[case](first), second])
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_a_winner_that_contradicts_is_refused(case: str, copy: Path) -> None:
+    first, second = lines_of(copy)
+    with pytest.raises((CardError, LedgerError)):
+        sealed(copy, [first, second | SECOND[case]])
+
+
+def test_a_winner_of_a_cheaper_kind_is_refused(copy: Path) -> None:
+    first, second = lines_of(copy)
+    other = 8 if second["options"]["batch"] == 4 else 4
+    with pytest.raises(CardError, match="released more"):
+        sealed(copy, [first, second | {"options": {"batch": other}}])
+
+
+def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:
+    first, second = lines_of(copy)
+    for options in ({"batch": 5}, {"batch": 4, "epochs": 1}, {}):
+        with pytest.raises(CardError, match="no point of its space"):
+            sealed(copy, [first, second | {"options": options}])
+
+
+def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -> None:
+    path, lines = copy / SCORE_LEDGER, lines_of(copy)
+    whole, contents = path.read_bytes(), read_ledger(path)
+    terms = ScoreTerms(**lines[0]["score"])
+    assert terms.release is not None
+    for content in (b"garbage\n", b"".join(whole.splitlines(keepends=True)[:-1])):
+        path.write_bytes(content)
+        with pytest.raises((CardError, LedgerError)):
+            sealed(copy, lines)
+    less_noise = replace(terms.release, noise_multiplier=terms.noise_multiplier / 2)
+    for header, releases in (
+        (replace(contents.header, search="other"), [terms.release]),
+        (replace(contents.header, units=contents.header.units + 1), [terms.release]),
+        (contents.header, [terms.release, terms.release]),
+        (contents.header, [less_noise]),
+    ):
+        path.unlink()
+        with Ledger.create(path, header, Counter(releases)) as ledger:
+            for release in releases:
+                ledger.charge(release)
+            ledger.finish()
+        with pytest.raises(CardError, match="does not charge the score"):
+            sealed(copy, lines)
+    path.unlink()
+    with pytest.raises(LedgerError):
+        sealed(copy, lines)
+    with Ledger.create(path, replace(contents.header, run_id="another"), Counter([terms.release])) as ledger:
+        ledger.charge(terms.release)
+        ledger.finish()
+    with pytest.raises(CardError, match="says"):  # as good, but not the one that the card names
+        check_deliverable(copy)
+
+
+def test_the_epsilons_of_a_search_are_the_same_everywhere(found: Tuned) -> None:
+    folder, certificate = found.folder / "adapter", found.certificate
+    assert certificate is not None
+    said = json.loads(CliRunner().invoke(app, ["verify", str(folder), "--json"]).stdout)
+    alone = json.loads(CliRunner().invoke(app, ["verify", str(folder / FILE), "--json"]).stdout)
+    own = found.ledger.epsilons
+    for shown in (said, alone):
+        assert shown["epsilon_certified"] == pytest.approx(certificate.certified)
+        assert shown["epsilon_noise_only"] == pytest.approx(certificate.epsilon_by("hull"))
+        assert float(shown["epsilon_published"]) == math.inf
+    assert said["epsilon_published_of_one_candidate_no_guarantee"] == pytest.approx(own.published)
+    assert found.epsilons.certified == found.epsilons.noise_only == certificate.certified > own.noise_only
+    assert found.epsilons.published == math.inf
+    card = (folder / "README.md").read_text()
+    rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if line.startswith("| epsilon"))
+    assert float(rows["epsilon_noise_only"].split()[0]) >= certificate.certified > own.noise_only * 1.01
+    assert rows["epsilon_published"].startswith("infinity")
+    assert "held-out units that score" in card
+    assert "Perplexity on held-out private records" not in card
+
+
+def test_a_search_without_a_winner_is_verified_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+
+    def fail(run: Any) -> None:
+        raise DivergedError("the run diverged.")
+
+    monkeypatch.setattr(training_run.Run, "end", fail)
+    with pytest.raises(NoWinnerError):
+        start(tmp_path)
+    for path in (tmp_path / "out", tmp_path / "out" / FILE):
+        said = CliRunner().invoke(app, ["verify", str(path)])
+        assert said.exit_code == 0
+        assert "Every candidate failed" in said.stdout
