@@ -41,6 +41,8 @@ from dptune.privacy.release import UNBOUNDED
 Value = TypeVar("Value")
 #: Modules of this package that hold no part, and are slow to import.
 _WITHOUT_PARTS = ("certified_search", "linear_agent", "published_search", "sac")
+#: More than any model has.
+_MOST_PAIRS = 1_000_000
 _PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
 
 
@@ -186,8 +188,9 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     """
     parts, options = _resolve(name, entry)
     pairs = convert("pairs", options.pop("pairs", 1), int)
-    if pairs < 1:
-        raise ConfigError("pairs", f"{pairs} is not a positive whole number", fix="count the LoRA pairs")
+    if not 1 <= pairs <= _MOST_PAIRS:  # per-pair radii take memory for each
+        problem = f"{pairs} is not a whole number from 1 to {_MOST_PAIRS}"
+        raise ConfigError("pairs", problem, fix="count the LoRA pairs")
     known = {option for cls in parts.values() for option in option_names(cls)}
     for option in options:
         if option not in known:

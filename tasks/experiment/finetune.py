@@ -334,16 +334,23 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     cell, spec = prepared.cell, prepared.spec
     assert spec.public is not None  # every prepared cell has validation records
     rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
-    most = None if final else cell.training.evaluate_records
+    chosen = _spread if final else _first
+    most = cell.training.final_records if final else cell.training.evaluate_records
     name = "eval_perplexity" if final else "eval_sample_perplexity"
-    figures = {"public_perplexity": perplexity(spec.model, _first(spec.public, most), rows, autocast=dtype)}
+    figures = {"public_perplexity": perplexity(spec.model, chosen(spec.public, most), rows, autocast=dtype)}
     if cell.telemetry == "research":
-        figures[name] = perplexity(spec.model, _first(prepared.evaluation, most), rows, autocast=dtype)
+        figures[name] = perplexity(spec.model, chosen(prepared.evaluation, most), rows, autocast=dtype)
     return figures | (label_scores(prepared, rows) if final else {})
 
 
 def _first(tokens: Tokens, most: int | None) -> Tokens:
     return replace(tokens, rows=tokens.rows[:most])
+
+
+def _spread(tokens: Tokens, most: int | None) -> Tokens:
+    """At most so many records, at equal distances: neighbours in a file are of one article, or of one input."""
+    every = max(1, math.ceil(len(tokens.rows) / most)) if most else 1
+    return replace(tokens, rows=tokens.rows[::every])
 
 
 def main(

@@ -1,8 +1,9 @@
 """The page of benchmarks: scores as papers print them beside what was measured and certified here.
 
-python -m tasks.report.benchmarks [FOLDER ...] [--out data/report/benchmarks.md]
+python -m tasks.report.benchmarks [FOLDER ...] [--experiment NAME ...] [--out data/report/benchmarks.md]
 
-Each folder holds folders of finished runs (data/runs); answers of PMixED are read from data/prediction/results.json.
+Each folder holds folders of finished runs (data/runs); answers of PMixED are read from data/prediction/results.json,
+and from data/reports of studies that ran as experiments of DVC.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import yaml
 
 from dptune.errors import ConfigError
 from dptune.files import write_text
-from dptune.privacy.run_folder import RunFolder
-from tasks.charts.groups import Result, SeedGroup, over_seeds, perplexity_metric
-from tasks.paths import ANSWERS, REPORT, RUNS
+from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
+from tasks.paths import ANSWERS, REPORT, REPORTS, RUNS
+from tasks.report.finished import Study, read_studies
 from tasks.report.scores import ScoreTable, score_table
 from tasks.stage import run_command
 
@@ -39,19 +40,21 @@ mechanisms, and shares of the score of training without privacy, may be compared
 """
 
 
-def page(results: Sequence[Result], answers: Sequence[dict[str, Any]] = ()) -> str:
+def page(studies: Sequence[Study], answers: Sequence[dict[str, Any]] = ()) -> str:
     """The page in Markdown.
 
     Args:
-        results: of finished cells; those on other data than benchmarks are left out.
+        studies: finished runs by experiment; those on other data than benchmarks are left out.
         answers: contents of results.json of private prediction.
     """
     claimed = yaml.safe_load(CLAIMED.read_text(encoding="utf-8"))
     parts = [_OPENING]
     for name, printed in claimed.items():
-        mine = [result for result in results if benchmark_of(str(result["data"])) == name]
+        mine = [study for study in studies if name in {benchmark_of(str(one["data"])) for one in study.results}]
         replied = [one for one in answers if benchmark_of(str(one["data"])) == name]
-        parts += [f"\n## {name}\n", *_printed(printed), *_measured(mine), *_answers(replied)]
+        parts += [f"\n## {name}\n", *_printed(printed)]
+        parts += [line for study in mine for line in _measured(study)] or ["### Measured here\n", "Nothing was run.\n"]
+        parts += _answers(replied)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -101,12 +104,10 @@ def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[s
     return f"{values[0] / ends[0][0]:.2f}" if ends else _NONE
 
 
-def _measured(results: Sequence[Result]) -> Iterator[str]:
+def _measured(study: Study) -> Iterator[str]:
     """What was measured: a line for each model, mechanism, budget and the epsilon that its noise was set by."""
-    yield "### Measured here\n"
-    if not results:
-        yield "Nothing was run.\n"
-        return
+    results = study.results
+    yield f"### Measured here: {study.name}\n"
     metric = perplexity_metric(results)
     groups = over_seeds(results, metric)
     scores = score_table(groups)
@@ -119,7 +120,7 @@ def _measured(results: Sequence[Result]) -> Iterator[str]:
         [*head, f"share of non-private ({first})", "seeds", "steps", "q", "noise", "seconds"],
         [_line(group, names, values, groups) for group in ordered],
     )
-    yield "".join(f"- {fact}\n" for fact in _facts(results, scores))
+    yield "".join(f"- {fact}\n" for fact in _facts(study, scores))
 
 
 def _values(groups: Sequence[SeedGroup], scores: ScoreTable | None) -> dict[int, list[tuple[float, float | None]]]:
@@ -158,22 +159,26 @@ def _line(
     ]
 
 
-def _facts(results: Sequence[Result], scores: ScoreTable | None) -> Iterator[str]:
-    first = results[0]
+def _facts(study: Study, scores: ScoreTable | None) -> Iterator[str]:
+    results, first = study.results, study.results[0]
     units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
     yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {first['delta']:g}; Poisson sampling."
-    yield "Perplexity is of held-out records; where labels are learned, exp of their mean loss. Lower is better."
+    most = first.get("final_records")
+    which = f"at most {most} held-out records, evenly spread over the file" if most else "all held-out records"
+    yield f"Perplexity is of {which}; where labels are learned, exp of their mean loss. Lower is better."
     yield from scores.notes if scores else ()
     several = max(len(one.results) for one in over_seeds(results, perplexity_metric(results)))
     if several < 3:
         yield f"Only {several} seed{'s' if several > 1 else ''}: nothing is told apart by so few."
+    if study.left_out:
+        yield f"{study.left_out} finished runs of this experiment with earlier settings are left out."
 
 
 def _answers(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Rows of private prediction on the same held-out records."""
     for one in found:
         rows = [row for row in one["rows"] if "perplexity_pooled" in row]
-        yield "### Answers of PMixED, and models on the same records\n"
+        yield f"### Answers of PMixED, and models on the same records: {one['name']}\n"
         yield from _table(
             ["answers of", "unit", "certified ε", "perplexity, pooled", "perplexity, mean of blocks"],
             [
@@ -210,27 +215,28 @@ def _with_deviation(mean: float, deviation: float | None) -> str:
     return _digits(mean) + (f" ± {deviation:.2g}" if deviation is not None else "")
 
 
-def read_finished(folders: Sequence[Path]) -> list[Result]:
-    """The results of the finished runs in folders of runs. Raises: ConfigError for what is no folder."""
-    found = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError("folder", f"{folder} is none", fix="give data/runs of a study")
-        for run in sorted(folder.iterdir()):
-            if RunFolder(run).is_finished and RunFolder(run).result.exists():
-                found.append(json.loads(RunFolder(run).result.read_text(encoding="utf-8")))
-    return found
+def answers_by_study(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """What private prediction wrote last for each experiment, of those files that exist; none where it was skipped."""
+    present = sorted((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in present]
+    return {str(one["name"]): one for one in contents if "rows" in one}
 
 
 def main(
     folders: Annotated[list[Path] | None, typer.Argument(help="folders of runs; data/runs by default")] = None,
     answers: Annotated[list[Path] | None, typer.Option(help="results.json of private prediction")] = None,
+    experiments: Annotated[list[str] | None, typer.Option("--experiment", help="all by default")] = None,
     out: Annotated[Path, typer.Option(help="the page")] = PAGE,
 ) -> None:
     """Write the page of benchmarks from finished runs."""
-    replied = answers if answers is not None else [file for file in (ANSWERS,) if file.exists()]
-    told = [json.loads(file.read_text(encoding="utf-8")) for file in replied]
-    write_text(out, page(read_finished(folders or [RUNS]), told))
+    told = answers_by_study(answers or [ANSWERS, *REPORTS.glob("*/prediction/results.json")])
+    studies = {study.name: study for study in read_studies(folders or [RUNS])}
+    if unknown := sorted({*(experiments or ())} - {*told, *studies}):
+        raise ConfigError("--experiment", f"{unknown[0]!r} has no finished run", fix="give the name of one that ran")
+    chosen = experiments or sorted({*told, *studies})
+    write_text(
+        out, page([studies[one] for one in chosen if one in studies], [told[one] for one in chosen if one in told])
+    )
     typer.echo(str(out))
 
 

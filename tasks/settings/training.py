@@ -33,7 +33,8 @@ class TrainingSettings(StepSettings, UpdateRule):
         max_length: width of every batch in tokens; longer records are cut, never split.
         records_per_unit: the most records that one unit puts into a batch, where the unit is a column.
         evaluate_every: steps between points of the learning curves.
-        evaluate_records: records behind each such point; the last one uses all.
+        evaluate_records: records behind each such point; the first and last figures use all, or ``final_records``.
+        final_records: the most records behind those figures, evenly spread over all; None takes all of them.
     """
 
     expected_batch_size: Annotated[float, Ge(1e-3), Le(1e9)]
@@ -42,6 +43,7 @@ class TrainingSettings(StepSettings, UpdateRule):
     records_per_unit: Rows
     evaluate_every: Count
     evaluate_records: Count
+    final_records: Count | None = None
 
     @property
     def rule(self) -> UpdateRule:

@@ -18,6 +18,7 @@ from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_pa
 from dptune.files import write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
+from dptune.tuning.search.candidates import CANDIDATES
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
 from flows import search as module
@@ -103,7 +104,7 @@ def published(log: str) -> dict[str, Any]:
         path.relative_to("data").as_posix()
         for root in (SEARCH, REPORT, Path("data/mlartifacts"))
         for path in root.rglob("*")
-        if not path.is_relative_to(working)
+        if not path.absolute().is_relative_to(working.absolute())
     )
     page = (REPORT / "search.html").read_text(encoding="utf-8").partition("<script")[0]
     return {
@@ -152,8 +153,14 @@ def _no_loser_is_told(log: str) -> None:
     assert len(losers) == 3
     secret = [one.name for one in losers]
     secret += [f"{one.options['learning_rate']:.12f}".strip("0")[:11] for one in losers]
-    secret += [f"{abs(read_json(working / one.name / 'outcome.json')['score']):.12f}"[:12] for one in losers]
-    kept = [path for path in Path("data").rglob("*") if path.is_file() and not path.is_relative_to(working)]
+    secret += [
+        f"{abs(read_json(working / CANDIDATES / one.name / 'outcome.json')['score']):.12f}"[:12] for one in losers
+    ]
+    kept = [
+        path
+        for path in Path("data").rglob("*")
+        if path.is_file() and not path.absolute().is_relative_to(working.absolute())
+    ]
     told = b"".join(path.read_bytes() for path in kept) + log.encode()
     assert f"{winner.options['learning_rate']:.12f}".strip("0")[:11].encode() in told, "the scan finds what is there"
     assert not [one for one in secret if one.encode() in told]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import yaml
 
 from dptune.errors import ConfigError
-from tasks.report.benchmarks import CLAIMED, benchmark_of, page, read_finished
+from dptune.files import write_json
+from dptune.privacy.run_folder import RunFolder
+from tasks.report.benchmarks import CLAIMED, answers_by_study, benchmark_of, page
+from tasks.report.finished import Study, read_studies
 
 
 def result(mechanism: str, budget: float | None, bleu: float, seed: int = 0, **more: Any) -> dict[str, Any]:
@@ -42,24 +46,28 @@ def result(mechanism: str, budget: float | None, bleu: float, seed: int = 0, **m
     }
 
 
-RESULTS = [
+RESULTS = (
     result("nonprivate", None, 40.0),
     *(result("static", 8, bleu, seed) for seed, bleu in enumerate((9, 10, 11))),
-]
+)
 
 
 def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() -> None:
-    text = page(RESULTS)
+    text = page([Study("bench-e2e-small", RESULTS)])
+    assert "### Measured here: bench-e2e-small" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| small | static")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     expected = "small|static|certified|8|7.996|7.996|10 ± 1|20 ± 0|9.5 ± 0|0.25|3|60|0.0062|0.81|100"
     assert "|".join(cells) == expected
     assert "one record, of 41220 in training" in text
+    assert "Perplexity is of all held-out records;" in text
+    some = page([Study("bench-e2e-small", tuple(one | {"final_records": 500} for one in RESULTS))])
+    assert "Perplexity is of at most 500 held-out records, evenly spread over the file;" in some
     assert "bleu_e2e: sacrebleu BLEU." in text
 
 
 def test_few_seeds_and_missing_runs_are_said() -> None:
-    assert "Only 1 seed: nothing is told apart" in page(RESULTS[:2])
+    assert "Only 1 seed: nothing is told apart" in page([Study("bench-e2e-small", RESULTS[:2])])
     assert page([]).count("Nothing was run.") == 3
 
 
@@ -87,13 +95,70 @@ def test_answers_are_rows_of_their_own() -> None:
         "perplexity_pooled": 90.5,
         "perplexity_per_block": 99.0,
     }
-    told = {"data": "benchmark wikitext (part train, half private)", "records": 64, "delta": 1e-5, "rows": [row]}
+    told = {
+        "name": "wiki",
+        "data": "benchmark wikitext (part train, half private)",
+        "records": 64,
+        "delta": 1e-5,
+        "rows": [row],
+    }
     assert "| pmixed.shard | shard | 8 | 90.5 | 99 |" in page([], [told])
+
+
+def test_the_last_answers_of_each_study_are_read(tmp_path: Path) -> None:
+    for order, (name, records) in enumerate((("wiki", 64), ("wiki", 32), ("e2e", 16)), start=1):
+        write_json(tmp_path / f"{order}.json", {"name": name, "records": records, "rows": []})
+        os.utime(tmp_path / f"{order}.json", (order, order))
+    write_json(tmp_path / "skipped.json", {"skipped": "labels"})
+    found = answers_by_study([*tmp_path.glob("*.json"), tmp_path / "absent.json"])
+    assert {name: one["records"] for name, one in found.items()} == {"wiki": 32, "e2e": 16}
+
+
+def finished(folder: Path, order: int, experiment: str = "bench", epochs: float = 1.0, **settings: Any) -> None:
+    """A finished run's files; ``order`` says when it finished."""
+    run = RunFolder(folder / f"run{order}")
+    own = {
+        "model_name": "small",
+        "mechanism": "static",
+        "accounting": "certified",
+        "epsilon": 8,
+        "seed": 0,
+        "options": {},
+    }
+    training = {"epochs": epochs, "learning_rate": 0.01}
+    cell = {"experiment": experiment, "training": training, "inputs": {"data": "1"}} | own | settings
+    write_json(run.cell, cell)
+    write_json(run.result, {"order": order})
+    os.utime(run.result, (order, order))
+
+
+def orders(study: Study) -> list[int]:
+    return [one["order"] for one in study.results]
+
+
+def test_runs_of_earlier_settings_never_mix_with_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolder, "is_finished", property(lambda run: run.result.exists()))
+    finished(tmp_path, 1, epochs=0.1, mechanism="plrvo")
+    finished(tmp_path, 2, epochs=0.1)
+    finished(tmp_path, 3, options={"max_grad_norm": 0.1})
+    finished(tmp_path, 4, options={"max_grad_norm": 0.1}, seed=1)
+    finished(tmp_path, 5, mechanism="plrvo")
+    finished(tmp_path, 6, options={"max_grad_norm": 1.0})
+    finished(tmp_path, 7, options={"max_grad_norm": 1.0}, seed=1)
+    finished(tmp_path, 8, experiment="another")
+    another, bench = read_studies([tmp_path])
+    assert (another.name, orders(another), another.left_out) == ("another", [8], 0)
+    assert (bench.name, orders(bench), bench.left_out) == ("bench", [5, 6, 7], 4)
+    assert bench.results[0]["final_records"] is None
+    finished(tmp_path, 9, inputs={"data": "2"})
+    assert orders(read_studies([tmp_path])[1]) == [9], "other records are another study"
+    told = page([Study("bench", RESULTS, 3)])
+    assert "3 finished runs of this experiment with earlier settings are left out" in told
 
 
 def test_only_finished_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "result.json").write_text(json.dumps(RESULTS[0]))
-    assert read_finished([tmp_path]) == []
+    assert read_studies([tmp_path]) == []
     with pytest.raises(ConfigError, match="is none"):
-        read_finished([tmp_path / "absent"])
+        read_studies([tmp_path / "absent"])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -26,6 +27,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.training import run as running
+from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment import finetune
@@ -352,6 +354,13 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
     points = [json.loads(line) for line in (cell.directory / "history.jsonl").read_text().splitlines()]
     assert all(set(point) <= {key.removeprefix("history.") for key in ALLOWED} for point in points)
     assert "were cut" not in caplog.text, "how many private records are long is a private figure"
+
+
+@pytest.mark.parametrize(("most", "expected"), [(4, [0, 3, 6, 9]), (10, list(range(10))), (99, list(range(10)))])
+def test_final_figures_take_records_from_all_over_the_file(most: int, expected: list[int]) -> None:
+    tokens = Tokens([np.array([number], dtype=np.int32) for number in range(10)], padding=0, width=3)
+    assert [int(row[0]) for row in finetune._spread(tokens, most).rows] == expected
+    assert finetune._spread(tokens, None).rows == tokens.rows
 
 
 def test_private_telemetry_is_refused_where_it_cannot_hold(pipeline: Path) -> None:
