@@ -53,7 +53,7 @@ def study_form(
     What is done already is not done again: stages that nothing changed, finished cells, finished audits.
 
     Args:
-        name: name of the experiment in MLflow and on the report.
+        name: name of the experiment in MLflow and on the report; another name trains, and pays, anew.
         mechanisms: labels of entries under `mechanisms` in params.yaml.
         epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
         seeds: seeds of the adapters' initialisation.
@@ -77,7 +77,7 @@ def experiment_form(
     """The cells alone: models x mechanisms x epsilons x seeds. Finished cells are kept.
 
     Args:
-        name: name of the experiment in MLflow and on the report.
+        name: name of the experiment in MLflow and on the report; another name trains, and pays, anew.
         mechanisms: labels of entries under `mechanisms` in params.yaml.
         epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
         seeds: seeds of the adapters' initialisation.

@@ -147,7 +147,7 @@ def _say_where(console: Console, seconds: float) -> None:
     lines = [answer.read_text(encoding="utf-8").strip(), ""] if answer.exists() else []
     lines += [
         f"Report         {page if page.exists() else REPORT / 'report.html'}",
-        "Guarantee      .venv/bin/dptune verify data/runs/<run>/ledger.jsonl",
+        "Guarantee      .venv/bin/dptune verify data/runs/RUN/ledger.jsonl   (RUN: a folder there)",
         "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
         f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",

@@ -188,7 +188,7 @@ def _refuse(earlier: list[Spent]) -> None:
     """Raise ConfigError if there is any earlier entry."""
     if earlier:
         problem = f"these records paid before ({said(earlier)}), and a search adds its own cost"
-        raise ConfigError("search.again", problem, fix="accept it if both may be published")
+        raise ConfigError("search.again", problem, fix="set search.again, if both may be published")
 
 
 def said(found: list[Spent]) -> str:
