@@ -21,7 +21,7 @@ from dptune.errors import ConfigError
 from dptune.files import write_text
 from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
 from tasks.paths import ANSWERS, REPORT, REPORTS, RUNS
-from tasks.report.finished import Study, read_studies
+from tasks.report.finished import FinishedStudy, read_studies
 from tasks.report.scores import ScoreTable, score_table
 from tasks.stage import run_command
 
@@ -40,7 +40,7 @@ mechanisms, and shares of the score of training without privacy, may be compared
 """
 
 
-def page(studies: Sequence[Study], answers: Sequence[dict[str, Any]] = ()) -> str:
+def page(studies: Sequence[FinishedStudy], answers: Sequence[dict[str, Any]] = ()) -> str:
     """The page in Markdown.
 
     Args:
@@ -104,7 +104,7 @@ def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[s
     return f"{values[0] / ends[0][0]:.2f}" if ends else _NONE
 
 
-def _measured(study: Study) -> Iterator[str]:
+def _measured(study: FinishedStudy) -> Iterator[str]:
     """What was measured: a line for each model, mechanism, budget and the epsilon that its noise was set by."""
     results = study.results
     yield f"### Measured here: {study.name}\n"
@@ -159,7 +159,7 @@ def _line(
     ]
 
 
-def _facts(study: Study, scores: ScoreTable | None) -> Iterator[str]:
+def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
     results, first = study.results, study.results[0]
     units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
     yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {first['delta']:g}; Poisson sampling."

@@ -18,7 +18,7 @@ _VARIED = ("model_name", "model", "mechanism", "options", "epsilon", "seed", "ac
 
 
 @dataclass(frozen=True)
-class Study:
+class FinishedStudy:
     """The finished runs of an experiment.
 
     Attributes:
@@ -32,7 +32,7 @@ class Study:
     left_out: int = 0
 
 
-def read_studies(folders: Sequence[Path]) -> list[Study]:
+def read_studies(folders: Sequence[Path]) -> list[FinishedStudy]:
     """The studies whose finished runs lie in folders of runs, by name. Raises: ConfigError for what is no folder."""
     found: dict[str, list[_Run]] = {}
     for folder in folders:
@@ -57,12 +57,12 @@ def _read(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def _study(name: str, runs: Sequence[_Run]) -> Study:
+def _study(name: str, runs: Sequence[_Run]) -> FinishedStudy:
     """Runs of another protocol are left out, and so are those of a mechanism's earlier settings."""
     kept = _like_the_last(runs, lambda run: "all", _protocol)
     kept = _like_the_last(kept, _place, lambda run: {key: run.cell[key] for key in run.cell if key != "seed"})
     told = (run.result | {"final_records": run.cell["training"].get("final_records")} for run in kept)
-    return Study(name, tuple(told), len(runs) - len(kept))
+    return FinishedStudy(name, tuple(told), len(runs) - len(kept))
 
 
 def _like_the_last(

@@ -14,7 +14,7 @@ from dptune.errors import ConfigError
 from dptune.files import write_json
 from dptune.privacy.run_folder import RunFolder
 from tasks.report.benchmarks import CLAIMED, answers_by_study, benchmark_of, page
-from tasks.report.finished import Study, read_studies
+from tasks.report.finished import FinishedStudy, read_studies
 
 
 def result(mechanism: str, budget: float | None, bleu: float, seed: int = 0, **more: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ RESULTS = (
 
 
 def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() -> None:
-    text = page([Study("bench-e2e-small", RESULTS)])
+    text = page([FinishedStudy("bench-e2e-small", RESULTS)])
     assert "### Measured here: bench-e2e-small" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| small | static")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -61,13 +61,13 @@ def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() ->
     assert "|".join(cells) == expected
     assert "one record, of 41220 in training" in text
     assert "Perplexity is of all held-out records;" in text
-    some = page([Study("bench-e2e-small", tuple(one | {"final_records": 500} for one in RESULTS))])
+    some = page([FinishedStudy("bench-e2e-small", tuple(one | {"final_records": 500} for one in RESULTS))])
     assert "Perplexity is of at most 500 held-out records, evenly spread over the file;" in some
     assert "bleu_e2e: sacrebleu BLEU." in text
 
 
 def test_few_seeds_and_missing_runs_are_said() -> None:
-    assert "Only 1 seed: nothing is told apart" in page([Study("bench-e2e-small", RESULTS[:2])])
+    assert "Only 1 seed: nothing is told apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
     assert page([]).count("Nothing was run.") == 3
 
 
@@ -132,7 +132,7 @@ def finished(folder: Path, order: int, experiment: str = "bench", epochs: float 
     os.utime(run.result, (order, order))
 
 
-def orders(study: Study) -> list[int]:
+def orders(study: FinishedStudy) -> list[int]:
     return [one["order"] for one in study.results]
 
 
@@ -152,7 +152,7 @@ def test_runs_of_earlier_settings_never_mix_with_later_ones(tmp_path: Path, monk
     assert bench.results[0]["final_records"] is None
     finished(tmp_path, 9, inputs={"data": "2"})
     assert orders(read_studies([tmp_path])[1]) == [9], "other records are another study"
-    told = page([Study("bench", RESULTS, 3)])
+    told = page([FinishedStudy("bench", RESULTS, 3)])
     assert "3 finished runs of this experiment with earlier settings are left out" in told
 
 
