@@ -285,4 +285,4 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         ]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {fresh_start(folder.path)}")
-    return str(known["run_id"])
+    return str(known.get("run_id", salt))  # a run of an earlier version has none

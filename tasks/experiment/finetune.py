@@ -348,7 +348,7 @@ def _first(tokens: Tokens, most: int | None) -> Tokens:
 
 
 def _spread(tokens: Tokens, most: int | None) -> Tokens:
-    """At most so many records, at equal distances: neighbours in a file are of one article, or of one input."""
+    """Sample of at most so many records, evenly spread: neighbours in a file share an article or an input."""
     every = max(1, math.ceil(len(tokens.rows) / most)) if most else 1
     return replace(tokens, rows=tokens.rows[::every])
 

@@ -68,7 +68,7 @@ def _study(name: str, runs: Sequence[_Run]) -> FinishedStudy:
 def _like_the_last(
     runs: Sequence[_Run], place: Callable[[_Run], str], settings: Callable[[_Run], dict[str, Any]]
 ) -> list[_Run]:
-    """Of the runs of each place, those that have the settings of the one that finished last."""
+    """Runs of each place that have the settings of the one that finished last."""
     last: dict[str, _Run] = {}
     for run in sorted(runs, key=lambda run: run.finished):
         last[place(run)] = run

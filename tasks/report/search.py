@@ -220,7 +220,7 @@ def score_text(told: Told) -> str:
 
 
 def tried(told: Told) -> list[tuple[str, float]]:
-    """Of a rehearsal, every setting that was tried on public records, the best first."""
+    """Every setting that a rehearsal tried on public records, the best first."""
     found = [
         (", ".join(f"{name} {_value_text(value)}" for name, value in options.items()), float(perplexity))
         for options, perplexity in told.get("tried", [])

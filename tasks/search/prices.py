@@ -33,7 +33,7 @@ Price = Callable[[Composition], float]
 
 @dataclass(frozen=True)
 class Counting:
-    """One way to count. Public.
+    """One way to count what a search costs. Public.
 
     Attributes:
         way: its key.

@@ -195,7 +195,7 @@ def certificate_of(
         kinds=tuple((kind.weight, tuple(kind.releases.items())) for kind in kinds),
         score=terms,
         commitment=fixed,
-        # Of all kinds: a loser's bounds and noise are part of what is promised.
+        # The plug-ins of all kinds: a loser's bounds and noise are part of what is promised.
         plugins=tuple(sorted({plugin for kind in kinds for plugin in kind.plugins})),
     )
     if not found.certified <= prepared.settings.epsilon:
