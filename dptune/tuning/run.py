@@ -8,6 +8,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -285,4 +286,5 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         ]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {fresh_start(folder.path)}")
-    return str(known.get("run_id", salt))  # a run of an earlier version has none
+    # A run of an earlier version has none; one that follows from the secret salt, and does not show it, stays the same.
+    return str(known.get("run_id") or sha256(salt.encode()).hexdigest()[:32])
