@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dptune.errors import ConfigError
 from dptune.files import fsync_directory
 from dptune.privacy.accountants import check_delta, smallest_epsilon
 from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
-from dptune.privacy.loss_profile import Profile, average, gaussian_profile, profile_of
+from dptune.privacy.loss_profile import average, gaussian_profile, profile_of
 from dptune.privacy.parts import dearest
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.selection import BOUNDS, Bound, selection_epsilon
@@ -165,7 +166,7 @@ class SearchCertificate:
         A unit is on one side of the split, so the training side and the held-out side cost the dearer of the two. A
         held-out unit moves a candidate's noisy score by at most ``clip``, and nothing else.
         """
-        return max(selection_epsilon(side, self.law, self.delta, bound) for side in self._sides())
+        return _search_epsilon(self.kinds, self.score, self.law, self.delta, bound)
 
     @property
     def one_candidate(self) -> float:
@@ -173,14 +174,6 @@ class SearchCertificate:
         return max(
             dearest(composition_of(kind), lambda part: smallest_epsilon(part, self.delta)) for _, kind in self.kinds
         )
-
-    def _sides(self) -> list[Profile]:
-        own = self.score.release if self.score.on == "train" else None
-        training = average(
-            [(weight, profile_of(composition_of(kind) + Counter([own] if own else []))) for weight, kind in self.kinds]
-        )
-        held_out = [gaussian_profile(1 / self.score.noise_multiplier)] if self.score.on == "held_out" else []
-        return [training, *held_out]
 
     def to_dict(self) -> dict[str, Any]:
         """The first line in plain JSON types."""
@@ -213,6 +206,22 @@ class SearchCertificate:
                 "plugins": tuple(data["plugins"]),
             }
         )
+
+
+@lru_cache(maxsize=64)  # a certificate is priced by its card, its page and its reader
+def _search_epsilon(
+    kinds: tuple[tuple[float, tuple[tuple[Release, int], ...]], ...],
+    score: ScoreTerms,
+    law: SelectionLaw,
+    delta: float,
+    bound: Bound,
+) -> float:
+    own = score.release if score.on == "train" else None
+    training = average(
+        [(weight, profile_of(composition_of(kind) + Counter([own] if own else []))) for weight, kind in kinds]
+    )
+    held_out = [gaussian_profile(1 / score.noise_multiplier)] if score.on == "held_out" else []
+    return max(selection_epsilon(side, law, delta, bound) for side in (training, *held_out))
 
 
 def composition_of(kind: tuple[tuple[Release, int], ...]) -> Composition:

@@ -30,7 +30,7 @@ from tasks.page_links import PageLinks
 from tasks.report.headline import headline
 from tasks.tracking_page import run_ids, show
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.system]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = [

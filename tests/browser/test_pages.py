@@ -11,7 +11,7 @@ import pytest
 from tests.browser.chromium import SCREENS, visit
 from tests.browser.screenshots import SHOTS, take
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.system]
 _ATTRIBUTES = "found => found.map((one) => one.getAttribute('{}'))"
 PAGES = ("report/report.html", "prediction/prediction.html", "policy/policy.html", "report/index.html")
 

@@ -25,7 +25,7 @@ from tiny_pipeline import BUDGET, built, copied, prepare_environment, write_para
 from dptune.files import write_text
 from tests.browser.screenshots import keep
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.browser, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
 QUICK = {
     "experiment": {"cells_together": 2},
     "training": {"max_length": 400},

@@ -12,6 +12,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from pages import DOCS, matches
 
+pytestmark = pytest.mark.system
+
 NOTEBOOK = DOCS / "tutorials" / "own_table.ipynb"
 
 

@@ -15,6 +15,8 @@ from docs.generate import cli_page, mechanisms_page, params_page
 from docs.generate.docstrings import as_markdown
 from docs.generate.tables import code, plain, table
 
+pytestmark = pytest.mark.system
+
 #: Addresses that a browser fetches by itself; a link that a reader follows is none.
 _FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video)\b[^>]*?\b(?:src|srcset)=[\"']?([^\"'\s>]+)|<link\b[^>]*?\bhref=[\"']?([^\"'\s>]+)",

@@ -13,6 +13,8 @@ from tiny_pipeline import BUDGET, cells
 
 from tasks.experiment.finetune import run_cell
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

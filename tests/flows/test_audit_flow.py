@@ -19,6 +19,8 @@ from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT
 
+pytestmark = pytest.mark.system
+
 QUICK = {"training": {"max_length": 400}, "audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}}
 
 

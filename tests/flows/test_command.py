@@ -27,6 +27,8 @@ from flows.server import cancel_run
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.experiment.standing import standing
 
+pytestmark = pytest.mark.system
+
 # A flow that hangs, in a thread too, beside a child that takes no hint.
 HANGING = """
 import subprocess, sys, threading

@@ -33,6 +33,8 @@ from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, run_stage
 
+pytestmark = pytest.mark.system
+
 #: Both cells in one process: what a process imports takes longer than a tiny cell.
 QUICK = {"experiment": {"cells_together": 2}}
 #: Each cell in a process of its own, all at once, for a stand-in plays one cell.

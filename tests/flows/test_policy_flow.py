@@ -20,6 +20,8 @@ from tasks.policy.tenants import TENANTS
 from tasks.settings.params import load_settings
 from tasks.settings.tenants import settings_of as tenants_of
 
+pytestmark = pytest.mark.system
+
 QUICK: dict[str, Any] = {
     "policy": {
         "name": "tiny-policy",

@@ -22,6 +22,8 @@ from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
 
+pytestmark = pytest.mark.system
+
 QUICK: dict[str, Any] = {
     "training": {"max_length": 64},
     "experiment": {"epsilons": [8], "cells_per_device": 2},

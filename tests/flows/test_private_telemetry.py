@@ -54,6 +54,8 @@ from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 from tasks.tracking import NO_TIME
 
+pytestmark = pytest.mark.system
+
 PRIVATE = {
     "training": {"max_length": 400, "epochs": 0.15},
     "experiment": {

@@ -16,6 +16,8 @@ from rich.console import Console
 from dptune.progress import EVENTS, Meter
 from flows.display import StageDisplay
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Stands for DVC: what it prints for three stages, of which one did not change and one draws a meter.

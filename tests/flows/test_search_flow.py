@@ -32,6 +32,8 @@ from tasks.search.run import search_records
 from tasks.settings.params import load_settings
 from tasks.tracking import NO_TIME
 
+pytestmark = pytest.mark.system
+
 QUICK: dict[str, Any] = {
     "experiment": {"telemetry": "private"},
     "search": {

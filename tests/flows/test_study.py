@@ -19,6 +19,8 @@ from tasks import tracking
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT, REPORT
 
+pytestmark = pytest.mark.system
+
 QUICK = {
     "experiment": {"mechanisms": ["static"]},
     "training": {"max_length": 400},

@@ -28,6 +28,8 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
 from tasks.paths import EXPERIMENT, RUNS
 
+pytestmark = pytest.mark.system
+
 
 def free_port() -> int:
     with socket.socket() as one:

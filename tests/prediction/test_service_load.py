@@ -21,6 +21,8 @@ from dptune.prediction.deployment import deploy
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.ledger_file import read_ledger
 
+pytestmark = pytest.mark.system
+
 CLIENTS, REFUSALS = 50, 3
 
 

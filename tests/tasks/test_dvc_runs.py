@@ -24,6 +24,8 @@ from tasks.paths import EXPERIMENT, REPORT, REPORTS, RUNS
 from tasks.stage import run_stage
 from tasks.workspace import checkout_of, keep_pages, share_kept
 
+pytestmark = pytest.mark.system
+
 # What a stage does to files: pays once for each cell, named by its epsilon and the data, and writes its outputs.
 _STAND_IN = """
 import json, secrets, sys

@@ -13,6 +13,8 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 
+pytestmark = pytest.mark.system
+
 
 def start(cell: Cell) -> subprocess.CompletedProcess[str]:
     """One node, two processes; ``--standalone`` finds a free port by itself."""
