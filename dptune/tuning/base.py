@@ -33,6 +33,8 @@ from dptune.training.together import shared_copy
 from dptune.tuning.places import check_model, name_of
 from dptune.tuning.settings import TuneSettings
 
+_MIB = 2**20
+
 
 @dataclass(frozen=True)
 class Base:
@@ -249,9 +251,22 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
 
 
 def _digest_of_folder(folder: Path, config: Any) -> str:
-    """Digest of the configuration and of the weight files' sizes: reading billions of weights would take minutes."""
-    sizes = sorted((path.name, path.stat().st_size) for path in folder.glob("*.safetensors"))
-    return _digest([config.to_dict(), sizes])
+    """Digest of the configuration and of each weight file's size, beginning and end.
+
+    Reading billions of weights would take minutes. The path is left out: a run may go on from another directory.
+    """
+    shape = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    return _digest([shape, [(path.name, *_ends_of(path)) for path in sorted(folder.glob("*.safetensors"))]])
+
+
+def _ends_of(path: Path) -> tuple[int, str]:
+    """Size in bytes, and digest of the first and the last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        ends = sha256(file.read(_MIB))
+        file.seek(max(0, size - _MIB))
+        ends.update(file.read(_MIB))
+    return size, ends.hexdigest()
 
 
 def _digest(content: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -423,3 +424,19 @@ def _attached(base: Any) -> Any:
     from dptune.training.model import attach_lora
 
     return attach_lora(base.load(), base.lora, 0)
+
+
+def test_a_model_is_the_same_by_another_path_and_another_with_other_weights(tmp_path: Path, monkeypatch: Any) -> None:
+    """A run may go on from another directory, and not on another model."""
+    settings = TuneSettings(epsilon=8, **QUICK)
+    shutil.copytree(checkpoint(), tmp_path / "base")
+    identity = open_base(str(tmp_path / "base"), settings).identity
+    monkeypatch.chdir(tmp_path)
+    assert open_base("base", settings).identity == identity
+    weights = tmp_path / "base" / "model.safetensors"
+    for place in (-1, weights.stat().st_size // 4):
+        changed = bytearray(weights.read_bytes())
+        changed[place] ^= 1
+        weights.write_bytes(changed)
+        assert open_base("base", settings).identity != identity
+        identity = open_base("base", settings).identity
