@@ -19,7 +19,7 @@ from dptune.cli.console import Command
 from dptune.errors import DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_text
 from tasks.paths import DATA, FAILURES
-from tasks.workspace import share_kept
+from tasks.workspace import share_checkout
 
 #: Exit status of an error that trying again cannot mend.
 USER_ERROR = 2
@@ -56,7 +56,7 @@ def run_stage(work: Callable[[], None]) -> None:
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     try:
         private_directory(DATA)
-        share_kept()
+        share_checkout()
         if Path(".dvc").is_dir():
             # DVC makes its copies readable to all; the folder around them keeps others out.
             private_directory(Path(".dvc") / "cache")

@@ -1,7 +1,8 @@
 """The copy of the checkout in which DVC runs a queued experiment, and deletes afterwards.
 
 What such a run spends must outlive the copy, and what was spent before must be known in it: a cell that is finished in
-the checkout must not be paid for again. So the folders that DVC does not keep are the checkout's own, by links.
+the checkout must not be paid for again. So the folders that DVC does not keep are the checkout's own, by links. So are
+the user's files that params.yaml names by a relative path, which git need not know.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from dptune.errors import DptuneError
 from dptune.files import private_directory
 from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, TOKENS
+from tasks.settings.strict_yaml import load_yaml
 
 #: Ledgers, secrets and all else that no DVC command restores or removes.
 KEPT_FOLDERS = (RUNS, AUDITS, ENSEMBLES, POLICY, SECRETS, TOKENS, DATA / "mlartifacts")
@@ -21,6 +23,7 @@ KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", FAILURES)
 #: Variable in which DVC gives a stage the name of the experiment that it runs for.
 EXPERIMENT_NAME = "DVC_EXP_NAME"
 _COPIES = (".dvc", "tmp", "exps")
+_PARAMS = Path("params.yaml")
 
 
 def checkout_of(directory: Path) -> Path | None:
@@ -32,8 +35,8 @@ def checkout_of(directory: Path) -> Path | None:
     return None
 
 
-def share_kept() -> None:
-    """In a copy, let every kept folder and file be the checkout's.
+def share_checkout() -> None:
+    """In a copy, let every kept folder and file, and every file that params.yaml names, be the checkout's.
 
     Raises: DptuneError if the copy has one of its own, whose spending would be deleted with it.
     """
@@ -50,6 +53,25 @@ def share_kept() -> None:
             if path.resolve() != (checkout / path).resolve():
                 fix = "delete this copy of the checkout, and queue the experiment again"
                 raise DptuneError(f"{path.absolute()}: is not the checkout's {path}. Fix: {fix}.") from None
+    for path in _named_files():
+        if not path.is_absolute() and not path.exists() and (checkout / path).exists():
+            if ".." in path.parts:
+                problem = "leads out of the checkout, and experiments of DVC run in a copy of it"
+                raise DptuneError(f"params.yaml: {path}: {problem}. Fix: give its absolute path.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(checkout / path)
+
+
+def _named_files() -> list[Path]:
+    """What params.yaml names of data and models; a hub id is no path, and is in no checkout either."""
+    try:
+        content = load_yaml(_PARAMS.read_text(encoding="utf-8"))
+        data, models = content.get("data", {}), content.get("experiment", {}).get("models", {})
+        named = [data.get("path"), data.get("public"), content.get("pretrain", {}).get("path")]
+        named += [model.get("source") for model in models.values()]
+    except (OSError, ValueError, AttributeError):
+        return []  # who reads the settings says what is wrong with them
+    return [Path(name) for name in named if isinstance(name, str) and name]
 
 
 def keep_pages(folder: Path, name: str) -> None:

@@ -6,6 +6,7 @@ Every stage's command is a stand-in without training; parameters, outputs and th
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ from tiny_pipeline import ROOT, prepare_environment
 from dptune.errors import DptuneError
 from tasks.paths import EXPERIMENT, REPORT, REPORTS, RUNS
 from tasks.stage import run_stage
-from tasks.workspace import checkout_of, keep_pages, share_kept
+from tasks.workspace import checkout_of, keep_pages, share_checkout
 
 pytestmark = pytest.mark.system
 
@@ -31,14 +32,14 @@ _STAND_IN = """
 import json, secrets, sys
 from pathlib import Path
 import yaml
-from tasks.workspace import keep_pages, share_kept
+from tasks.workspace import keep_pages, share_checkout
 
 def load(path):
     return yaml.load(open(path), yaml.CSafeLoader)
 
 def work():
     Path("data").mkdir(exist_ok=True)
-    share_kept()
+    share_checkout()
     for folder in ("data/runs", "data/secrets"):
         Path(folder).mkdir(exist_ok=True)
     name = sys.argv[1]
@@ -297,8 +298,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
 
 
 def test_a_copy_shares_what_is_kept_however_often_it_asks(copy: Callable[[], Path]) -> None:
-    share_kept()
-    share_kept()
+    share_checkout()
+    share_checkout()
     (RUNS / "ledger.jsonl").write_text("charged")
     assert (copy() / RUNS / "ledger.jsonl").read_text() == "charged"
     assert (copy() / RUNS).stat().st_mode & 0o077 == 0
@@ -311,15 +312,34 @@ def test_every_stage_in_a_copy_shares_what_is_kept(copy: Callable[[], Path]) -> 
     assert RUNS.resolve() == copy() / RUNS
 
 
+def test_a_copy_finds_the_files_that_the_parameters_name(copy: Callable[[], Path]) -> None:
+    """Git need not know own records and models, and what it does not know is not in the copy."""
+    (copy() / "own" / "model").mkdir(parents=True)
+    (copy() / "own" / "rows.csv").write_text("text")
+    parameters = {"data": {"path": "own/rows.csv"}, "experiment": {"models": {"mine": {"source": "own/model"}}}}
+    Path("params.yaml").write_text(json.dumps(parameters))
+    share_checkout()
+    share_checkout()
+    assert Path("own/rows.csv").read_text() == "text"
+    assert Path("own/model").resolve() == copy() / "own" / "model"
+
+
+def test_a_file_outside_the_checkout_needs_an_absolute_path(copy: Callable[[], Path]) -> None:
+    (copy().parent / "rows.csv").write_text("text")
+    Path("params.yaml").write_text(json.dumps({"data": {"path": "../rows.csv"}}))
+    with pytest.raises(DptuneError, match=r"\.\./rows.csv: leads out of the checkout.*Fix: give its absolute path"):
+        share_checkout()
+
+
 def test_a_copy_with_ledgers_of_its_own_is_refused(copy: Callable[[], Path]) -> None:
     RUNS.mkdir(parents=True)
     with pytest.raises(DptuneError, match=r"data/runs: is not the checkout's.*Fix: "):
-        share_kept()
+        share_checkout()
 
 
 def test_the_checkout_itself_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    share_kept()
+    share_checkout()
     keep_pages(REPORT, "x")
     assert list(tmp_path.iterdir()) == []
 
