@@ -197,11 +197,11 @@ def trial(
     """Perplexity of the held-out public records after the private run's schedule on the others; infinite if it
     diverged.
 
-    Raises: ConfigError if there are fewer public units than a batch.
+    Raises: ConfigError if there are fewer public units than a batch, or than one for each of the mechanism's bands.
     """
-    count = len(records.units)
-    if count < schedule.batch:
-        problem = f"has {count} units to train on, fewer than a batch of {schedule.batch:g}"
+    count, bands = len(records.units), calibrated.mechanism.bands
+    if count < schedule.batch * bands:
+        problem = f"has {count} units to train on, fewer than {_batches(bands)} of {schedule.batch:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
     model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
@@ -229,6 +229,10 @@ def trial(
         except DivergedError:
             return math.inf
         return perplexity(model, records.evaluation, settings.rows)
+
+
+def _batches(bands: int) -> str:
+    return "a batch" if bands == 1 else f"the batches, one for each of {bands} bands,"
 
 
 def _rebuild_mechanism(settings: TuneSettings, base: Base, calibrated: Mechanism, schedule: TuneSchedule) -> Mechanism:

@@ -120,6 +120,18 @@ def test_trials_need_public_records_and_a_batch_of_them(public: RecordSource) ->
         suggest(base, asked(), UNITS, trials=True)
     with pytest.raises(ConfigError, match=r"public: has \d+ units to train on, fewer than a batch of 100"):
         suggest(base, asked(batch=100), UNITS, public, trials=True)
+    banded = asked(mechanism="banded", options={"bands": 4}, batch=16)
+    with pytest.raises(
+        ConfigError, match=r"public: has \d+ units .* fewer than the batches, one for each of 4 bands, of 16"
+    ):
+        suggest(base, banded, UNITS, public, trials=True)
+
+
+def test_correlated_noise_is_tried_at_each_rate(public: RecordSource) -> None:
+    banded = asked(mechanism="banded", options={"bands": 2}, batch=8, epochs=1)
+    found = suggest(open_base(checkpoint(), banded), banded, UNITS, public, trials=True)
+    assert len(found.trials) == len(FACTORS)
+    assert all(map(math.isfinite, found.trials.values()))
 
 
 def test_the_command_it_prints_runs(tmp_path: Path) -> None:
