@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module, machinery, metadata
@@ -26,16 +26,24 @@ from dptune.files import sha256
 
 #: Names of modules, separated by commas.
 VARIABLE = "DPTUNE_PLUGINS"
+_FOUND = "give the name of a module in this folder or installed, and mend what it raises"
 _SUFFIXES = (*machinery.SOURCE_SUFFIXES, *machinery.EXTENSION_SUFFIXES)
 
 
 #: Modules that have registered something.
 _REGISTERING: set[str] = set()
+#: By top-level package: the module as it was imported, and the digest of its files at that moment.
+_IMPORTED: dict[str, tuple[Any, str]] = {}
 
 
 def note_registered(module: str) -> None:
-    """Remember that a module registers something. Every registry calls it."""
+    """Remember that a module registers something, and what its files hold. Every registry calls it.
+
+    A module registers while it is imported: files that are edited later are not the code that runs.
+    """
     _REGISTERING.add(module)
+    if is_outside(module):
+        _digest(module.partition(".")[0])
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def load(modules: Iterable[str], field: str = "plugins") -> None:
             raise
         except Exception as error:  # whatever a module may raise
             problem = f"{module!r} cannot be imported ({type(error).__name__}: {error})"
-            raise ConfigError(field, problem, fix="give the name of a module in this folder or installed") from error
+            raise ConfigError(field, problem, fix=_FOUND) from error
         package = module.partition(".")[0]
         if not any(other.partition(".")[0] == package for other in _REGISTERING):
             problem = f"{module!r} registers nothing, so it adds nothing to dptune"
@@ -114,12 +122,24 @@ def is_outside(module: str) -> bool:
     return root == "__main__" or (root != "dptune" and root not in sys.stdlib_module_names)
 
 
-@lru_cache
 def _plugin(root: str) -> Plugin:
-    distributions = metadata.packages_distributions().get(root, ())
+    distributions = _distributions().get(root, ())
     version = metadata.version(distributions[0]) if distributions else ""
-    lines = [f"{name} {sha256(path)}\n" for name, path in _sources(root)]
-    return Plugin(root, version, hashlib.sha256("".join(lines).encode()).hexdigest())
+    return Plugin(root, version, _digest(root))
+
+
+@lru_cache(maxsize=1)
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+def _digest(root: str) -> str:
+    """SHA-256 of a package's files when it was first asked for since the package was imported."""
+    module = sys.modules[root]
+    if root not in _IMPORTED or _IMPORTED[root][0] is not module:
+        lines = [f"{name} {sha256(path)}\n" for name, path in _sources(root)]
+        _IMPORTED[root] = module, hashlib.sha256("".join(lines).encode()).hexdigest()
+    return _IMPORTED[root][1]
 
 
 def _sources(root: str) -> list[tuple[str, Path]]:

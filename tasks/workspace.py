@@ -63,12 +63,14 @@ def share_checkout() -> None:
 
 
 def _named_files() -> list[Path]:
-    """What params.yaml names of data and models; a hub id is no path, and is in no checkout either."""
+    """What params.yaml names of data, models and plug-ins; a hub id is no path, and is in no checkout either."""
     try:
         content = load_yaml(_PARAMS.read_text(encoding="utf-8"))
         data, models = content.get("data", {}), content.get("experiment", {}).get("models", {})
         named = [data.get("path"), data.get("public"), content.get("pretrain", {}).get("path")]
         named += [model.get("source") for model in models.values()]
+        roots = [str(module).partition(".")[0] for module in content.get("plugins") or ()]
+        named += [file for root in roots for file in (root, f"{root}.py")]
     except (OSError, ValueError, AttributeError):
         return []  # who reads the settings says what is wrong with them
     return [Path(name) for name in named if isinstance(name, str) and name]

@@ -81,7 +81,7 @@ def certificate(composition: Composition, delta: float) -> Certificate:
     fixed = Counter({replace(release, adaptive=False): count for release, count in composition.items()})
     epsilon = epsilons(fixed, delta).certified
     if all(release.sample_rate == 1.0 for release in fixed):
-        is_gaussian = all(release.law is None for release in fixed)
+        is_gaussian = all(release.noise == "gaussian" for release in fixed)
         return Certificate(epsilon, max(_mu(part) for part in disjoint(fixed)), is_gaussian=is_gaussian)
     pairs = ((epsilons(fixed, one).certified, one) for one in _DELTAS)
     return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))

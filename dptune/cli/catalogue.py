@@ -32,7 +32,8 @@ def check_mechanism(name: str) -> None:
     if name in PROTOCOLS:
         raise ConfigError("mechanism", f"{name} answers and trains nothing", fix="use account or calibrate with it")
     if name not in MECHANISMS:
-        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=f"use one of {', '.join(summaries())}")
+        fix = f"use one of {', '.join(summaries())}; a plug-in's takes `dptune --plugin MODULE`"
+        raise ConfigError("mechanism", f"unknown mechanism {name!r}", fix=fix)
 
 
 def mechanisms(

@@ -298,6 +298,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
 
 def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
+    from dptune.mechanisms.registry import plugin_modules
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
@@ -327,7 +328,8 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     if built.noise.correlated is not None:
         options["bands"] = built.bands
     given = " ".join(f"--set {name}={value}" for name, value in options.items())
-    typer.echo(f"Attack its mechanism: dptune audit {prepared.settings.mechanism} {given}")
+    plugins = "".join(f"--plugin {module} " for module in plugin_modules(prepared.settings.mechanism, {}))
+    typer.echo(f"Attack its mechanism: dptune {plugins}audit {prepared.settings.mechanism} {given}")
 
 
 def _where(out: Path) -> str:

@@ -104,7 +104,9 @@ def find_source(name: str) -> Source:
         load_installed("dptune.sources")
     if name not in SOURCES:
         problem, known = f"unknown source {name!r}", ", ".join(SOURCES)
-        raise ConfigError("data.source", problem, fix=f"use one of {known}, or name its plug-in")
+        raise ConfigError(
+            "data.source", problem, fix=f"use one of {known}; a plug-in's takes plugins: [MODULE] or --plugin MODULE"
+        )
     return SOURCES[name]
 
 
@@ -215,9 +217,11 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
         raise
     except Exception as error:  # whatever a plug-in may raise
         # Not the message of the exception, which may hold a record.
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        own, lines = inspect.getsourcefile(read), traceback.extract_tb(error.__traceback__)
+        line = next((one for one in reversed(lines) if one.filename == own), lines[-1])
         problem = f"source {name!r} failed ({type(error).__name__} at line {line.lineno} of {Path(line.filename).name})"
-        raise DataError(problem, fix="mend it", file=inspect.getsourcefile(read) or read.__module__) from error
+        fix = "mend that line, or what the options name"
+        raise DataError(problem, fix=fix, file=own or read.__module__) from error
 
 
 #: Options of benchmarks that say which rows are read, and so what one row is.
@@ -228,12 +232,14 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     """The name by which ledgers and reports call a function's records. Public.
 
     Of a plug-in it has its package, version and digest; of a benchmark its task and part, without which nobody knows
-    whether a row is a phrase, a sentence or a paragraph.
+    whether a row is a phrase, a sentence or a paragraph; of another source of dptune's own the name alone.
     """
-    if not is_outside(SOURCES[name].module):
+    if name in BENCHMARKS:
         read = {**_defaults(name), **options}
         chosen = ", ".join(f"{option} {read[option]}" for option in _CHOICES if read.get(option))
         return f"benchmark {name} ({chosen})"
+    if not is_outside(SOURCES[name].module):
+        return f"source {name}"
     return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
 
 

@@ -143,11 +143,12 @@ def mechanism(
     adds: str = "Gaussian noise, radius times multiplier",
     adapts: str = "nothing",
     costs: str = "nothing",
-    verdict: str = "Sound",
+    verdict: str | None = None,
 ) -> None:
-    """Register a mechanism; ``Registered`` describes the arguments."""
+    """Register a mechanism; ``Registered`` describes the arguments. Of a plug-in's, "Sound" is the plug-in's claim."""
     parts = {"clipper": clipper, "noise": noise, "controller": controller}
     caller = str(sys._getframe(1).f_globals["__name__"])  # a plug-in's mechanism belongs to the plug-in
+    verdict = verdict or (f"Sound if {caller}, a plug-in, keeps its word" if is_outside(caller) else "Sound")
     MECHANISMS.add(name, Registered(parts, clips, adds, adapts, costs, verdict, options or {}), caller)
 
 

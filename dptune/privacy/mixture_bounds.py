@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from dptune.privacy.laplace_mixtures import InverseScale, rounded_up
-from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
+from dptune.privacy.release import LIKE_GAUSSIAN, PURE, Composition, Release
 
 #: Renyi orders to search; integers only, for which the expansion under sampling is proven.
 INTEGER_ORDERS = (*range(2, 257), *range(272, 513, 16), *range(576, 1025, 64))
@@ -108,8 +108,8 @@ def pure_epsilon(composition: Composition) -> float:
 
 
 def is_pure(release: Release) -> bool:
-    """Whether the whole release is bounded in l1 and has independent Laplace noise on every coordinate."""
-    return release.norm == "l1" and release.noise == "laplace_mixture" and release.statistics == ("gradient sum",)
+    """Whether the whole release is bounded in l1 and has noise of a family in ``PURE`` on every coordinate."""
+    return release.norm == "l1" and release.noise in PURE and release.statistics == ("gradient sum",)
 
 
 def gaussian_renyi(rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> Array:

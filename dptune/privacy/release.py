@@ -23,9 +23,14 @@ STEP_NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "unprove
 NOISES = (*STEP_NOISES, "token", "unbounded_token")
 #: Families for which no bound is proven: their epsilon is infinite.
 UNBOUNDED = ("none", "unproven", "unbounded_token")
-#: Families whose noise multiplier is that of a Gaussian with the same zCDP. Accountants know these and price the others
-#: at infinity, so that a family that is new to them gets no finite epsilon by accident.
+#: Families that accountants have a finite price for; a family that is new to them gets none by accident. A name here
+#: claims three theorems of ``mixture_bounds`` about its noise multiplier z, for independent noise on every coordinate
+#: whose log-density has a slope of at most 1 / z (as for Laplace noise of scale z), and which is symmetric: the Renyi
+#: curve of a Gaussian with multiplier z, its expansion under Poisson sampling at integer orders, and Gaussian DP with
+#: multiplier z sqrt(2 / pi). Gaussian noise itself needs none of them; a shared scale, which leaks, has none.
 LIKE_GAUSSIAN = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
+#: Those whose every coordinate is (|shift| / z, 0)-DP, so that a sum bounded in l1 has an epsilon at delta 0.
+PURE = ("laplace_mixture",)
 NORMS = ("l2", "l1")
 _CONSISTENT = 1e-9
 
@@ -161,7 +166,7 @@ class Release:
 
     @property
     def _unfiltered(self) -> bool:
-        return self.adaptive and self.law is not None
+        return self.adaptive and self.noise in LIKE_GAUSSIAN and self.noise != "gaussian"
 
     def to_dict(self) -> dict[str, Any]:
         """The release in plain JSON types, from which ``from_dict`` makes an equal one."""

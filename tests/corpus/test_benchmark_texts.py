@@ -7,13 +7,14 @@ import json
 import os
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dptune.corpus import published_files
+from dptune.corpus import catalogue, published_files
 from dptune.corpus.benchmarks import dart, e2e, meaning_prompt
-from dptune.corpus.catalogue import SourceSettings, find_source, label_of
+from dptune.corpus.catalogue import SOURCES, SourceSettings, find_source, label_of
 from dptune.corpus.glue import glue
 from dptune.corpus.reading.read import read
 from dptune.corpus.records import form_at, read_records
@@ -160,6 +161,21 @@ def test_a_source_reads_units_and_records(invented: Path) -> None:
     assert label_of("e2e", {}) == "benchmark e2e (part train)"
     assert label_of("glue", {"task": "sst2-sentences"}) == "benchmark glue (task sst2-sentences, part train)"
     assert label_of("wikitext", {"part": "dev"}) == "benchmark wikitext (part dev, half all)"
+
+
+def test_a_source_of_dptunes_own_takes_its_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/howto/extending.md has it."""
+
+    def mine(count: int) -> Iterator[dict[str, str]]:
+        yield from ({"patient": f"p{number % 3}", "text": f"visit {number}"} for number in range(count))
+
+    mine.__module__ = "dptune.corpus.mine"
+    monkeypatch.setitem(SOURCES, "mine", catalogue._of_function("mine", mine, rows=True))
+    settings = SourceSettings(None, "patient", {"count": 12})
+    assert label_of("mine", {"count": 12}) == "source mine"
+    records = read_records(find_source("mine").acquire(tmp_path, settings))
+    assert records.about["label"] == "source mine"
+    assert len(set(records.unit.tolist())) == 3
 
 
 def test_the_pipelines_settings_and_files_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

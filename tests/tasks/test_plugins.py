@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from dptune.corpus import catalogue
 from dptune.corpus.records import read_records
 from dptune.corpus.splits import keys_of
 from dptune.errors import ConfigError, DataError
+from dptune.files import sha256
 from dptune.mechanisms import registry
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, describe_options, describe_parts, takes_noise
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
@@ -110,6 +113,12 @@ mechanism("own", clipper="tight", noise="normal", controller="shrinking", clips=
 '''
 
 
+def _forget_imports() -> None:
+    """As a new process would: an edit counts from the next import on."""
+    plugins._IMPORTED.clear()
+    plugins._distributions.cache_clear()
+
+
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write a module that can be imported for the length of the test, and forget what it registers."""
@@ -126,7 +135,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         file.parent.mkdir(exist_ok=True)
         file.write_text(code, encoding="utf-8")
         written.append(name)
-        plugins._plugin.cache_clear()
+        _forget_imports()
         return name
 
     yield module
@@ -138,7 +147,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     for name in written:
         sys.modules.pop(name, None)
         sys.modules.pop(name.partition(".")[0], None)
-    plugins._plugin.cache_clear()
+    _forget_imports()
 
 
 @pytest.fixture
@@ -429,6 +438,17 @@ def test_an_installed_package_is_found_by_its_entry_points(
         list(MECHANISMS)
 
 
+def test_the_digest_is_of_the_code_that_was_imported(parts: str) -> None:
+    """A file that is edited while a run goes on is not the code that runs."""
+    file = Path(str(sys.modules[parts].__file__))
+    before = sha256(file)
+    file.write_text(f"{PARTS}\n# edited\n")
+    assert sha256(file) != before
+    (named,) = build("own", {"noise_multiplier": 1.0}).plugins
+    imported = hashlib.sha256(f"{file.name} {before}\n".encode()).hexdigest()
+    assert named == f"{parts} sha256:{imported[:16]}"
+
+
 def test_a_digest_covers_all_files_of_a_package(write: Write) -> None:
     write("package.parts", PARTS)
     helper = write("package.helper", "x = 1")
@@ -625,11 +645,20 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "howto" / "plugins.md").read_text(encoding="utf-8")
-    example, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, falling, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
     plugins.load(
         [write("my_parts", example), write("my_source", letters), write("my_rows", visits), write("my_score", relative)]
     )
+    plugins.load([write("my_schedule", falling)])
+    assert MECHANISMS["falling"].verdict == "Sound if my_schedule, a plug-in, keeps its word"
+    moved = started("falling", max_grad_norm=0.5)
+    assert moved.knobs().radii == (0.5,)
+    moved.controller.observe(SimpleNamespace(releases=100))
+    assert moved.knobs().radii == pytest.approx((0.05,))
+    again = started("falling", max_grad_norm=0.5)
+    again.controller.load_state_dict(moved.controller.state_dict())
+    assert again.knobs() == moved.knobs()
     mechanism = started("smooth", max_grad_norm=0.5)
     assert shift(mechanism, [], [batch_of(torch.full((1, 8), 1e30))]) == pytest.approx(1.0, abs=1e-6)
     assert own_scores(np.array([1.0, 2.0]), np.ones(2))["relative"].tolist() == [0.0, -0.5]
