@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.cyclic_rows import row_problem
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import NOISES, Composition, Release
 from dptune.privacy.run_header import OtherFormatError, RunHeader
 
 GENESIS = "0" * 64
@@ -224,6 +224,9 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
         if kind == "run":
             return RunHeader.from_dict(record)
         if kind == "release":
+            if isinstance(family := record.get("noise"), str) and family not in NOISES:
+                problem = f"{path}, line {number}: names a noise {family!r} that this version of dptune does not know"
+                raise LedgerError(f"{problem}. Fix: verify it with the version that wrote it.")
             return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
         if kind == "end" and set(record) == {"releases"}:
             return _End(_whole(record["releases"]))
@@ -241,4 +244,5 @@ def _whole(value: Any) -> int:
 
 
 def _bad_line(path: Path, number: int, reason: str) -> LedgerError:
+    reason = reason.partition(". Fix:")[0]  # of a value that no user wrote
     return LedgerError(f"{path}, line {number}: {reason}. Fix: restore the file; no epsilon can be computed from it.")

@@ -563,6 +563,13 @@ def test_a_well_chained_line_must_still_make_sense(tmp_path: Path, name: str) ->
         read_ledger(path)
 
 
+def test_a_noise_of_another_version_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(chained(run_line(), release_line(0, noise="of tomorrow")))
+    with pytest.raises(LedgerError, match=r"line 2: names a noise 'of tomorrow' .* Fix: verify it with the version"):
+        read_ledger(path)
+
+
 kinds = st.builds(
     Release,
     sample_rate=st.sampled_from([0.25, 1.0, 1e-6]),
