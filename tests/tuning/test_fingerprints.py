@@ -7,11 +7,14 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from tiny_tuning import QUICK, checkpoint
 
-from dptune.corpus.reading.read import read
+from dptune.corpus.reading.read import Sides, read
 from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text
 from dptune.corpus.reading.source import RecordSource
-from dptune.tuning.prepare import _fingerprint
+from dptune.tuning.base import open_base
+from dptune.tuning.prepare import _fingerprint, prepare_sides
+from dptune.tuning.settings import TuneSettings
 
 
 def records(*contents: Content) -> tuple[Record, ...]:
@@ -50,3 +53,19 @@ def test_the_order_of_names_in_a_chat_does_not_matter() -> None:
     ]
     assert len({*found}) == 1
     assert _fingerprint(read(RecordSource([{"messages": [{"role": "user", "content": "x"}, message]}]))) not in found
+
+
+def test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not() -> None:
+    """The pipeline's side of attackers too, so that another split of the same records is known again."""
+    own = tuple(Record(Text(f"red cat {row}"), row, "file", row) for row in range(30))
+    chosen = TuneSettings(epsilon=8.0, delta=1e-3, **QUICK)
+    base = open_base(str(checkpoint()), chosen)
+    found = [
+        prepare_sides(sides, base, chosen, None).fingerprint
+        for sides in (
+            Sides(own[:20], eval=own[20:25], test=own[25:]),
+            Sides(own[10:], eval=own[:5], test=own[5:10]),
+            Sides(own[:20], eval=own[20:25]),
+        )
+    ]
+    assert found[0] == found[1] == _fingerprint(own) != found[2]

@@ -48,6 +48,23 @@ def test_others_that_paid_while_a_search_was_killed_are_asked_about(
     assert register.totals()[0].entries == 2
 
 
+def test_a_winners_ledger_is_ended_though_its_run_was_killed_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws(monkeypatch, 1)
+    write = candidates_module.write_json
+
+    def die(path: Path, outcome: Any) -> None:
+        write(path, outcome)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(candidates_module, "write_json", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    assert start(tmp_path).ledger.complete
+
+
 def test_a_refused_search_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one entered the register after the first look at it."""
     draws(monkeypatch, 1)
