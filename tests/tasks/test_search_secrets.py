@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import mode, write_params
 
+from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.record import Record, Text
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import smallest_epsilon
@@ -21,12 +22,13 @@ from dptune.privacy.certificate import ScoreTerms, SearchCertificate, Winner
 from dptune.privacy.release import Release
 from dptune.privacy.selection_law import SelectionLaw
 from tasks.paths import DATA, EVAL, FAILURES
+from tasks.report.search import answer, countings
 from tasks.search import prices as prices_module
 from tasks.search import records as records_module
 from tasks.search.asked import tune_settings
 from tasks.search.prices import _of_winner, choice_prices
-from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, read_sides
-from tasks.search.run import SearchError, _silent
+from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, public_source, read_sides
+from tasks.search.run import SearchError, _score, _silent
 from tasks.settings.params import Settings, load_settings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.02]}}
@@ -152,3 +154,35 @@ def test_a_score_on_training_units_is_part_of_the_price() -> None:
     own = certificate(score=ScoreTerms("train", 1.0, 20.0, 500))
     assert own.score.release is not None
     assert _of_winner(own) == Counter({RELEASE: 40, own.score.release: 1})
+
+
+def test_a_score_is_told_with_its_noise_and_by_the_right_side_of_the_base() -> None:
+    told = _score(certificate(score=ScoreTerms("held_out", 0.5, 3.0, 100)))
+    assert told["deviation"] == pytest.approx(0.015)
+    page = {"rehearsed": False, "expected": 3, "epsilon_certified": "1.5", "settings": {"mechanism": "static"}}
+    for value, side in ((0.5, "below"), (-0.5, "above")):
+        said = answer(page | {"perplexity": {}, "scores": {}, "score": told | {"value": value}})
+        assert f"loss on held-out records is 0.500 ± 0.015 nats a token {side} the base model's" in said
+
+
+def test_the_searchs_own_price_alone_is_called_certified() -> None:
+    ways = {"single": 2.0, "search": 3.0, "one_shift": 3.5, "renyi": 4.0, "composed": 5.0, "capped": 6.0}
+    rows = countings(
+        {
+            "prices": {
+                "countings": [
+                    {"way": way, "runs": 3, "epsilon": "1.5", "noise_multiplier": noise} for way, noise in ways.items()
+                ]
+            }
+        }
+    )
+    assert [(row.noise, row.dearer) for row in rows if row.certified] == [(3.0, "+50.0 %")]
+    assert rows[0].note == "no guarantee for a winner"
+
+
+def test_a_rehearsal_in_the_pipeline_is_given_public_records_alone() -> None:
+    def some(text: str) -> tuple[Record, ...]:
+        return (Record(Text(text), 1, "file", 1),)
+
+    source = public_source(Sides(some("train"), eval=some("eval"), test=some("attack"), public=some("public")))
+    assert (source.data, source.public) == ((), [{"text": "public"}])
