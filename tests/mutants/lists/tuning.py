@@ -114,4 +114,12 @@ MUTANTS = (
         "if changed else",
         ("tests/tuning/test_spent_runs.py::test_a_run_whose_ledger_was_removed_starts_again_as_another_entry",),
     ),
+    Mutant(
+        "folder_checked_before_the_lock_alone",
+        "a run would put its ledger and weights into the folder of a search that began in between",
+        RUN,
+        "        check_folder(out)  # again: a search may have begun in between\n",
+        "",
+        ("tests/tuning/test_search_folders.py::test_what_another_process_began_in_between_is_seen_under_the_lock",),
+    ),
 )
