@@ -11,7 +11,7 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 
 if TYPE_CHECKING:
     from dptune.privacy.certificate import SearchCertificate
@@ -39,7 +39,11 @@ def verify(
 
     alone = ledger / FILE if ledger.is_dir() and not RunFolder(ledger).ledger.exists() else ledger
     if alone.name == FILE and (alone == ledger or alone.is_file()):
-        _show_search(consistent_certificate(alone), as_json)
+        found = consistent_certificate(alone)
+        if alone != ledger and found.winner is not None:  # else any weights could lie beside it
+            problem = f"{ledger}: its certificate names a winner, and the winner's ledger is missing"
+            raise DptuneError(f"{problem}. Fix: take the whole folder that the search delivered.")
+        _show_search(found, as_json)
         return
     contents, card = _contents(ledger)
     searched = card is not None and (card.parent / FILE).is_file()

@@ -58,7 +58,7 @@ def tune_by_search(
     from dptune.privacy.spent import Register, said
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import with_labels
-    from dptune.tuning.search.search import id_under_way, planned_certificate, prepare_search, search
+    from dptune.tuning.search.search import id_of, planned_certificate, prepare_search, search
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
@@ -69,7 +69,7 @@ def tune_by_search(
     prepared = prepare_search(described, base, settings, asked)
     for note in prepared.notes:
         notice("warning", by_option(note))
-    if asked.again and (earlier := book.earlier(prepared.fingerprint, besides=id_under_way(out))):
+    if asked.again and (earlier := book.earlier(prepared.fingerprint, besides=id_of(out))):
         notice("warning", f"these records paid before ({said(earlier)}); what this search costs adds to that")
     if dry:
         show(of_certificate(planned_certificate(prepared, asked)), as_json)

@@ -113,14 +113,17 @@ class Register:
     def of_all_units(self) -> list[SpentTotal]:
         """What was spent on each set of records that paid for more than one unit, all units together.
 
-        It is the safe figure where a unit of one kind lies within one of another, as a record in its customer.
+        It is about what lies in one unit of each kind, such as a record in its customer: of a customer as a whole, what
+        was paid by records says nothing.
         """
         groups: dict[str, list[Spent]] = {}
         for one in map(_priced, self._read()[0]):
             groups.setdefault(one.records, []).append(one)
-        named = {records: " and ".join(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
+        units = {records: list(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
         return [
-            _total(named[records], found) for records, found in groups.items() if len({one.unit for one in found}) > 1
+            _total(f"what lies in one {' and in one '.join(units[records])}", found)
+            for records, found in groups.items()
+            if len(units[records]) > 1
         ]
 
     def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any], *, again: bool = True) -> None:

@@ -43,6 +43,8 @@ from dptune.tuning.verifying import check_deliverable
 
 _PERPLEXITY = "perplexity"
 HELD_OUT, PUBLIC = "held-out private records", "public records"
+#: In ``cell.json`` from the moment on in which the run may have a ledger.
+_CHARGES = "charges"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,9 @@ def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Searc
 
 def paid_before(register: Register, prepared: PreparedRun, out: Path) -> list[str]:
     """A warning if something was published from these records before, by another run than that in ``out``."""
-    earlier = register.earlier(prepared.fingerprint, besides=_known(RunFolder(out)).get("run_id", ""))
+    folder = RunFolder(out)
+    own = "" if _lost_its_ledger(folder) else _known(folder).get("run_id", "")
+    earlier = register.earlier(prepared.fingerprint, besides=own)
     return [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
 
 
@@ -157,6 +161,7 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
     )
     before = figures_of(prepared, model)
     done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
+    write_json(folder.cell, _known(folder) | {_CHARGES: True})
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
         def observe(report: StepReport) -> None:
@@ -250,12 +255,18 @@ def _known(folder: RunFolder) -> dict[str, Any]:
     return dict(json.loads(folder.cell.read_text(encoding="utf-8"))) if folder.cell.exists() else {}
 
 
+def _lost_its_ledger(folder: RunFolder) -> bool:
+    """Whether the folder's run had a ledger, which somebody removed: what it released stays released."""
+    return not folder.ledger.exists() and bool(_known(folder).get(_CHARGES))
+
+
 def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
 
     The digest of the records is keyed by a salt in the same file, which only its owner can read.
 
-    Returns: the id of the run, which other settings or records change, as long as nothing was charged.
+    Returns: the id of the run, which other settings or records change, as long as nothing was charged. A run whose
+        ledger was removed is another one, so that a register counts both.
 
     Raises: ConfigError naming what changed.
     """
@@ -276,7 +287,7 @@ def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     written = json.loads(json.dumps(asked))
     changed = [name for name in written if written[name] != known.get(name)]
     if not known or not folder.ledger.exists():
-        run_id = uuid.uuid4().hex if changed else known["run_id"]
+        run_id = uuid.uuid4().hex if changed or _lost_its_ledger(folder) else known["run_id"]
         write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:

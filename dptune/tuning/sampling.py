@@ -216,9 +216,13 @@ def _positions(base: ModelSource, tokenizer: Any) -> int | None:
 
 
 def _other_base(adapter: FinishedAdapter, base: ModelSource) -> tuple[str, ...]:
-    """A note if the model has another name than that which the adapter was tuned on; a folder may have been renamed."""
-    named = name_of(base.source)
-    return () if named == adapter.base else (f"the adapter was tuned on {adapter.base}, and the model is {named}",)
+    """A note if the model has another name or revision than that which the adapter was tuned on; a folder may have been
+    renamed, and has no revision."""
+    tuned, given = (
+        f"{name} at {revision}" if revision else name
+        for name, revision in ((adapter.base, adapter.revision), (name_of(base.source), base.revision))
+    )
+    return () if given == tuned else (f"the adapter was tuned on {tuned}, and the model is {given}",)
 
 
 def _settings(base: ModelSource, decoding: Decoding, device: torch.device, rows: int) -> dict[str, Any]:

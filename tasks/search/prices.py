@@ -1,7 +1,8 @@
 """The price of choosing: what a search's winner costs by several ways to count, from its public certificate alone.
 
-Each way is told twice: the epsilon that it counts for the candidates as they were run, and the noise multiplier that
-candidates would need for the search's budget.
+Each way is told twice: the epsilon that it counts for the candidates as they were run, of the dearer of training and
+held-out units as the certificate has it, and the noise multiplier that their training would need for the search's
+budget. A single run has no scores.
 """
 
 from __future__ import annotations
@@ -95,12 +96,13 @@ def choice_prices(certificate: SearchCertificate) -> ChoicePrices:
         return selection_epsilon(profile_of(releases), law, delta, "one_shift")
 
     def counted(way: str, price: Price, runs: int = 0) -> Counting:
-        return Counting(way, runs, price(run), least(price))
+        return Counting(way, runs, max(map(price, sides)), least(price))
 
+    sides = (run, *_of_scores(certificate))
     countings = (
         Counting(SEARCH, 0, certificate.certified, noise),
-        counted(SINGLE, single),
-        counted(ONE_SHIFT, by_shift),
+        Counting(SINGLE, 0, single(run), least(single)),
+        Counting(ONE_SHIFT, 0, certificate.epsilon_by("one_shift"), least(by_shift)),
         counted(RENYI, by_renyi(law)),
         counted(COMPOSED, composed(expected), expected),
         counted(CAPPED, composed(law.most), law.most),
@@ -140,6 +142,12 @@ def _of_winner(certificate: SearchCertificate) -> Composition:
         raise ConfigError("certificate", "names no winner of its space", fix="search again, or restore it")
     own = certificate.score.release if certificate.score.on == "train" else None
     return composition_of(certificate.kinds[number][1]) + Counter([own] if own else [])
+
+
+def _of_scores(certificate: SearchCertificate) -> list[Composition]:
+    """What a candidate releases of held-out units: its score, if they score. Whoever counts their side must pay it."""
+    release = certificate.score.release
+    return [Counter([release])] if certificate.score.on == "held_out" and release is not None else []
 
 
 def _search_price(releases: Composition, law: SelectionLaw, certificate: SearchCertificate) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from tasks.settings.params import Settings
 
 #: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.
 TRAIN_SIDE = SPLITS / "train.parquet"
-_MADE_BY = {TRAIN_SIDE: "split", EVAL: "split", PUBLIC_VALIDATION: "validation"}
+#: What attackers know of. No candidate reads it; it is read here so that a register knows the same records by another
+#: split.
+ATTACK_SIDE = SPLITS / "attack.parquet"
+_MADE_BY = {TRAIN_SIDE: "split", EVAL: "split", ATTACK_SIDE: "split", PUBLIC_VALIDATION: "validation"}
 
 
 def check_records(settings: Settings) -> None:
@@ -24,7 +28,7 @@ def check_records(settings: Settings) -> None:
     for file, stage in _MADE_BY.items():
         if not file.is_file():
             raise DataError(f"is missing: the stage {stage} makes it", fix=f"run `dvc repro {stage}`", file=file)
-    for file in (TRAIN_SIDE, EVAL):
+    for file in (TRAIN_SIDE, EVAL, ATTACK_SIDE):
         if (unit := read_about(file).get("unit")) != settings.data.unit:
             problem = f"is {settings.data.unit}, and {file} was split by {unit}"
             raise ConfigError("data.unit", problem, fix="run `dvc repro split`, or use that unit")
@@ -36,10 +40,12 @@ def read_sides(settings: Settings) -> Sides:
     Raises: DataError for unreadable files; ConfigError if candidates would be scored on units that also train.
     """
     sides = Sides(_records(TRAIN_SIDE), eval=_records(EVAL), public=_records(PUBLIC_VALIDATION))
-    if settings.data.unit != RECORD and settings.search.asked.score.on == "held_out" and sides.shared_units:
-        problem = f"is noisy, and {sides.shared_units} units have records on both sides of the split"
+    shared = sides.shared_units
+    if settings.data.unit != RECORD and settings.search.asked.score.on == "held_out" and shared:
+        some = "some" if settings.experiment.telemetry == "private" else shared
+        problem = f"is noisy, and {some} units have records on both sides of the split"
         raise ConfigError("search.score", problem, fix="use public, or {on: train}, or another data.parts")
-    return sides
+    return replace(sides, test=_records(ATTACK_SIDE))
 
 
 def about_records() -> dict[str, Any]:

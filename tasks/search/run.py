@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import private_directory, write_json
+from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register, said
@@ -27,7 +29,7 @@ from dptune.tuning.prepare import PreparedRun, prepare_sides
 from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
 from dptune.tuning.run import run as run_once
 from dptune.tuning.search.rehearsal import rehearsed
-from dptune.tuning.search.search import NoWinnerError, id_under_way, search
+from dptune.tuning.search.search import NoWinnerError, id_of, search
 from dptune.tuning.settings import TuneSettings
 from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
@@ -93,7 +95,7 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
 
 def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Register) -> Tuned:
     asked = settings.search.asked
-    if asked.again and (earlier := register.earlier(prepared.fingerprint, besides=id_under_way(out))):
+    if asked.again and (earlier := register.earlier(prepared.fingerprint, besides=id_of(out))):
         _log.warning("these records paid before (%s); what this search costs adds to that", said(earlier))
     with _silent() as start:
         return search(prepared, asked, out, register, start)
@@ -103,10 +105,10 @@ def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Regist
 def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
     """Context in which nothing of a candidate is said; yields what the search calls once its plan is fixed.
 
-    Log lines, warnings and any error after the plan go to the owner's file of failures: their times, their number and
-    the names in them follow the candidates.
+    Log lines, warnings, whatever is printed and any error after the plan go to the owner's file of failures: their
+    times, their number and the names in them follow the candidates.
     """
-    root, started = logging.getLogger(), []
+    root, started, printed = logging.getLogger(), [], ExitStack()
     before = list(root.handlers)
 
     def start(certificate: SearchCertificate) -> None:
@@ -114,9 +116,11 @@ def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
         started.append(certificate)
         root.handlers[:] = [_OwnersFile()]
         logging.captureWarnings(True)
+        printed.enter_context(_printing_to_owner())
 
     try:
-        yield start
+        with printed:
+            yield start
     except NoWinnerError:
         raise
     except Exception as error:
@@ -129,6 +133,26 @@ def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
         if started:
             logging.captureWarnings(False)
             root.handlers[:] = before
+
+
+@contextmanager
+def _printing_to_owner() -> Iterator[None]:
+    """Context in which all that this process prints goes to the owner's file, by whatever code: some libraries log past
+    the root logger, or write from compiled code."""
+    descriptor = os.open(FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+    streams = (sys.stdout, sys.stderr)
+    kept = [os.dup(number) for number in (1, 2)]
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
+            for number, stream in zip((1, 2), streams, strict=True):
+                stream.flush()
+                os.dup2(descriptor, number)
+            yield
+    finally:
+        for number, stream, own in zip((1, 2), streams, kept, strict=True):
+            stream.flush()
+            os.dup2(own, number)
+            os.close(own)
 
 
 class _OwnersFile(logging.Handler):

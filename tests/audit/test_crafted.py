@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,19 @@ def test_a_visit_adds_one_to_the_decoded_score(group: int, scaled: bool) -> None
     visited[group::3] = [1, 0, 1, 1]
     last = sum(one**2 for one in STRATEGY[: 3 - group])
     assert decoded(visited, group, scaled=scaled) == pytest.approx(2 + last)
+
+
+def test_a_visit_adds_one_of_the_first_rows_deviations_for_each_pair() -> None:
+    """What a mechanism announces is the deviation of each row's own noise, and later rows have more of it."""
+    canaries, sigma, pairs = coins(2), 0.5, 3
+    mechanism: Any = SimpleNamespace(bands=len(STRATEGY), coefficients=STRATEGY)
+    for row in range(9):
+        part = torch.tensor([2.0 if row in (0, 3) else 0.0, 0.0, 0.0])
+        deviations = (sigma * row_deviation(STRATEGY, row),) * pairs
+        released: Any = SimpleNamespace(gradient=[part] * pairs, deviations=deviations)
+        canaries.watch(mechanism, released, [], 1.0, row, np.array([row % 3 == 0, row % 3 == 1]))
+    assert canaries.scores[0] == pytest.approx(2 * pairs * 2.0 / sigma, rel=1e-5)
+    assert canaries.scores[1] == 0
 
 
 def test_rows_of_pure_noise_move_the_decoded_score_by_one_deviation_a_visit() -> None:

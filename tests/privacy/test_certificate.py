@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.privacy.certificate import (
     ScoreTerms,
@@ -269,3 +271,23 @@ def test_a_commitment_follows_its_salt_and_every_draw() -> None:
     plan = {"candidates": [{"name": "a", "kind": 0, "options": {"batch": 8}}]}
     other = {"candidates": [{"name": "a", "kind": 0, "options": {"batch": 16}}]}
     assert len({commitment_of(b"1", plan), commitment_of(b"2", plan), commitment_of(b"1", other)}) == 3
+
+
+def verified(path: Path) -> Any:
+    return CliRunner().invoke(app, ["verify", str(path), "--json"])
+
+
+def test_a_folder_that_lost_its_winners_ledger_does_not_verify(tmp_path: Path) -> None:
+    """Any weights could lie beside the certificate then."""
+    path = tmp_path / "certificate.jsonl"
+    write_certificate(path, certificate())
+    assert verified(tmp_path).exit_code == 0  # under way
+    write_winner(path, Winner({"batch": 8}, "d" * 64, "c" * 64, 0.25))
+    assert "ledger is missing" in str(verified(tmp_path).exception) + verified(tmp_path).output
+    assert verified(path).exit_code == 0
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"commitment": "x" * 64}, {"space": [{"batch": [8, 16, 32]}]}])
+def test_a_certificate_that_contradicts_itself_does_not_verify(change: dict[str, Any], tmp_path: Path) -> None:
+    write_certificate(path := tmp_path / "certificate.jsonl", certificate(**change))
+    assert "do not trust it" in str(verified(path).exception) + verified(path).output

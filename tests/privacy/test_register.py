@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +11,15 @@ from pathlib import Path
 
 import pytest
 from test_certificate import RELEASE, certificate, header
+from typer.testing import CliRunner
 
+from dptune.cli import app
 from dptune.errors import ConfigError
+from dptune.files import locked
+from dptune.privacy.certificate import write_certificate, write_winner
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger_file import LedgerError
-from dptune.privacy.spent import Register
+from dptune.privacy.spent import Register, said
 
 
 def test_of_two_searches_that_start_together_one_is_refused(tmp_path: Path) -> None:
@@ -89,6 +95,66 @@ def test_each_register_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert "people" not in digests
 
 
+def test_every_line_is_on_disk_before_anything_relies_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set(), os.fsync
+
+    def look(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.add((found.st_ino, found.st_size))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    register, path = Register(tmp_path / "spent.jsonl"), tmp_path / "certificate.jsonl"
+    for write in (
+        lambda: register.add_search("people", certificate()),
+        lambda: register.add_run("people", header(), Counter({RELEASE: 40})),
+        lambda: write_certificate(path, certificate()),
+        lambda: write_winner(path, None),
+    ):
+        write()
+        for file in (register.path, path):
+            assert not file.exists() or (file.stat().st_ino, file.stat().st_size) in synced
+
+
+def test_a_line_waits_for_who_writes_one(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / ".spent.jsonl.lock"):
+            waiting = pool.submit(register.add_search, "people", certificate())
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            assert not register.path.exists()
+        waiting.result(timeout=60)
+    assert register.totals()[0].entries == 1
+
+
+def test_what_was_paid_is_the_sum_of_all_entries(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for number in range(3):
+        register.add_search("people", certificate(id=str(number)))
+    price = certificate().certified
+    assert said(register.earlier("people")) == f"3 times, together epsilon {3 * price:.4g} at delta 3e-05"
+    assert said(register.earlier("people", besides="1")).startswith("2 times, ")
+    assert said(register.earlier("others")).startswith("0 times, ")
+
+
+def test_a_run_that_planned_nothing_has_no_price(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_run("people", header(), Counter())
+    assert register.totals()[0].epsilon == math.inf
+
+
+def test_the_command_adds_up_all_units_too(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for number, unit in enumerate(("record", "customer")):
+        register.add_search("people", certificate(id=str(number), unit=unit))
+    told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
+    assert "what lies in one record and in one customer" in told
+    listed = json.loads(CliRunner().invoke(app, ["spent", str(register.path), "--json"]).stdout)
+    assert [one["entries"] for one in listed["totals"]] == [1, 1]
+    assert [one["entries"] for one in listed["all_units"]] == [2]
+
+
 def test_all_units_of_the_same_records_add_up_too(tmp_path: Path) -> None:
     """A customer's records are paid for as records and as a customer."""
     register = Register(tmp_path / "spent.jsonl")
@@ -97,7 +163,8 @@ def test_all_units_of_the_same_records_add_up_too(tmp_path: Path) -> None:
     register.add_search("people", certificate(id="second", unit="customer"))
     assert {(one.unit, one.entries) for one in register.totals()} == {("record", 1), ("customer", 1)}
     (whole,) = register.of_all_units()
-    assert (whole.unit, whole.entries) == ("record and customer", 2)
+    # Of a customer with many records, what was paid by records says nothing.
+    assert (whole.unit, whole.entries) == ("what lies in one record and in one customer", 2)
     assert whole.epsilon == pytest.approx(2 * certificate().certified)
     assert whole.delta == pytest.approx(2 * certificate().delta)
 

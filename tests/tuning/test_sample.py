@@ -126,6 +126,8 @@ def test_the_card_has_the_adapters_guarantee_and_says_what_adds_up() -> None:
     assert card.startswith("# SYNTHETIC texts: some.jsonl\n")
     assert "| decoding | sampled: temperature 1, top_p 0.9, seed 3, at most 22 tokens |" in card
     assert "| texts | 5 |" in card
+    assert f"| some.jsonl | SHA-256 {dptune.files.sha256(Path('some.jsonl'))} |" in card
+    assert "- Other adapters from the same records: their epsilons and deltas add up." in card
     assert "Sampling is post-processing: it read the adapter, and no record." in card
     assert "**add to** those above" in card
     assert "seed of the draws need not be secret" in card

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny_search import draws, killed, prepared, start, usual
 
 from dptune.errors import ConfigError
+from dptune.files import private_directory
 from dptune.privacy.spent import Register
+from dptune.tuning import run as run_module
 from dptune.tuning.run import run
-from dptune.tuning.search.search import search
+from dptune.tuning.search import search as search_module
+from dptune.tuning.search.search import search, working_folder
 from dptune.tuning.search.settings import SearchSettings
 
 
@@ -49,6 +54,36 @@ def test_a_search_is_refused_in_the_folder_of_a_plain_run(tmp_path: Path) -> Non
     run(plain, tmp_path / "out", register)
     with pytest.raises(ConfigError, match="belongs to a run"):
         start(tmp_path)
+
+
+def test_what_another_process_began_in_between_is_seen_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+
+    def begun(kind: str) -> Callable[[Path], Path]:
+        def begin(path: Path) -> Path:
+            made = private_directory(path)
+            (path / "cell.json").write_text(json.dumps({"kind": kind}))
+            return made
+
+        return begin
+
+    monkeypatch.setattr(run_module, "private_directory", begun("search"))
+    with pytest.raises(ConfigError, match="belongs to a search"):
+        run(usual(), tmp_path / "run", register)
+    monkeypatch.setattr(search_module, "private_directory", begun("run"))
+    with pytest.raises(ConfigError, match="belongs to a run"):
+        start(tmp_path)
+    assert not register.path.exists()
+
+
+def test_a_hidden_working_folder_alone_keeps_runs_out(tmp_path: Path) -> None:
+    """Its result folder was removed; the search may go on, and would find a run there."""
+    working_folder(tmp_path / "out").mkdir(0o700)
+    with pytest.raises(ConfigError, match="belongs to a search"):
+        run(usual(), tmp_path / "out", Register(tmp_path / "spent.jsonl"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_may_be_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

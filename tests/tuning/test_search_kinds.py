@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tiny_search import asked, start, usual
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.release import Release
 from dptune.tuning.search import kinds as kinds_module
 from dptune.tuning.search import search as search_module
 from dptune.tuning.search.search import plan_of_search, planned_certificate, working_folder
@@ -53,6 +56,14 @@ def test_a_mixture_that_costs_more_than_each_kind_gets_more_noise(monkeypatch: p
     assert 7.9 < search_module.certificate_of(own, settings, kinds, terms, "id", "").certified <= 8
     with pytest.raises(ConfigError, match="would cost"):  # else this space is none that needs it
         search_module.certificate_of(own, settings, alone[0], terms, "id", "")
+
+
+def test_a_range_that_decides_releases_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates would then release what no kind is priced for."""
+    numbers = count(1)
+    monkeypatch.setattr(kinds_module, "planned", lambda *_: Counter({Release(0.1, 1.0): next(numbers)}))
+    with pytest.raises(ConfigError, match="decide what this mechanism releases"):
+        plan_of_search(usual(), asked())
 
 
 def test_a_search_above_its_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,19 @@ def test_the_best_on_public_records_is_trained_once_within_the_whole_budget(
     assert [one[1] for one in known["tried"]] == ["9.0", "3.0", "inf"]
 
 
+def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def look(source: Any, *_: Any) -> None:
+        given.append(source)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "read_public", look)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tmp_path / "out")
+    assert [(source.data, source.public) for source in given] == [(rows(40, 40), None)]
+
+
 def test_a_rehearsal_needs_public_records_and_a_candidate_that_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

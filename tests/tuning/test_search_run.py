@@ -92,6 +92,7 @@ def test_the_winner_leaves_with_a_certificate_and_nothing_tells_how_many_there_w
         assert read_ledger(out / "adapter" / "ledger.jsonl").epsilons.certified == math.inf
         files = listing(out / "adapter")
         assert all(mode in (0o600, 0o700) and time == 0 for _, mode, time in files.values())
+        assert (out / "result.json").stat().st_mtime == 0
         seen.append({name: mode for name, (_, mode, _) in files.items()})
         # Digits of random numbers aside, no size follows the number.
         text = (out / "adapter" / FILE).read_text()

@@ -24,6 +24,7 @@ from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
 from dptune.training import run as training_run
+from dptune.tuning import verifying
 from dptune.tuning.card import END, START
 from dptune.tuning.run import Tuned
 from dptune.tuning.search.search import NoWinnerError
@@ -132,6 +133,16 @@ def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:
     for options in ({"batch": 5}, {"batch": 4, "epochs": 1}, {}):
         with pytest.raises(CardError, match="no point of its space"):
             sealed(copy, [first, second | {"options": options}])
+
+
+def test_a_winner_made_by_code_that_the_certificate_does_not_name_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = read_ledger(copy / "ledger.jsonl")
+    other = replace(contents, header=replace(contents.header, plugins=("mine",)))
+    monkeypatch.setattr(verifying, "read_ledger", lambda path: other)
+    with pytest.raises(CardError, match="is of another search"):
+        verifying.certificate_of(copy)
 
 
 def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import dptune
 from dptune.cli import app
 from dptune.errors import ConfigError
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.spent import Register, SpentTotal
 from dptune.training.run import StepReport
 from dptune.tuning import run as tuning_run
@@ -66,6 +67,27 @@ def test_a_run_counts_before_its_first_release(tmp_path: Path, monkeypatch: pyte
     assert total(tmp_path).epsilon == pytest.approx(10, rel=0.01)
     assert tune(tmp_path / "out", epsilon=2).ledger.header.run_id in (tmp_path / "spent.jsonl").read_text()
     assert total(tmp_path).entries == 2
+
+
+def test_a_run_whose_ledger_was_removed_starts_again_as_another_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To start over in the same folder is to spend again."""
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune(tmp_path / "out")
+    (tmp_path / "out" / "ledger.jsonl").unlink()
+    for path in (tmp_path / "out").glob("checkpoint*"):
+        path.unlink()
+    assert total(tmp_path).entries == 1
+    tune(tmp_path / "out")
+    assert total(tmp_path).entries == 2
+    assert "paid before" in caplog.text
 
 
 def test_a_killed_run_goes_on_as_the_same_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

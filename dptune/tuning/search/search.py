@@ -27,7 +27,7 @@ from peft import PeftModel
 
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked, private_directory, sha256, write_json, write_text
+from dptune.files import fsync_directory, locked, private_directory, sha256, write_json, write_text
 from dptune.privacy.certificate import (
     FILE,
     SCORE_LEDGER,
@@ -122,9 +122,12 @@ def search(
         return _load(prepared, out)
 
 
-def id_under_way(out: Path) -> str:
-    """The id of the search that goes on in ``out``; empty if none was started."""
-    working = working_folder(out)
+def id_of(out: Path) -> str:
+    """The id of the search in ``out``, under way or ended; empty if none was started."""
+    working, folder = working_folder(out), RunFolder(out.absolute())
+    ended = next((path for path in (folder.adapter / FILE, folder.path / FILE) if path.exists()), None)
+    if ended is not None:
+        return read_certificate(ended).id
     return Plan.read(working).id if (working / PLAN).exists() else ""
 
 
@@ -221,7 +224,8 @@ def _open(
         if certificate.commitment != plan.commitment or certificate.id != plan.id:
             raise ConfigError("out", f"{working} holds the plan of another search", fix="restore its own plan")
         _check_plan(prepared, asked, plan, working)
-        register.add_search(prepared.fingerprint, certificate)  # killed in between: adds nothing twice
+        # Killed before the register's line, others may have paid since. It adds nothing twice.
+        register.add_search(prepared.fingerprint, certificate, again=asked.again)
         return plan, certificate
     register.check(prepared.fingerprint, again=asked.again)
     kinds, terms = plan_of_search(prepared, asked)
@@ -287,6 +291,7 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
     for path in (*folder.adapter.rglob("*"), folder.adapter):
         os.utime(path, (0, 0))
     folder.adapter.rename(RunFolder(out).adapter)
+    fsync_directory(out)  # durable before what it was made of goes
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -313,6 +318,7 @@ def _publish_nothing(working: Path, out: Path) -> None:
     _copy(working / FILE, target)
     os.utime(target, (0, 0))
     target.rename(out / FILE)
+    fsync_directory(out)
 
 
 def _no_winner(out: Path) -> NoWinnerError:

@@ -9,6 +9,7 @@ FILE = "dptune/privacy/ledger_file.py"
 GATE = "dptune/privacy/budget_gate.py"
 LEDGER = "dptune/privacy/ledger.py"
 TESTS = "tests/privacy/test_ledger.py"
+REGISTER, REGISTERS = "dptune/privacy/spent.py", "tests/privacy/test_register.py"
 
 MUTANTS = (
     Mutant(
@@ -255,5 +256,37 @@ MUTANTS = (
         "if unit is not None and not fits_unit(unit, header.unit):",
         "if False:",
         ("tests/policy/tenants/test_tenants.py::test_a_client_cannot_inherit_from_tenants",),
+    ),
+    Mutant(
+        "register_without_fsync",
+        "a power cut would lose what was spent",
+        REGISTER,
+        "                os.fsync(descriptor)\n",
+        "",
+        (f"{REGISTERS}::test_every_line_is_on_disk_before_anything_relies_on_it",),
+    ),
+    Mutant(
+        "register_without_a_lock",
+        "of two lines that are written together one would be lost",
+        REGISTER,
+        'with locked(self.path.with_name(f".{self.path.name}.lock"), wait=True):',
+        "if self.path.name:",
+        (f"{REGISTERS}::test_a_line_waits_for_who_writes_one",),
+    ),
+    Mutant(
+        "largest_entry_for_the_sum",
+        "a warning would tell less than was paid",
+        REGISTER,
+        "total, delta = sum(one.epsilon for one in found)",
+        "total, delta = max(one.epsilon for one in found)",
+        (f"{REGISTERS}::test_what_was_paid_is_the_sum_of_all_entries",),
+    ),
+    Mutant(
+        "unknown_plan_for_nothing",
+        "a run whose plan is unknown would count as free",
+        REGISTER,
+        "if planned else math.inf",
+        "if planned else 0.0",
+        (f"{REGISTERS}::test_a_run_that_planned_nothing_has_no_price",),
     ),
 )

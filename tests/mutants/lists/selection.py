@@ -14,6 +14,7 @@ VERIFIED, KINDS = "tests/tuning/test_search_verified.py", "tests/tuning/test_sea
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
+REGISTERED, PIPED = "tests/tuning/test_search_register.py", "tests/tasks/test_search_secrets.py"
 
 MUTANTS = (
     Mutant(
@@ -299,5 +300,77 @@ MUTANTS = (
         "hashlib.sha256(salt + encode(plan).encode())",
         "hashlib.sha256(encode(plan).encode())",
         (f"{CERTIFICATES}::test_a_commitment_follows_its_salt_and_every_draw",),
+    ),
+    Mutant(
+        "resumed_search_asks_nobody",
+        "a search killed before its line in the register would add to what others paid, unasked",
+        SEARCH,
+        "certificate, again=asked.again)\n        return",
+        "certificate)\n        return",
+        (f"{REGISTERED}::test_others_that_paid_while_a_search_was_killed_are_asked_about",),
+    ),
+    Mutant(
+        "refused_plan_stays",
+        "a refused search would go on by its plan",
+        SEARCH,
+        "        shutil.rmtree(working)  # nothing ran yet\n",
+        "",
+        (f"{REGISTERED}::test_a_refused_search_leaves_no_plan",),
+    ),
+    Mutant(
+        "commitment_to_names_alone",
+        "candidates could be exchanged after their results are known",
+        "dptune/tuning/search/plan.py",
+        "[asdict(one) for one in self.candidates]",
+        "[one.name for one in self.candidates]",
+        (f"{REGISTERED}::test_the_commitment_fixes_the_settings_of_every_candidate",),
+    ),
+    Mutant(
+        "worst_public_score_wins",
+        "the worst candidate would be released as the best",
+        RUN,
+        "return -loss if",
+        "return loss if",
+        (f"{REGISTERED}::test_the_lower_public_loss_is_the_better_score",),
+    ),
+    Mutant(
+        "plugins_of_a_winner_unnamed",
+        "code that the certificate does not name would have bounded or noised the winner",
+        VERIFYING,
+        " or not {*header.plugins} <= {*found.plugins}:",
+        ":",
+        (f"{VERIFIED}::test_a_winner_made_by_code_that_the_certificate_does_not_name_is_refused",),
+    ),
+    Mutant(
+        "certificate_in_place_of_a_ledger",
+        "any weights beside a winner's certificate would verify",
+        "dptune/cli/ledgers.py",
+        "if alone != ledger and found.winner is not None:",
+        "if alone is None:",
+        (f"{CERTIFICATES}::test_a_folder_that_lost_its_winners_ledger_does_not_verify",),
+    ),
+    Mutant(
+        "candidates_that_print",
+        "what a library prints for each candidate tells how many there are",
+        "tasks/search/run.py",
+        "                os.dup2(descriptor, number)\n",
+        "",
+        (f"{PIPED}::test_whatever_a_candidates_code_prints_goes_to_the_owners_file",),
+    ),
+    Mutant(
+        "composed_without_scores",
+        "the naive price would leave out what scores cost the held-out units",
+        "tasks/search/prices.py",
+        "max(map(price, sides))",
+        "price(run)",
+        (f"{PIPED}::test_the_price_of_choosing_counts_the_dearer_side",),
+    ),
+    Mutant(
+        "rehearsal_on_private_records",
+        "settings would be chosen by the private records, at no price",
+        "dptune/tuning/search/rehearsal.py",
+        "replace(source, data=source.public, public=None",
+        "replace(source, data=source.data, public=None",
+        ("tests/tuning/test_search_rehearsal.py::test_a_rehearsal_reads_no_private_record",),
     ),
 )

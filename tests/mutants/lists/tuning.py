@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 PREPARE, RUN, DEFAULTS = "dptune/tuning/prepare.py", "dptune/tuning/run.py", "dptune/tuning/defaults.py"
 FINISHED, SAMPLE_TESTS = "dptune/tuning/finished.py", "tests/tuning/test_sample.py"
 TUNE_TESTS, DEFAULTS_TESTS = "tests/tuning/test_tune.py", "tests/tuning/test_defaults.py"
+FINGERPRINTS = "tests/tuning/test_fingerprints.py"
 
 MUTANTS = (
     Mutant(
@@ -88,5 +89,37 @@ MUTANTS = (
         "rounding=ROUND_CEILING",
         "rounding='ROUND_FLOOR'",
         ("tests/tuning/test_card.py::test_a_card_promises_no_less_than_the_ledger",),
+    ),
+    Mutant(
+        "chats_that_nobody_knows_again",
+        "the same chats written by another program would escape the register",
+        PREPARE,
+        "{name: _in_one_order(value) for name, value in vars(record.content).items()} for",
+        "vars(record.content) for",
+        (f"{FINGERPRINTS}::test_the_order_of_names_in_a_chat_does_not_matter",),
+    ),
+    Mutant(
+        "another_split_escapes",
+        "the same records under another split of the pipeline would escape the register",
+        PREPARE,
+        "(*sides.train, *sides.eval, *sides.test)",
+        "(*sides.train, *sides.eval)",
+        (f"{FINGERPRINTS}::test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not",),
+    ),
+    Mutant(
+        "removed_ledger_forgotten",
+        "a run that starts over after its ledger was removed would count once",
+        RUN,
+        "if changed or _lost_its_ledger(folder) else",
+        "if changed else",
+        ("tests/tuning/test_spent_runs.py::test_a_run_whose_ledger_was_removed_starts_again_as_another_entry",),
+    ),
+    Mutant(
+        "folder_checked_before_the_lock_alone",
+        "a run would put its ledger and weights into the folder of a search that began in between",
+        RUN,
+        "        check_folder(out)  # again: a search may have begun in between\n",
+        "",
+        ("tests/tuning/test_search_folders.py::test_what_another_process_began_in_between_is_seen_under_the_lock",),
     ),
 )

@@ -1,0 +1,134 @@
+"""A search and its register: what was killed in between, what is known of one that has ended, and plain scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_search import asked, draws, killed, start, usual
+
+from dptune.errors import ConfigError, DivergedError
+from dptune.privacy.certificate import read_certificate
+from dptune.privacy.spent import Register
+from dptune.training import run as training_run
+from dptune.tuning.search import candidates as candidates_module
+from dptune.tuning.search.asked import asked_of, changes
+from dptune.tuning.search.plan import Drawn, Plan
+from dptune.tuning.search.search import NoWinnerError, id_of, working_folder
+
+
+def test_others_that_paid_while_a_search_was_killed_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its certificate and the register, it had asked the register too early."""
+    draws(monkeypatch, 1)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Register, "add_search", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    working, register = working_folder(tmp_path / "out"), Register(tmp_path / "spent.jsonl")
+    own = read_certificate(working / "certificate.jsonl")
+    register.add_search(usual().fingerprint, replace(own, id="other"), again=False)
+    with pytest.raises(ConfigError, match=r"search\.again: these records paid before"):
+        start(tmp_path)
+    assert not list((working / "candidates").iterdir())
+    assert register.totals()[0].entries == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("dptune.tuning.search.search.run_candidates", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path, again=True)
+    assert register.totals()[0].entries == 2
+
+
+def test_a_winners_ledger_is_ended_though_its_run_was_killed_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws(monkeypatch, 1)
+    write = candidates_module.write_json
+
+    def die(path: Path, outcome: Any) -> None:
+        write(path, outcome)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(candidates_module, "write_json", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    assert start(tmp_path).ledger.complete
+
+
+def test_a_refused_search_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one entered the register after the first look at it."""
+    draws(monkeypatch, 1)
+    other = replace(read_certificate(killed(monkeypatch, tmp_path) / "certificate.jsonl"), id="other")
+    (folder := tmp_path / "second").mkdir()
+    check = Register.check
+
+    def look(register: Register, records: str, *, again: bool) -> None:
+        check(register, records, again=again)
+        register.add_search(records, other)
+
+    monkeypatch.setattr(Register, "check", look)
+    with pytest.raises(ConfigError, match=r"search\.again"):
+        start(folder)
+    assert not working_folder(folder / "out").exists()
+
+
+def test_a_search_is_known_by_its_id_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be told of its own cost as another's."""
+    draws(monkeypatch, 1)
+    out = tmp_path / "out"
+    assert id_of(out) == ""
+    own = Plan.read(killed(monkeypatch, tmp_path)).id
+    assert id_of(out) == own
+
+    def fail(run: Any) -> None:
+        raise DivergedError("the run diverged.")
+
+    monkeypatch.setattr(training_run.Run, "end", fail)
+    with pytest.raises(NoWinnerError):
+        start(tmp_path)
+    assert id_of(out) == own
+    assert Register(tmp_path / "spent.jsonl").earlier(usual().fingerprint, besides=id_of(out)) == []
+    assert (out / "certificate.jsonl").stat().st_mtime == 0, "when all had failed tells how many there were"
+
+
+def test_a_plan_is_drawn_for_one_model_unit_and_budget() -> None:
+    own, salt = usual(), "00" * 16
+    now = asked_of(own, asked(), salt)
+    other = replace(own, base=replace(own.base, identity="other"))
+    assert changes(now, asked_of(other, asked(), salt)) == "model"
+    for name, value in (("epsilon", 4.0), ("delta", 1e-4), ("telemetry", "research"), ("seed", 5), ("rank", 1)):
+        assert changes(now, asked_of(replace(own, settings=replace(own.settings, **{name: value})), asked(), salt))
+    alone = replace(own, units=type(own.units).records(len(own.units.members)))
+    assert "unit" in changes(now, asked_of(alone, asked(), salt))
+    assert changes(now, asked_of(own, asked(), "01" * 16)) == "records"
+    assert changes(now, asked_of(own, asked(score={"on": "train"}), salt)) == "search"
+
+
+def test_the_commitment_fixes_the_settings_of_every_candidate() -> None:
+    plan = Plan("id", "00" * 32, (), (Drawn("name", 0, {"learning_rate": 0.01}),))
+    for other in (
+        Drawn("name", 0, {"learning_rate": 0.02}),
+        Drawn("name", 1, {"learning_rate": 0.01}),
+        Drawn("else", 0, {"learning_rate": 0.01}),
+    ):
+        assert replace(plan, candidates=(other,)).commitment != plan.commitment
+
+
+@pytest.mark.parametrize(("loss", "score"), [(2.0, -2.0), (1.5, -1.5), (math.nan, None), (math.inf, None)])
+def test_the_lower_public_loss_is_the_better_score(
+    loss: float, score: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates_module, "mean_loss", lambda *_: loss)
+    nothing: Any = None
+    shared: Any = SimpleNamespace(scored=None)
+    assert candidates_module._score(shared, nothing, nothing, usual()) == score
