@@ -144,6 +144,17 @@ def test_a_run_that_planned_nothing_has_no_price(tmp_path: Path) -> None:
     assert register.totals()[0].epsilon == math.inf
 
 
+def test_what_another_version_wrote_counts_without_bound_and_stops_nobody(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_run("rows", header(), Counter([RELEASE]))
+    content = {"header": header().to_dict() | {"run_id": "later"}, "releases": [[{"noise": "of tomorrow"}, 1]]}
+    register._add("rows", "run", "later", content)
+    known, unknown = (one.epsilon for one in register.earlier("rows"))
+    assert 0 < known < unknown == math.inf
+    (total,) = register.totals()
+    assert (total.entries, total.epsilon) == (2, math.inf)
+
+
 def test_the_command_adds_up_all_units_too(tmp_path: Path) -> None:
     register = Register(tmp_path / "spent.jsonl")
     for number, unit in enumerate(("record", "customer")):
