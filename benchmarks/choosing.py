@@ -1,0 +1,146 @@
+"""What a private search finds, beside what choosing for free would: ``python -m benchmarks.choosing [--repeats N]``.
+
+On the records, the public model and the space of params.yaml, whose stages split, validation and pretrain must have run.
+Each repeat draws ten points of the space and trains each at the noise of a single run; the best of them by held-out
+records is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public
+records, and ``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every
+repeat. Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from dptune.corpus.reading.read import Sides
+from dptune.files import write_json
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.spent import Register
+from dptune.tuning.base import Base, open_base
+from dptune.tuning.prepare import calibrate_mechanism, prepare_sides
+from dptune.tuning.run import HELD_OUT, Tuned, figures_of, run
+from dptune.tuning.search.kinds import candidate_schedule, settings_of
+from dptune.tuning.search.rehearsal import rehearse_space
+from dptune.tuning.search.search import search
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
+from dptune.tuning.suggest import read_public, trial
+from dptune.units import RECORD
+from tasks.paths import DATA
+from tasks.search.asked import model_of, tune_settings
+from tasks.search.records import about_records, public_source, read_sides
+from tasks.settings.params import Settings, load_settings
+
+#: Fixed settings: the rate that papers' code has, and the one that another cohort's trials found.
+FIXED = {"static at 0.005": 0.005, "static at 0.02": 0.02}
+_RADIUS, _BATCH = 0.1, 64.0
+
+
+class Study:
+    """One repeat: records, base model and settings of params.yaml, and a folder for runs that are thrown away."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        _, model = model_of(settings)
+        self.asked: SearchSettings = settings.search.asked
+        self.chosen: TuneSettings = replace(
+            tune_settings(settings, str(about_records()["label"]), None), telemetry="research"
+        )
+        self.base: Base = open_base(model.source, self.chosen, model.revision)
+        self.sides: Sides = read_sides(settings)
+        self.unit = None if settings.data.unit == RECORD else settings.data.unit
+        self.folder, self._runs = folder, 0
+
+    def held_out(self, settings: TuneSettings) -> float:
+        """Held-out perplexity after one run at these settings; infinite if it diverged."""
+        self._runs += 1
+        out = self.folder / f"run-{self._runs}"
+        found = run(prepare_sides(self.sides, self.base, settings, self.unit), out, Register(out / "spent.jsonl"))
+        return self.after(found, settings)
+
+    def after(self, tuned: Tuned, settings: TuneSettings) -> float:
+        """Perplexity of held-out records under a finished run's model."""
+        prepared = replace(prepare_sides(self.sides, self.base, settings, self.unit), public=None)
+        return figures_of(prepared, tuned.model)[HELD_OUT]["perplexity"]
+
+
+def repeat(study: Study, points: int) -> dict[str, Any]:
+    """All figures of one repeat."""
+    figures: dict[str, Any] = {}
+    for name, rate in FIXED.items():
+        options = {**study.chosen.options, "max_grad_norm": _RADIUS}
+        fixed = replace(study.chosen, mechanism="static", learning_rate=rate, batch=_BATCH, options=options)
+        figures[name] = study.held_out(fixed)
+    figures["points"] = [point(study) for _ in range(points)]
+    figures["best of ten, uncounted"] = min(one["held_out"] for one in figures["points"])
+    prepared = prepare_sides(study.sides, study.base, study.chosen, study.unit)
+    found = search(
+        prepared, replace(study.asked, again=True), study.folder / "search", Register(study.folder / "s.jsonl")
+    )
+    figures["search"] = study.after(found, study.chosen)
+    figures["search_epsilon"] = found.epsilons.certified
+    rehearsed = rehearse_space(public_source(study.sides), study.base, study.chosen, study.asked, len(prepared.units))
+    figures["rehearsal"] = study.held_out(rehearsed.settings)
+    return figures
+
+
+def point(study: Study) -> dict[str, Any]:
+    """One point of the space: what public records say of it, and what held-out private ones do."""
+    _, configuration = study.asked.space.draw(OsEntropy())
+    settings = settings_of(study.chosen, configuration)
+    units = len(prepare_sides(study.sides, study.base, settings, study.unit).units)
+    schedule = candidate_schedule(settings, study.base, units)
+    public = replace(public_source(study.sides), data=public_source(study.sides).public, public=None)
+    records = read_public(public, study.base, settings)
+    calibrated = calibrate_mechanism(settings, study.base, schedule)
+    rehearsed = trial(study.base, study.base.load(), settings, schedule, calibrated, records, schedule.learning_rate)
+    return {"configuration": configuration, "public": rehearsed, "held_out": study.held_out(settings)}
+
+
+def summary(found: list[dict[str, Any]]) -> list[str]:
+    """Means and spreads over repeats, the share of the gap to the oracle, and how far rehearsals rank as held-outs do."""
+    lines = []
+    for name in (*FIXED, "best of ten, uncounted", "search", "rehearsal"):
+        values = [one[name] for one in found]
+        spread = statistics.stdev(values) if len(values) > 1 else math.nan
+        each = ", ".join(f"{value:.3f}" for value in values)
+        lines.append(f"{name:24} {statistics.mean(values):.3f} +- {spread:.3f}   ({each})")
+    for start in FIXED:
+        gap = statistics.mean(one[start] - one["best of ten, uncounted"] for one in found)
+        for name in ("search", "rehearsal"):
+            gained = statistics.mean(one[start] - one[name] for one in found)
+            lines.append(
+                f"{name} has {gained / gap:.2f} of the gap of {gap:.3f} between {start} and the uncounted best"
+            )
+    ranks = [spearmanr(*zip(*[(p["public"], p["held_out"]) for p in one["points"]], strict=True)) for one in found]
+    each = ", ".join(f"{float(rank.statistic):.2f}" for rank in ranks)
+    lines.append(f"rank correlation of public rehearsals with held-out perplexities of the same points: {each}")
+    return lines
+
+
+def main() -> None:
+    """Run the repeats that are missing, and print the summary."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--points", type=int, default=10)
+    given = parser.parse_args()
+    settings, found = load_settings(), []
+    for number in range(given.repeats):
+        path = DATA / "benchmarks" / f"choosing-{number}.json"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with TemporaryDirectory() as folder:
+                write_json(path, repeat(Study(settings, Path(folder)), given.points))
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+        print("\n".join(summary(found)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
