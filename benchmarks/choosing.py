@@ -1,7 +1,6 @@
 """What a private search finds, beside what choosing for free would: ``python -m benchmarks.choosing [--repeats N]``.
 
-On the records, the public model and the space of params.yaml, whose stages split, validation and pretrain must have run.
-Each repeat draws ten points of the space and trains each at the noise of a single run; the best of them by held-out
+On the records, the public model and the space of params.yaml; `dvc repro split validation pretrain` makes them. Each repeat draws ten points of the space and trains each at the noise of a single run; the best of them by held-out
 records is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public
 records, and ``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every
 repeat. Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again.
@@ -105,7 +104,7 @@ def point(study: Study) -> dict[str, Any]:
 
 
 def summary(found: list[dict[str, Any]]) -> list[str]:
-    """Means and spreads over repeats, the share of the gap to the oracle, and how far rehearsals rank as held-outs do."""
+    """Means and spreads over repeats, shares of the gap to the oracle, and how far rehearsals rank as held-outs do."""
     lines = []
     for name in (*FIXED, "best of ten, uncounted", "search", "rehearsal"):
         values = [one[name] for one in found]
