@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dptune.corpus.reading.read import Records, Sides, read, read_sides
-from dptune.corpus.reading.record import Labelled
+from dptune.corpus.reading.record import Labelled, fingerprint
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.corpus.records import form_of
 from dptune.errors import ConfigError
@@ -252,15 +252,9 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
         notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, unit, tokens, settings)),
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
-        fingerprint=_fingerprint((*sides.train, *sides.eval)),
+        fingerprint=fingerprint((*sides.train, *sides.eval)),
         form=form,
     )
-
-
-def _fingerprint(records: Records) -> str:
-    """A digest that depends neither on the records' order nor on the split: the sum of their own digests."""
-    total = sum(int.from_bytes(sha256(repr(vars(record.content)).encode()).digest()) for record in records)
-    return sha256(str(total).encode()).hexdigest()
 
 
 def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:
