@@ -104,10 +104,10 @@ def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay ov
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     over = read_profile(profile) if profile else {}
     settings = load_settings(overrides=over)
-    _check(settings, over)
     if answer := shown(settings, REPORT / PAGE):
         print(f"{answer} Nothing changed since. The page is {(REPORT / PAGE).resolve()}")
         return
+    _check(settings, over)
     named = search.with_options(flow_run_name=lambda: search_name(settings.search))
     run_flow(lambda: print(named(overrides=over)))
 
