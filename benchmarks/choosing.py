@@ -2,9 +2,9 @@
 
 On the records, the public model and the space of params.yaml; `dvc repro split validation pretrain` makes them. Each
 repeat draws ten points of the space and trains each at the noise of a single run; the best of them by held-out records
-is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public records, and
-``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every repeat. Figures
-go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again.
+is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public records,
+and ``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every repeat.
+Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again.
 """
 
 from __future__ import annotations

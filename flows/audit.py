@@ -18,9 +18,9 @@ from flows.failures import FlowError, flow_error
 from flows.progress_page import progress_page
 from flows.server import end_server_with_me
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.audit.publish import publish_audit
 from tasks.experiment.checks import check_models
 from tasks.experiment.listed import listed_cells
-from tasks.experiment.results import publish_audit
 from tasks.paths import AUDITED, AUDITS, EXPERIMENT, RUNS
 from tasks.report.experiment import report
 from tasks.settings.audit import Audit

@@ -58,10 +58,11 @@ def end_when_cancelled() -> None:
     Prefect itself would wait for the cells under way, and leave the runs within the run as running.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, end_quietly)
 
 
-def _end(_signal: int, _frame: FrameType | None) -> None:
+def end_quietly(_signal: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
+    """End this process and all that it started, without a word."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _stop_all()
     os._exit(0)  # Prefect takes any other status for a crash

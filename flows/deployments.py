@@ -6,6 +6,7 @@ fails says in its state what is wrong and what to do.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,16 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import MinLen
-from prefect import Flow, flow, get_run_logger, serve
+from prefect import Flow, flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.deployments.runner import RunnerDeployment
+from prefect.runner import Runner
 from prefect.states import Failed
 from prefect.types.entrypoint import EntrypointType
 
 from dptune.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.errors import DptuneError
 from flows.audit import audit
-from flows.command import end_when_cancelled
+from flows.command import end_quietly, end_when_cancelled
 from flows.experiment import experiment
 from flows.failures import FlowError
 from flows.form import Label, changes, file_values
@@ -240,7 +242,18 @@ def serve_deployments() -> None:
     """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
     threading.Thread(target=_follow_file, daemon=True).start()
     # A schedule that was paused at the end would stay paused at the next start.
-    serve(*deployments(), limit=1, pause_on_shutdown=False, print_starting_message=False)
+    runner = _Runner(pause_on_shutdown=False, limit=1)
+    for deployment in deployments():
+        runner.add_deployment(deployment)
+    asyncio.run(runner.start())
+
+
+class _Runner(Runner):
+    """Prefect's runner, whose own end on SIGTERM is a traceback and waits for no run."""
+
+    def handle_sigterm(self, *_: Any, **__: Any) -> None:
+        """End the runs under way, and this process."""
+        end_quietly()
 
 
 def _follow_file() -> None:

@@ -82,8 +82,9 @@ class StageDisplay:
             self._update()
 
     def _update(self) -> None:
-        of = f"{self._passed + 1} of {len(self._stages)}" if self._stages else ""
-        self._progress.update(self._whole, description=self._stage or "starting", completed=self._passed, count=of)
+        of = f"{self._passed + bool(self._stage)} of {len(self._stages)}" if self._stages else ""
+        what = self._stage or ("ending" if self._passed == len(self._stages) > 0 else "starting")
+        self._progress.update(self._whole, description=what, completed=self._passed, count=of)
         for event in self._new_events():
             self._show(event)
 

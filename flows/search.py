@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.child import child
 from flows.command import run_flow
+from flows.data import check_overrides, make_data
 from flows.experiment import available_devices, run_process
 from flows.failures import CellError, flow_error
 from flows.names import search_name
@@ -25,13 +26,13 @@ from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.server import end_server_with_me
-from flows.study import check_overrides, make_data
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, write_page
 from tasks.search.asked import check_search, folder_of
+from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_command
@@ -55,11 +56,13 @@ def run_search(settings: Settings, params: str, overrides: dict[str, Any]) -> No
 
 
 @task(name="page", task_run_name="page", cache_policy=NO_CACHE)
-def write_search_page(folder: Path) -> str:
+def write_search_page(settings: Settings) -> str:
     """Write the page on a finished search, and send it and the winner to MLflow. Returns the page's answer."""
+    folder = folder_of(settings)
     answer = write_page(folder, REPORT)
     write_index()
-    publish(folder, REPORT / PAGE, answer)
+    if publish(folder, REPORT / PAGE, answer):
+        remember_shown(settings, REPORT / PAGE, answer)
     return answer
 
 
@@ -79,10 +82,11 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     show = progress_page("search")
     show(0, "data")
     make_data(lambda stage: None, DATA_STAGES)
+    refuse_paid(settings)
     show(0.2, "searching; the number of candidates is secret, so no progress is shown")
     run_search(settings, params, overrides or {})
     show(0.9, "page")
-    answer, page = write_search_page(folder_of(settings)), REPORT / PAGE
+    answer, page = write_search_page(settings), REPORT / PAGE
     show_file("the search", page, answer)
     show(1, "done")
     get_run_logger().info("%s The page is %s", answer, page.resolve())
@@ -100,6 +104,9 @@ def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay ov
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     over = read_profile(profile) if profile else {}
     settings = load_settings(overrides=over)
+    if answer := shown(settings, REPORT / PAGE):
+        print(f"{answer} Nothing changed since. The page is {(REPORT / PAGE).resolve()}")
+        return
     _check(settings, over)
     named = search.with_options(flow_run_name=lambda: search_name(settings.search))
     run_flow(lambda: print(named(overrides=over)))

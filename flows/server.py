@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
+from dptune.errors import DptuneError
 from dptune.files import locked
 
 #: In Prefect's home: held while its temporary server starts.
@@ -35,7 +36,13 @@ def start_server() -> None:
             locked(settings.home / SERVER_LOCK, wait=True),
             ThreadPoolExecutor(1, initializer=_block_interrupts) as thread,
         ):
-            thread.submit(SubprocessASGIServer().start).result()
+            try:
+                thread.submit(SubprocessASGIServer().start).result()
+            except RuntimeError as error:
+                limit = settings.server.ephemeral.startup_timeout_seconds
+                problem = f"Prefect's temporary server did not answer in {limit} s"
+                fix = "run again when less else runs, or raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+                raise DptuneError(f"{problem}. Fix: {fix}.") from error
         end_server_with_me()
 
 

@@ -58,9 +58,13 @@ def run_ui() -> None:
             time.sleep(0.5)
         raise DptuneError("one of the servers ended by itself. Fix: look at its output above.")
     except KeyboardInterrupt:
-        print("stopping", flush=True)
+        print("\nstopping", flush=True)
     finally:
         _stop(processes)
+    print(
+        "stopped. `make ui` starts all of it again; a study that was under way goes on when it is run again.",
+        flush=True,
+    )
 
 
 def _page_settings(url: str) -> dict[str, str]:
@@ -76,7 +80,7 @@ def _page_settings(url: str) -> dict[str, str]:
 
 def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     _check_free(MLFLOW_PORT, "DPTUNE_MLFLOW_PORT")
-    store = ["--backend-store-uri", tracking_uri(), "--workers", "1"]
+    store = ["--backend-store-uri", tracking_uri(), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # Job runners are off: they judge traces of language models, of which dptune writes none.
     plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
     processes.append(_start(["mlflow", "server", "--host", HOST, "--port", str(MLFLOW_PORT), *store], plain))

@@ -7,13 +7,14 @@ charts. Its user interface (3.17) reads the tag's JSON; another version that doe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mlflow.exceptions import MlflowException
 
 from dptune.privacy.run_folder import RunFolder
+from tasks.charts.looks import run_colours
 from tasks.page_links import VIEW, PageLinks, links, paths, remember
 from tasks.tracking import LATER, NO_TIME, NOTE, client, optional, timed
 
@@ -21,12 +22,15 @@ from tasks.tracking import LATER, NO_TIME, NOTE, client, optional, timed
 LAST_RUN = "dptune.last_run"
 #: Last line of a description that dptune may replace; one that a user wrote stays.
 _OURS = "*Written by dptune; it stays as you change it if you remove this line.*"
+#: Tag of a run that MLflow's charts take its colour from.
+_COLOUR = "mlflow.runColor"
+_MECHANISM = "mechanism"  # a parameter of each cell's run
 _EPSILONS = ("published", "noise_only", "certified", "audited")
 _OPEN = "The last run's cells are not reported yet: `python -m tasks.report.experiment`."
 _HOW = """## How to read this page
 
 - [The cells of the last run]({table}) as a table, and [in charts]({charts}); also under **Views**, at the top right.
-- Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity} Lower is better.
+- Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity}
 - Four epsilons stand beside each result. **published**: what the mechanism's paper would claim. **noise only**: right
   sensitivity and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw
   statistics of private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
@@ -38,8 +42,9 @@ _HOW = """## How to read this page
 
 {ours}"""
 _PERPLEXITY = {
-    "research": "`eval_perplexity` is on held-out private records, `public_perplexity` on public ones.",
-    "private": "`public_perplexity` is on public records; of held-out private records nothing is told.",
+    "research": "`eval_perplexity` is on held-out private records: lower is better. `public_perplexity` is on public "
+    "ones, and may rise as the model moves to the private ones.",
+    "private": "`public_perplexity` is on public records: lower is better. Nothing is told of held-out private ones.",
 }
 _GUARANTEE = {
     "research": "The guarantee covers the adapters, and **not** this page: curves and perplexities are computed from "
@@ -65,6 +70,7 @@ def show(parent: str, run_ids: Iterable[str], telemetry: str, answer: str = "") 
         experiment = mlflow.get_experiment(mlflow.get_run(parent).info.experiment_id)
         number, tags = str(experiment.experiment_id), experiment.tags
         others = mark(mlflow, number, set(run_ids))
+        _colour(mlflow, number)
         wanted = {
             "mlflow.experimentKind": "custom_model_development",
             f"mlflow.sharedViewState.{VIEW}": _saved_view(telemetry),
@@ -88,13 +94,7 @@ def run_ids(directories: Iterable[Path]) -> list[str]:
 
 def mark(mlflow: Any, experiment: str, run_ids: set[str]) -> bool:
     """Tag the runs of the last run's cells, and take the tag from all others. Returns whether that changed anything."""
-    tagged: set[str] = set()
-    token = None
-    while True:
-        page = mlflow.search_runs([experiment], f"tags.`{LAST_RUN}` = 'yes'", page_token=token)
-        tagged |= {str(run.info.run_id) for run in page}
-        if not (token := page.token):
-            break
+    tagged = {str(run.info.run_id) for run in _marked(mlflow, experiment)}
     for run_id in tagged - run_ids:
         mlflow.delete_tag(run_id, LAST_RUN)
     for run_id in run_ids - tagged:
@@ -104,6 +104,26 @@ def mark(mlflow: Any, experiment: str, run_ids: set[str]) -> bool:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
     return tagged != run_ids
+
+
+def _marked(mlflow: Any, experiment: str) -> Iterator[Any]:
+    """The runs of the last run's cells."""
+    token = None
+    while True:
+        page = mlflow.search_runs([experiment], f"tags.`{LAST_RUN}` = 'yes'", page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _colour(mlflow: Any, experiment: str) -> None:
+    """Give the marked runs the colours of their mechanisms; MLflow's own, of a run's id, are often alike."""
+    cells = [run for run in _marked(mlflow, experiment) if _MECHANISM in run.data.params]
+    colours = run_colours(run.data.params[_MECHANISM] for run in cells)
+    for run in cells:
+        colour = colours[run.data.params[_MECHANISM]]
+        if run.data.tags.get(_COLOUR) != colour:
+            mlflow.set_tag(run.info.run_id, _COLOUR, colour)
 
 
 def _description(experiment: str, name: str, telemetry: str) -> str:
@@ -127,10 +147,11 @@ def _saved_view(telemetry: str) -> str:
 def _state(perplexity: str) -> dict[str, Any]:
     held_out = perplexity == "eval_perplexity"
     audits = ["audit_canaries_calibrated_auc", *(["audit_membership_calibrated_auc"] if held_out else [])]
+    # A window of 1,300 pixels shows all up to the four epsilons. A run's name opens with mechanism and budget.
     widths = {
-        "attributes.`Run Name`": 280,
-        f"metrics.`{perplexity}`": 140,
-        **{f"tags.`epsilon {name}`": 145 for name in _EPSILONS},
+        "attributes.`Run Name`": 215,
+        f"metrics.`{perplexity}`": 125,
+        **dict(zip((f"tags.`epsilon {name}`" for name in _EPSILONS), (122, 132, 120, 115), strict=True)),
         **dict.fromkeys([f"metrics.`{name}`" for name in ("audit_step_mu_audited", *audits)], 110),
         "attributes.`Dataset`": 300,
     }

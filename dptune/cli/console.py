@@ -111,6 +111,8 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
     if isinstance(value, list):
         texts = isinstance(value[0], str) if value else True
         return ("; " if texts else ", ").join(map(_text, value)) or "none"

@@ -75,6 +75,12 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
     show(figures or of_certificate(certificate), as_json)
     if as_json:
         return
+    law = certificate.law
+    typer.echo(
+        f"The search is ({certificate.certified:.6g}, {certificate.delta:g})-DP under adding or removing one "
+        f"{certificate.unit}: it takes the best of a random number of candidates, {law.uncapped_mean:g} on average and "
+        f"at most {law.most}, and that choice is paid for."
+    )
     if not certificate.complete:
         typer.echo("The search is not finished: its whole cost counts already.")
     elif certificate.winner is None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -253,27 +252,9 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
         notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, unit, tokens, settings)),
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
-        fingerprint=_fingerprint((*sides.train, *sides.eval, *sides.test)),
+        fingerprint=sides.fingerprint,
         form=form,
     )
-
-
-def _fingerprint(records: Records) -> str:
-    """A digest that depends neither on the records' order nor on the split: the sum of their own digests.
-
-    Nor on the order of the names in a chat's messages, which a table or another writer of JSON changes.
-    """
-    contents = ({name: _in_one_order(value) for name, value in vars(record.content).items()} for record in records)
-    total = sum(int.from_bytes(sha256(repr(content).encode()).digest()) for content in contents)
-    return sha256(str(total).encode()).hexdigest()
-
-
-def _in_one_order(value: Any) -> Any:
-    """The value with the names of its mappings sorted, but for ``role``, which chats name first."""
-    if isinstance(value, Mapping):
-        names = sorted(value, key=lambda name: (name != "role", name))
-        return {name: _in_one_order(value[name]) for name in names}
-    return type(value)(map(_in_one_order, value)) if isinstance(value, list | tuple) else value
 
 
 def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:

@@ -241,12 +241,16 @@ def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.b
 
 
 def power_on_epsilon(most: float, certified: float) -> str:
-    """A sentence on which certified epsilons an attack could have refuted that can show at most ``most``."""
+    """Whether an attack that can show at most ``most``, at an alarm's confidence, could have refuted what is certified.
+
+    Without ``most``: the report has the most that could have been shown, at its own confidence, and one such figure is
+    enough.
+    """
     if math.isinf(certified):
         return "nothing finite is certified, so there is nothing to refute"
     if most <= certified:
-        return f"NO POWER on epsilon: at most {most:.3g} can be shown, and {certified:.3g} is certified"
-    return f"could have refuted: a certified epsilon below {most:.3g}"
+        return f"NO POWER on epsilon: too few coins to refute the certified {certified:.3g}"
+    return f"could have refuted the certified epsilon {certified:.3g}"
 
 
 def _record_membership(target: Target) -> dict[str, Any]:

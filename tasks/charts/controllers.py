@@ -85,6 +85,7 @@ def _epsilons(result: Result) -> list[Panel]:
     rows = [
         {"releases": point["releases"], "value": float(point[key]), "epsilon": title}
         for key, title in EPSILONS.items()
+        if math.isfinite(float(result[key]))  # before any release, every epsilon is 0
         for point in result["history"]
         if math.isfinite(float(point[key]))
     ]

@@ -98,6 +98,7 @@ def _spent_rows(result: Result) -> list[dict[str, Any]]:
             "value": float(point[key]),
         }
         for key in (CERTIFIED, PUBLISHED)
+        if math.isfinite(float(result[key]))  # before any release, every epsilon is 0
         for point in result["history"]
         if math.isfinite(float(point[key]))
     ]

@@ -15,6 +15,9 @@ INK, GREY = ("#1b1f24", "#eef1f4"), ("#70767c", "#838a91")
 BLUE, SKY = ("#0067a8", "#2c86d1"), ("#45a2d9", "#7cc8f2")
 VERMILLION, ORANGE = ("#c04800", "#e4672e"), ("#c98a00", "#ebb02d")
 GREEN, PURPLE = ("#00916a", "#12a67c"), ("#c4689c", "#e08fbe")
+#: Ink and grey that are seen on white and on black.
+_MIDDLE = {INK[0]: "#4d5761", GREY[0]: "#bcc2c8"}
+_PALEST = 0.7  # no tint is as much of white as this
 HUES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "triangle-right", "cross", "triangle-left")
 
@@ -80,3 +83,24 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     others = sorted(wanted - set(_KNOWN) - set(_NONPRIVATE))
     own = {name: _look(*free[place % len(free)]) for place, name in enumerate(others)}
     return known | own | {name: look for name, look in _NONPRIVATE.items() if name in wanted}
+
+
+def run_colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each mechanism where a chart has no markers and may be on white or black: a hue, or a tint of it.
+
+    Relatives share a hue on our own pages, so here the second and further ones of a hue become lighter.
+    """
+    families: dict[str, list[str]] = {}
+    for name, look in looks(names).items():
+        families.setdefault(_MIDDLE.get(look.light, look.light), []).append(name)
+    return {
+        name: _tint(hue, _PALEST * place / len(family))
+        for hue, family in families.items()
+        for place, name in enumerate(family)
+    }
+
+
+def _tint(hue: str, share: float) -> str:
+    """A hue mixed with white."""
+    parts = (int(hue[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)

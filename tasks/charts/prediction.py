@@ -16,11 +16,11 @@ from tasks.charts.looks import GREY, INK, Look, looks
 Row = dict[str, Any]
 METRIC = "perplexity_pooled"
 _SETTINGS = {
-    "budget_epsilon": "epsilon (published: claimed, not proven)",
-    "tokens": "T: answers that the budget must last for",
-    "models": "N: models",
-    "public_weight": "w0: public weight of pmixed",
-    "subsample": "q: sampling rate of the published one",
+    "budget_epsilon": "ε of the budget (hollow: claimed, not proved)",
+    "tokens": "T: number of answers within the budget",
+    "models": "N: number of models",
+    "public_weight": "w0: least weight of the public model",
+    "subsample": "q: sampling rate (hollow alone)",
 }
 _SHORT = {"budget_epsilon": "epsilon", "tokens": "T", "models": "N", "public_weight": "w0", "subsample": "q"}
 _FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
@@ -54,7 +54,9 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
     ]
     others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
     note = f"Held, where it is no axis: {others}. Hollow: published, at the ε that it claims. Black: private training."
-    return Figure("prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), len(columns), note)
+    return Figure(
+        "prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), max(2, len(columns)), note
+    )
 
 
 def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
@@ -122,9 +124,12 @@ def _training(rows: list[Row]) -> list[Any]:
 def _limits(rows: list[Row]) -> list[Any]:
     """The public model and the averages that are not private, as lines with their names."""
     layers: list[Any] = []
-    for row in (row for row in rows if row["kind"] in _DASHES and METRIC in row):
+    shown = [row for row in rows if row["kind"] in _DASHES and METRIC in row]
+    for place, row in enumerate(shown):
         line = alt.Chart(values([{"value": float(row[METRIC]), "text": str(row["label"])}]))
         layers.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
-        text = line.mark_text(align="left", baseline="bottom", x=4, dy=-2, color=INK[0], fontSize=11)
+        # Beside each other, for lines may lie on each other.
+        left = alt.ExprRef(f"4 + width * {place / len(shown):.3f}")
+        text = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, color=INK[0], fontSize=11)
         layers.append(text.encode(y="value:Q", text="text:N"))
     return layers

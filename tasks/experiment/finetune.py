@@ -13,6 +13,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +31,6 @@ from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from dptune.training.checkpoints import restarts
-from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, check_device
@@ -42,7 +42,7 @@ from tasks.drawing import draw_curves
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
-from tasks.experiment.quality import label_scores, text_scores
+from tasks.experiment.quality import first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.stage import run_command
@@ -143,8 +143,9 @@ class _TrainingCell:
     Attributes:
         canaries: the auditor's crafted canaries; None without any.
         child: the cell's run in MLflow; None without a parent.
-        before: perplexities of the base model.
+        before: perplexities of the base model; ``sample`` are those on the records of the learning curves.
         started: time at which the cell was started, by the monotonic clock.
+        last: the last step that this process made; None before any.
     """
 
     prepared: PreparedCell
@@ -153,7 +154,9 @@ class _TrainingCell:
     history: History
     meter: Meter
     before: dict[str, float]
+    sample: dict[str, float]
     started: float
+    last: StepReport | None = None
 
     @property
     def cell(self) -> Cell:
@@ -167,7 +170,7 @@ def _train_cells(
     """Train the given cells. Returns the errors of cells that failed, by their folders."""
     shared = shared_inputs(cells[0], check_device(device))
     errors: dict[Path, Exception] = {}
-    perplexity_before: dict[str, dict[str, float]] = {}
+    perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     training: list[_TrainingCell] = []
     for cell in cells:
         try:
@@ -219,13 +222,13 @@ def _start_cell(
     flow_run: str,
     entropy: Entropy,
     ranks: Ranks,
-    perplexity_before: dict[str, dict[str, float]],
+    perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]],
 ) -> _TrainingCell:
     """Prepare a cell, and start its logs.
 
     Args:
-        perplexity_before: the base model's perplexities by telemetry. Filled here once for all cells, because fresh
-            adapters do not change them.
+        perplexity_before: the base model's perplexities by telemetry, in the end and on a sample. Filled here once for
+            all cells, because fresh adapters do not change them.
     """
     started = time.monotonic()
     prepared = prepare(cell, shared, entropy)
@@ -236,14 +239,16 @@ def _start_cell(
         prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
     steps = prepared.spec.plan.steps
     if cell.telemetry not in perplexity_before:
-        perplexity_before[cell.telemetry] = _evaluate(prepared, final=True)
+        perplexity_before[cell.telemetry] = (_evaluate(prepared, final=True), _evaluate(prepared, final=False))
+    before, sample = perplexity_before[cell.telemetry]
     return _TrainingCell(
         prepared=prepared,
         canaries=canaries,
         child=child_run(prepared, parent, flow_run),
         history=History(cell.directory, steps),
         meter=Meter(cell.label, total=steps, unit="releases", keep=True),
-        before=perplexity_before[cell.telemetry],
+        before=before,
+        sample=sample,
         started=started,
     )
 
@@ -271,6 +276,8 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
 def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> None:
     """Write all results of a cell, and the ledger's last line after everything else."""
     prepared, directory = one.prepared, one.cell.directory
+    if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
+        _add_point(one, one.last)
     after = _evaluate(prepared, final=True)
     check_converged(one.cell.label, after)
     written = text_scores(prepared, directory)
@@ -307,11 +314,14 @@ def _contents(ledger: Ledger) -> LedgerContents:
 
 def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
     """A function that is called after each step: it logs the step, and evaluates at intervals."""
-    cell, spec, child, history = one.cell, one.prepared.spec, one.child, one.history
-    every, total = cell.training.evaluate_every, spec.plan.steps
+    cell, child, history = one.cell, one.child, one.history
+    every, total = cell.training.evaluate_every, one.prepared.spec.plan.steps
 
     def observe(report: StepReport) -> None:
         one.meter.update(report.releases)
+        if one.last is None and not history.points():
+            _begin_curves(one)
+        one.last = report
         metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
         if cell.telemetry == "research":
             metrics |= report.private
@@ -319,14 +329,28 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
         if history.add_knobs(report.releases, report.knobs) or looks:
             metrics |= report.knobs
         if looks:
-            point = _evaluate(one.prepared, final=False) | spec.header.price(report.composition).to_dict()
-            metrics |= point
+            metrics |= _add_point(one, report)
             write_crafted(one.canaries, cell.directory)
-            history.add_point({"step": report.step, "releases": report.releases, **point})
         if child:
             child.log(report.step, metrics)
 
     return observe
+
+
+def _begin_curves(one: _TrainingCell) -> None:
+    """Add the point before any release."""
+    prices = one.prepared.spec.header.price(Counter()).to_dict()
+    one.history.add_point({"step": 0, "releases": 0, **one.sample, **prices})
+    if one.child:
+        one.child.log(0, one.sample)  # without epsilons: of a run that has none, MLflow would show these zeros
+
+
+def _add_point(one: _TrainingCell, report: StepReport) -> dict[str, float]:
+    """Add a point to the learning curves. Returns its figures."""
+    prices = one.prepared.spec.header.price(report.composition).to_dict()
+    point = _evaluate(one.prepared, final=False) | prices
+    one.history.add_point({"step": report.step, "releases": report.releases, **point})
+    return point
 
 
 def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
@@ -334,23 +358,13 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     cell, spec = prepared.cell, prepared.spec
     assert spec.public is not None  # every prepared cell has validation records
     rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
-    chosen = _spread if final else _first
+    chosen = spread if final else first
     most = cell.training.final_records if final else cell.training.evaluate_records
     name = "eval_perplexity" if final else "eval_sample_perplexity"
     figures = {"public_perplexity": perplexity(spec.model, chosen(spec.public, most), rows, autocast=dtype)}
     if cell.telemetry == "research":
         figures[name] = perplexity(spec.model, chosen(prepared.evaluation, most), rows, autocast=dtype)
     return figures | (label_scores(prepared, rows) if final else {})
-
-
-def _first(tokens: Tokens, most: int | None) -> Tokens:
-    return replace(tokens, rows=tokens.rows[:most])
-
-
-def _spread(tokens: Tokens, most: int | None) -> Tokens:
-    """Sample of at most so many records, evenly spread: neighbours in a file share an article or an input."""
-    every = max(1, math.ceil(len(tokens.rows) / most)) if most else 1
-    return replace(tokens, rows=tokens.rows[::every])
 
 
 def main(

@@ -6,6 +6,8 @@ Both are aggregates of held-out records, and are computed under research telemet
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from dptune.errors import DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.metrics import score
+from dptune.training.data import Tokens
 from dptune.training.losses import is_classifier
 from dptune.training.scores import score_classifier
 from tasks.experiment.prepare import PreparedCell
@@ -83,3 +86,14 @@ def decoding_of(task: Task) -> Decoding:
         length_penalty=task.length_penalty,
         no_repeat_ngram=task.no_repeat_ngram,
     )
+
+
+def first(tokens: Tokens, most: int | None) -> Tokens:
+    """The first records, at most so many."""
+    return replace(tokens, rows=tokens.rows[:most])
+
+
+def spread(tokens: Tokens, most: int | None) -> Tokens:
+    """Sample of at most so many records, evenly spread: neighbours in a file share an article or an input."""
+    every = max(1, math.ceil(len(tokens.rows) / most)) if most else 1
+    return replace(tokens, rows=tokens.rows[::every])

@@ -3,66 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from dataclasses import asdict
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
 from dptune.corpus.records import read_about
-from dptune.files import jsonable, naming, sha256, write_text
+from dptune.files import jsonable, naming, write_text
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.experiment.adapter_model import write_model
-from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
+from tasks.experiment.cell_run import CellRun, epsilon_text, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED
+from tasks.experiment.guarantee import guarantee
 from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
 from tasks.paths import PUBLIC_VALIDATION
-from tasks.tracking import LATER, NOTE, ChildRun, add_to_run, flow_tag, git_commit, optional, timed, training_hash
+from tasks.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
 
-GUARANTEE = {
-    "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
-    "private": (
-        "The guarantee covers the adapter and all published values (releases, public data, an auditor's own secrets), "
-        "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
-    ),
-}
 _LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/adapter")`. Its `predict`
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
 `artifacts/adapter`."""
 _MODEL = ".mlflow_model"  # a folder in the run's, as long as it is sent
 _MOST_KNOBS = 400  # number of rows of knobs that a run keeps for pictures
-
-
-def guarantee(
-    telemetry: str,
-    leaks: tuple[str, ...],
-    inherited: bool = False,
-    together: tuple[float, float] | None = None,
-    plugins: tuple[str, ...] = (),
-) -> str:
-    """A few sentences on what a run's certified epsilon covers.
-
-    Args:
-        inherited: whether the run started from another run's hyper-policy.
-        together: epsilon and delta of this run together with those of its cell that were set aside; None without any.
-        plugins: the plug-ins that hold code of the mechanism.
-    """
-    if leaks:
-        return f"No guarantee: {'; '.join(leaks)}."
-    more = " It includes what the run of its hyper-policy spent." if inherited else ""
-    if plugins:
-        more += f" It holds if plug-ins do what they say: {', '.join(plugins)}."
-    if together:
-        more += (
-            " Runs of this cell that were set aside released about the same records: with them, "
-            f"epsilon is {together[0]:.4g} and delta {together[1]:.3g} (basic composition)."
-        )
-    return GUARANTEE[telemetry] + more
 
 
 def set_aside_of(directory: Path) -> list[Spending]:
@@ -252,36 +217,3 @@ def _send_results(directory: Path, parent: str, result: dict[str, Any]) -> str |
         return child.run_id if child.end() else None
     finally:
         shutil.rmtree(model, ignore_errors=True)
-
-
-def publish_audit(directory: Path, audit: Path) -> None:
-    """Send a cell's audit to its run in MLflow, if it has one and MLflow does not have this audit yet."""
-    run, marker, digest = RunFolder(directory).mlflow_run, audit.with_name(PUBLISHED), sha256(audit)
-    if not run.exists() or (marker.exists() and marker.read_text() == digest):
-        return
-    metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-    telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
-    shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
-    tags = {} if shown is None else {"epsilon audited": f"≥ {epsilon_text(shown, ROUND_FLOOR)}"}
-    if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
-        write_text(marker, digest)
-
-
-def epsilon_text(value: float, rounding: str = ROUND_CEILING) -> str:
-    """Three digits, rounded up unless told otherwise: what is shown never promises more than the ledger."""
-    if not math.isfinite(value):
-        return "∞"
-    return f"{float(Context(prec=3, rounding=rounding).create_decimal(repr(float(value)))):g}"
-
-
-def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
-    """The figures of an audit that runs are compared by, under flat names."""
-    metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
-    attacks = ("one_run", "crafted", "draw", "sampling", "step", "extraction", "exposure")
-    parts = {name: audit.get(name, {}) for name in attacks}
-    for name in ("canaries", "membership"):
-        parts |= {f"{name}_{score}": figures for score, figures in audit.get(name, {}).items()}
-    for name, figures in parts.items():
-        numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
-        metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
-    return metrics

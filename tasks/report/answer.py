@@ -237,7 +237,9 @@ def _rates(results: Sequence[Result]) -> list[str]:
         )
         return [f"Learning rate {rate:g}{of_all}."]
     named = ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items())
-    return [f"Learning rates differ by the settings: {named}. Whether they were tuned, these results do not say."]
+    return [
+        f"Learning rates, as the settings give them: {named}. Nothing here shows that each suits its mechanism best."
+    ]
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:

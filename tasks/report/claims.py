@@ -50,6 +50,12 @@ def shown_epsilon(audit: Mapping[str, Any]) -> float | None:
     return max(found, default=None)
 
 
+def most_shown(audit: Mapping[str, Any]) -> float | None:
+    """The largest epsilon that such an attack could have shown, at the same confidence; None without one."""
+    found = [float(audit[attack]["most"]) for attack in ATTACKS if "most" in audit.get(attack, {})]
+    return max(found, default=None)
+
+
 def limit_of(ledger: Path) -> float | None:
     """Epsilon of a ledger's releases in the limit of high dimension; None if their noise has no such limit."""
     contents = read_ledger(ledger)

@@ -15,6 +15,7 @@ from dptune.files import replacing, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending
 from tasks import tracking
+from tasks.audit.publish import audit_metrics
 from tasks.charts.audits import Audit, ledger_versus_audit, rocs
 from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
@@ -22,8 +23,8 @@ from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.looks import Look, looks
 from tasks.charts.utility import NAMES, utility
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.experiment.listed import listed_cells, read_results
-from tasks.experiment.results import GUARANTEE, audit_metrics
 from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
@@ -172,6 +173,7 @@ def _write_page(
             }
         ),
         totals=totals(results),
+        totals_certified=totals([result for result in results if math.isfinite(float(result["epsilon_certified"]))]),
         others=others,
         totals_with_others=[total for total in totals(results, others) if total.others],
     )

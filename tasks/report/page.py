@@ -7,7 +7,7 @@ head forbids it to load anything. Whatever comes from settings or records is esc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -57,11 +57,18 @@ def write(
         "figures": {figure.name: figure for figure in figures},
         "specs": specs,
         "legends": {figure: [name for name in shown if name in names_in(spec)] for figure, spec in specs.items()},
+        "pictures": _pictures(specs, path.parent),
         "dark": DARK,
         "program": Markup(program()) if figures else "",
     }
     page = environment(shown).get_template(template).render(given | values)
     write_text(path, page)
+
+
+def _pictures(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """The PNG of each figure that has one, relative to the folder of the page."""
+    found = {name: next(folder.rglob(f"{name}.png"), None) for name in names}
+    return {name: file.relative_to(folder).as_posix() for name, file in found.items() if file}
 
 
 def environment(looks: Mapping[str, Look]) -> Environment:

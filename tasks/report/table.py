@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.charts.groups import SAME_EPSILON, SeedGroup
-from tasks.experiment.results import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.report.answer import Ranking
-from tasks.report.claims import shown_epsilon
+from tasks.report.claims import most_shown, shown_epsilon
 
 Audit = dict[str, Any]
 
@@ -29,7 +29,7 @@ class ResultRow:
 
     Attributes:
         audited: the largest epsilon that an attack on one of its runs shows; None without audit.
-        most: the largest that it could have shown; None without audit.
+        most: the largest that one could have shown; None without audit.
         share: the part of the non-private gain that it keeps; None where that has no meaning.
         best: whether no other mechanism of this certified epsilon is known to be better.
     """
@@ -95,9 +95,7 @@ def _row(group: SeedGroup, audits: dict[str, Audit], rankings: Sequence[Ranking]
     return ResultRow(
         group=group,
         audited=max((one for one in map(shown_epsilon, mine) if one is not None), default=None),
-        most=max(
-            (float(audit["one_run"]["most"]) for audit in mine if "most" in audit.get("one_run", {})), default=None
-        ),
+        most=max((one for one in map(most_shown, mine) if one is not None), default=None),
         share=share,
         best=any(group in ranking.tied and len(ranking.candidates) > 1 and ranking.seeds > 1 for ranking in mine_in),
         warnings=tuple(_numbered(word, text, notes) for word, text in _warnings(group, mine)),

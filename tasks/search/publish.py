@@ -13,10 +13,12 @@ from tasks import tracking
 EXPERIMENT = "search"
 
 
-def publish(folder: Path, page: Path, answer: str) -> None:
+def publish(folder: Path, page: Path, answer: str) -> bool:
     """Send what may be told of a search: the winner's settings and figures, its folder, and the page.
 
     Nothing is stamped with a time, under either telemetry: when a search ended tells how many candidates there were.
+
+    Returns: whether MLflow has all of it.
     """
     told = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
     tags = {"telemetry": told["telemetry"], "data": told["data"], tracking.NOTE: answer}
@@ -33,8 +35,9 @@ def publish(folder: Path, page: Path, answer: str) -> None:
     run.log(0, figures_of(told))
     run.artifact(RunFolder(folder).adapter)
     run.artifact(page)
-    run.end()
+    sent = run.end()
     tracking.finish_parent(parent, failed=False, timed=False)
+    return sent
 
 
 def params_of(told: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ OPTIONS = (
     "--disable-sync",
     "--no-first-run",
 )
-#: Widths of a telephone, a laptop and a large screen, in pixels, with heights.
-SCREENS = {380: 800, 1300: 900, 1920: 1080}
+#: Widths of a telephone, a tablet, a laptop and a large screen, in pixels, with heights.
+SCREENS = {380: 800, 768: 1024, 1300: 900, 1920: 1080}
 #: Milliseconds: a page draws in one second, but its machine may be busy.
 _PATIENCE, _POLL = 60_000, 50
 

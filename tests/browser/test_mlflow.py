@@ -77,6 +77,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         found = headline(results)
         tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence})
         ids = run_ids(cell.directory for cell in chosen)
+        for run in ids:
+            tracking.client().set_tag(run, "epsilon audited", "≥ 0")
         links = show(parent, ids, "research", found.sentence)
         assert links is not None
         names = {run: tracking.client().get_run(run).info.run_name for run in ids}
@@ -138,18 +140,22 @@ class Visit:
         for text in texts:
             self.page.get_by_text(text, exact=exact).first.wait_for(timeout=_MILLISECONDS)
 
+    def close_assistant(self) -> None:
+        """Close MLflow's assistant, which opens by itself on a first visit and hides a quarter of the page."""
+        with suppress(Exception):
+            self.page.get_by_role("button", name="Close").first.click(timeout=2000)
+
     def picture(self, name: str) -> None:
         """Keep a picture, if that is asked for."""
         if folder := os.environ.get("DPTUNE_SCREENSHOTS"):
-            with suppress(Exception):  # the assistant opens by itself on a first visit, and hides a quarter of the page
-                self.page.get_by_role("button", name="Close").first.click(timeout=2000)
+            self.close_assistant()
             self.page.wait_for_timeout(1500)
             self.page.screenshot(path=Path(folder) / name)
 
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Visit]:
-    context = chromium.new_context(viewport={"width": 1500, "height": 1000})
+    context = chromium.new_context(viewport={"width": 1300, "height": 900})
     page = context.new_page()
     one = Visit(page)
 
@@ -173,6 +179,9 @@ def test_the_printed_link_shows_perplexities_and_four_epsilons_without_a_click(s
     visit.see(*served.runs.values(), *(four_digits(result) for result in served.results))
     visit.see("epsilon published", "epsilon noise_only", "epsilon certified", "∞", f"{BUDGET:g}", exact=True)
     visit.see("2 matching runs")
+    visit.close_assistant()
+    last = visit.page.get_by_text("epsilon audited", exact=True).first.bounding_box()
+    assert last["x"] + last["width"] <= 1300 - 30, "all four epsilons in a laptop's window, its page's margin left out"
     visit.picture("mlflow-table.png")
     assert visit.errors == []
 

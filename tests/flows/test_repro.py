@@ -158,3 +158,18 @@ def test_a_meter_outlives_its_events_file(tmp_path: Path, monkeypatch: pytest.Mo
     with Meter("work", total=1) as meter:
         meter.update(1)
     assert not (tmp_path / "gone").exists()
+
+
+def test_no_stage_is_counted_that_is_not_there(tmp_path: Path) -> None:
+    """Between stages and after the last one; "12 of 11" stood there once."""
+    display = StageDisplay(Console(file=StringIO()), ["one", "two"], tmp_path / "events")
+
+    def shown() -> str:
+        display._update()
+        return f"{display._progress.tasks[0].description}: {display._progress.tasks[0].fields['count']}"
+
+    said = [shown()]
+    for stage in ("one", "two"):
+        display.enter(stage, runs=False)
+        said.append(shown())
+    assert said == ["starting: 0 of 2", "starting: 1 of 2", "ending: 2 of 2"]

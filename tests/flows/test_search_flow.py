@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sqlite3
 import sys
@@ -24,12 +25,15 @@ from dptune.tuning.search.search import working_folder
 from flows import search as module
 from flows.deployments import search_form
 from flows.failures import CellError
+from flows.form import changes
 from flows.search import DATA_STAGES, search
 from tasks import tracking
 from tasks.paths import REPORT, SEARCH
+from tasks.search import before
 from tasks.search import run as run_module
+from tasks.search.records import TRAIN_SIDE
 from tasks.search.run import search_records
-from tasks.settings.params import load_settings
+from tasks.settings.params import load_settings, merge
 from tasks.tracking import NO_TIME
 
 pytestmark = pytest.mark.system
@@ -130,10 +134,10 @@ def test_what_is_published_does_not_follow_the_number_of_candidates(
         prepare_environment(monkeypatch, folder)
         monkeypatch.setattr(SelectionLaw, "draw", lambda law, entropy, count=count: count)
         caplog.clear()
-        before = len(task_runs())
+        made = len(task_runs())
         state = search_form(**FORM, overrides=QUICK, return_state=True)
         assert state.is_completed(), state.message
-        tasks.append(len(task_runs()) - before)
+        tasks.append(len(task_runs()) - made)
         seen.append(published("\n".join(one.message for one in caplog.records if "search" in one.message)))
         assert Path("asked").read_text() == f"repro {' '.join(DATA_STAGES)}"
     assert tasks == [3, 3], "data, search and page"
@@ -144,6 +148,32 @@ def test_what_is_published_does_not_follow_the_number_of_candidates(
     assert {row["timestamp"] for row in rows("metrics")} == {NO_TIME}
     _no_loser_is_told(caplog.text)
     _the_page_answers()
+    _run_again_nothing_is_done()
+    _another_is_refused_and_leaves_nothing()
+
+
+def _run_again_nothing_is_done() -> None:
+    """Unless the page, a setting or the records changed."""
+    same = changes("search", {**FORM, "overrides": QUICK})
+    settings, page = load_settings(overrides=same), REPORT / "search.html"
+    assert str(before.shown(settings, page)).startswith("The best of 3 candidates on average")
+    assert before.shown(load_settings(overrides=merge(same, {"lora": {"rank": 7}})), page) is None
+    times = TRAIN_SIDE.stat()
+    os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert before.shown(settings, page) is None
+    os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns))
+    text = page.read_text(encoding="utf-8")
+    page.write_text("of another search", encoding="utf-8")
+    assert before.shown(settings, page) is None
+    page.write_text(text, encoding="utf-8")
+    assert before.shown(settings, page)
+
+
+def _another_is_refused_and_leaves_nothing() -> None:
+    """Before any process is started for it."""
+    state = search_form(**{**FORM, "name": "second"}, overrides=QUICK, return_state=True)
+    assert str(state.message).startswith("search.again: these records paid before (once, epsilon")
+    assert not (SEARCH / "second").exists()
 
 
 def _no_loser_is_told(log: str) -> None:

@@ -12,9 +12,10 @@ import yaml
 from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 
 from dptune.files import write_text
+from flows.data import ALL_STAGES, DATA_STAGES
 from flows.deployments import study_form
 from flows.failures import FlowError
-from flows.study import _ALL_STAGES, DATA_STAGES, study
+from flows.study import study
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT, REPORT
@@ -98,7 +99,7 @@ def test_dvc_makes_all_that_the_experiment_reads() -> None:
     before = set(needed)
     while more := {made[path] for name in before for path in stages[name]["deps"] if path in made} - before:
         before |= more
-    assert before == set(_ALL_STAGES), "the share that is done counts them"
+    assert before == set(ALL_STAGES), "the share that is done counts them"
 
 
 def test_a_study_without_a_file_says_so(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

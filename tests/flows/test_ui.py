@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -157,6 +158,8 @@ def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: 
     assert len(interface.seen) >= 3
     interface.process.send_signal(signal.SIGTERM)
     assert interface.process.wait() == 0, interface.log.read_text()
+    ending = interface.log.read_text().rpartition("\nstopping\n")[2]
+    assert re.fullmatch(r"stopped\. `make ui` starts .*\n", ending), "a sentence, where 40 lines of tracebacks were"
     wait_for(lambda: not interface.left())
     assert not listening(interface.prefect)
     assert not listening(interface.mlflow)

@@ -127,7 +127,7 @@ def test_learning_rates_are_told_if_they_are_known() -> None:
     assert "These results do not say which learning rate" in " ".join(caveats(RIVALS))
     assert "Learning rate 0.005, the same for all and tuned for none" in rates(static=0.005, quantile=0.005)
     differ = rates(static=0.02, quantile=0.01)
-    assert "`static` 0.02, `quantile` 0.01. Whether they were tuned, these results do not say." in differ
+    assert "`static` 0.02, `quantile` 0.01. Nothing here shows that each suits its mechanism best." in differ
 
 
 def test_real_records_are_named_and_not_called_synthetic() -> None:

@@ -42,12 +42,12 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
 from tasks.audit import attacks as audit_task
 from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsilon, violations
+from tasks.audit.publish import audit_metrics
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import KeptCanaries, crafted_file
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.results import audit_metrics
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
 from tasks.settings.audit import Audit
@@ -316,7 +316,7 @@ def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, m
 def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
     audit = audit_cell(directory, settings(false_alarms=0.01), "cpu")  # 20 coins show little at less
-    assert "could have refuted: a certified epsilon below" in audit["one_run"]["power"]
+    assert "could have refuted the certified epsilon" in audit["one_run"]["power"]
     assert re.match("could have refuted: a draw at a rate above|NO POWER on the draw", audit["draw"]["power"])
     assert audit["draw"]["sample_rate"] == pytest.approx(16 / (UNITS + 16))
     assert "noise below" in audit["step"]["power"]
@@ -326,8 +326,8 @@ def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
 
 
 def test_an_attack_that_can_show_no_more_than_is_certified_says_so() -> None:
-    assert power_on_epsilon(3.6, 5.9) == "NO POWER on epsilon: at most 3.6 can be shown, and 5.9 is certified"
-    assert power_on_epsilon(3.6, 2.0) == "could have refuted: a certified epsilon below 3.6"
+    assert power_on_epsilon(3.6, 5.9) == "NO POWER on epsilon: too few coins to refute the certified 5.9"
+    assert power_on_epsilon(3.6, 2.0) == "could have refuted the certified epsilon 2"
     assert "nothing to refute" in power_on_epsilon(3.6, math.inf)
 
 

@@ -17,6 +17,7 @@ from tasks.charts.controllers import controller
 from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS
 from tasks.charts.looks import looks
+from tasks.charts.prediction import METRIC, prediction
 from tasks.charts.utility import utility
 
 LEAKY: dict[str, Any] = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}
@@ -116,6 +117,30 @@ def test_a_name_with_quotes_is_drawn(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_left_out() -> None:
     data = values([{"x": 1.0}, {"x": float("inf")}, {"x": float("nan")}, {"x": 3}])
     assert data.to_dict() == {"values": [{"x": 1.0}, {"x": 3}]}
+
+
+def test_epsilon_begins_at_zero_for_those_alone_that_have_one_at_the_end() -> None:
+    """Before any release every epsilon is 0, that of training without privacy too."""
+    zero = {"step": 0, "releases": 0} | dict.fromkeys(EPSILONS, 0.0)
+    begun = [one | {"history": [zero, *one["history"]]} for one in (result("static"), result("nonprivate", "inf"))]
+    figure = spent(begun, looks(["static", "nonprivate"]))
+    assert figure is not None
+    points = [row for spec in for_page(figure) for data in spec["datasets"].values() for row in data]
+    assert {row["mechanism"] for row in points} == {"static"}
+    assert min(row["releases"] for row in points) == 0
+
+
+def test_the_lines_of_private_prediction_have_their_names_beside_each_other() -> None:
+    """Of two lines close together, one name lay on the other."""
+    kinds = (("public", "public model"), ("nonprivate", "average of 2"), ("nonprivate", "average of 8"))
+    lines = [{"kind": kind, "label": label, METRIC: 2.6} for kind, label in kinds]
+    answers = [
+        {"kind": "answers", "unit": "record", "budget_epsilon": epsilon, METRIC: 2.5, "private_weight": 0.5}
+        for epsilon in (2.0, 8.0)
+    ]
+    figure = prediction([*answers, *lines], {"epsilon": 8}, synthetic=True)
+    places = [layer["mark"]["x"]["expr"] for layer in for_page(figure)[0]["layer"] if "text" in layer["encoding"]]
+    assert places == ["4 + width * 0.000", "4 + width * 0.333", "4 + width * 0.667"]
 
 
 def test_altair_finds_every_chart_valid() -> None:

@@ -30,11 +30,11 @@ from dptune.training import run as running
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.model import ModelSource, load_base, load_tokenizer
-from tasks.experiment import finetune
+from tasks.experiment import finetune, quality
 from tasks.experiment import prepare as job
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import check_converged, main, run_cell
-from tasks.experiment.results import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
 from tasks.stage import run_stage
 
@@ -111,14 +111,34 @@ def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list
     assert result["guarantee"] == GUARANTEE["research"]
     assert "NOT the curves" in result["guarantee"]
     assert set(result["before"]) == set(result["after"]) == {"public_perplexity", "eval_perplexity"}
-    assert [point["releases"] for point in result["history"]] == [2, 4]
-    assert result["history"][0]["epsilon_certified"] < result["history"][1]["epsilon_certified"]
+    assert [point["releases"] for point in result["history"]] == [0, 2, 4]
+    assert result["history"][0]["epsilon_certified"] == 0
+    assert result["history"][1]["epsilon_certified"] < result["history"][2]["epsilon_certified"]
     assert result["history"][-1]["epsilon_certified"] == result["epsilon_certified"]
     header = read_ledger(cell.directory / "ledger.jsonl").header
     assert (header.unit, header.units, header.telemetry, header.delta) == ("record", UNITS, "research", 1e-5)
     assert "SYNTHETIC" in header.data
     assert {oct(mode(cell.directory / name)) for name in ("ledger.jsonl", "result.json")} == {"0o600"}
     assert mode(cell.directory) == 0o700
+
+
+def test_curves_end_where_a_run_ends_that_used_its_budget_up_early(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a controller's run does that lowers the noise; its last releases once had no point."""
+    real = running.Run.begin
+
+    def begin(self: running.Run) -> Any:
+        if self.ledger.releases < STEPS - 1:
+            return real(self)
+        self.save()
+        return None
+
+    monkeypatch.setattr(running.Run, "begin", begin)
+    result = run_cell(static(), "cpu")
+    assert result["releases"] == STEPS - 1
+    assert [point["releases"] for point in result["history"]] == [0, 2, 3]
+    assert result["history"][-1]["epsilon_certified"] == result["epsilon_certified"]
 
 
 def test_the_adapter_loads_with_peft_and_is_what_was_measured(pipeline: Path) -> None:
@@ -359,8 +379,8 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
 @pytest.mark.parametrize(("most", "expected"), [(4, [0, 3, 6, 9]), (10, list(range(10))), (99, list(range(10)))])
 def test_final_figures_take_records_from_all_over_the_file(most: int, expected: list[int]) -> None:
     tokens = Tokens([np.array([number], dtype=np.int32) for number in range(10)], padding=0, width=3)
-    assert [int(row[0]) for row in finetune._spread(tokens, most).rows] == expected
-    assert finetune._spread(tokens, None).rows == tokens.rows
+    assert [int(row[0]) for row in quality.spread(tokens, most).rows] == expected
+    assert quality.spread(tokens, None).rows == tokens.rows
 
 
 def test_private_telemetry_is_refused_where_it_cannot_hold(pipeline: Path) -> None:

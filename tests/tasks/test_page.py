@@ -45,6 +45,15 @@ def test_the_index_and_a_page_without_charts_hold_no_program(tmp_path: Path) -> 
     assert len(text) < 20_000
 
 
+def test_who_has_no_javascript_is_told_where_the_picture_lies(tmp_path: Path) -> None:
+    write_report([result(), result("quantile")], tmp_path / "report", "mine")
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    named = re.findall(r"<noscript>.*?<code>(.*?)</code>", text)
+    assert "figures/utility.png" in named
+    assert len(named) == text.count("<noscript>")
+    assert all((tmp_path / "report" / name).is_file() for name in named)
+
+
 def test_names_in_backticks_have_their_marker_and_are_escaped() -> None:
     shown = looks(["static", "<i>"])
     text = str(named("`static` beats `<i>` and `other` by 5 %", shown))

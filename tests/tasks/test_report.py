@@ -17,8 +17,8 @@ from tiny_pipeline import read_json
 from dptune.errors import DataError
 from tasks.charts.canvas import blank, save
 from tasks.charts.groups import over_seeds
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.experiment.listed import read_results
-from tasks.experiment.results import GUARANTEE
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
 
@@ -278,6 +278,27 @@ def test_totals_are_stated_for_each_unit_and_never_mixed(tmp_path: Path) -> None
     assert "at most ε = 4, δ = 2e-05 about one record" in words
     assert "at most ε = 2, δ = 1e-05 about one client" in words
     assert "cannot be compared or added" in words
+
+
+def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsilon(tmp_path: Path) -> None:
+    write_report([result(), result(seed=1), result("nonprivate", "inf")], tmp_path, "tiny")
+    words = " ".join(page(tmp_path).words.split())
+    assert "at most ε = ∞, δ = 3e-05 about one record" in words
+    assert "The 2 with a certified ε alone" in words
+    assert "none of the 1 without one, gets at most ε = 4, δ = 2e-05." in words
+    write_report([result(), result(seed=1)], tmp_path, "tiny")
+    assert "with a certified ε alone" not in page(tmp_path).words
+
+
+def test_what_an_attack_could_have_shown_is_one_figure_in_all_places(tmp_path: Path) -> None:
+    """At the confidence of the bound beside it; an alarm's confidence is another, and has a word instead."""
+    from tests.browser.samples import audit
+
+    one = result()
+    write_report([one], tmp_path, "tiny", [audit(one)])
+    shown = page(tmp_path).words
+    assert shown.count("0.12 of 4.05") == 2
+    assert shown.count("4.05") == 2
 
 
 def test_cells_of_another_accounting_are_another_group() -> None:

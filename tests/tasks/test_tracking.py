@@ -38,7 +38,7 @@ from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.results import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import DATA, TRAIN, planted_secrets
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}

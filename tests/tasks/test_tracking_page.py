@@ -12,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks import tracking
+from tasks.charts.looks import run_colours
 from tasks.experiment.cell_run import MAIN_METRICS
 from tasks.page_links import VIEW, remembered
 from tasks.tracking_page import LAST_RUN, run_ids, show
@@ -35,8 +36,8 @@ def parent(database: Path, empty: Path) -> str:
     return tracking.parent_run("tiny", {})
 
 
-def cell(parent: str, name: str) -> str:
-    run = tracking.ChildRun(parent, name, Path(name), {}, {})
+def cell(parent: str, name: str, **params: str) -> str:
+    run = tracking.ChildRun(parent, name, Path(name), params, {})
     assert run.end()
     return run.run_id
 
@@ -78,6 +79,25 @@ def test_more_cells_than_a_page_of_a_search_lose_their_mark(parent: str, monkeyp
         show(parent, runs[:1], "research")
     client = tracking.client()
     assert [run for run in runs if LAST_RUN in client.get_run(run).data.tags] == runs[:1]
+
+
+def test_every_mechanism_has_a_colour_of_its_own_and_its_cells_share_it(parent: str) -> None:
+    """MLflow took one colour for training without privacy and for plain DP-SGD: it hashes the run's id."""
+    mechanisms = ["static", "static", "banded", "nonprivate", "own"]
+    runs = [cell(parent, f"cell {place}", mechanism=name) for place, name in enumerate(mechanisms)]
+    show(parent, [*runs, cell(parent, "of another program")], "research")
+    client = tracking.client()
+    colours = [client.get_run(run).data.tags["mlflow.runColor"] for run in runs]
+    assert dict(zip(mechanisms, colours, strict=True)) == run_colours(mechanisms)
+    assert len(set(colours)) == 4
+
+
+def test_a_laptops_window_shows_the_columns_up_to_the_four_epsilons(parent: str) -> None:
+    """Of a window's 1,300 pixels MLflow's own navigation, marks and the age of a run leave 837."""
+    show(parent, [], "research")
+    widths = [state(parent)["columnWidths"][column] for column in state(parent)["selectedColumns"]]
+    assert state(parent)["selectedColumns"][5] == "tags.`epsilon audited`"
+    assert sum(widths[:6]) <= 837
 
 
 def test_the_links_name_the_view(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 from tiny_tuning import QUICK, checkpoint
 
 from dptune.corpus.reading.read import Sides, read
-from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text
+from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, fingerprint
 from dptune.corpus.reading.source import RecordSource
 from dptune.tuning.base import open_base
-from dptune.tuning.prepare import _fingerprint, prepare_sides
+from dptune.tuning.prepare import prepare_sides
 from dptune.tuning.settings import TuneSettings
 
 
@@ -27,15 +27,15 @@ CONTENTS = (Text("a"), PromptTarget("a", "b"), Labelled("a", "b"), Chat(({"role"
 @pytest.mark.parametrize("content", CONTENTS)
 def test_digests_stay_those_of_earlier_registers(content: Content) -> None:
     own = int.from_bytes(sha256(repr(vars(content)).encode()).digest())
-    assert _fingerprint(records(content, content)) == sha256(str(2 * own).encode()).hexdigest()
+    assert fingerprint(records(content, content)) == sha256(str(2 * own).encode()).hexdigest()
 
 
 def test_every_record_counts_and_their_order_does_not() -> None:
     first, second = Text("a"), Text("b")
-    assert _fingerprint(records(first, second)) == _fingerprint(records(second, first))
+    assert fingerprint(records(first, second)) == fingerprint(records(second, first))
     others = [(first,), (first, first, second), (first, first), (second, second), (first, first, first, second)]
-    assert len({_fingerprint(records(*one)) for one in others}) == len(others)
-    assert _fingerprint(records(first, first, second)) != _fingerprint(records(second))
+    assert len({fingerprint(records(*one)) for one in others}) == len(others)
+    assert fingerprint(records(first, first, second)) != fingerprint(records(second))
 
 
 def test_the_order_of_names_in_a_chat_does_not_matter() -> None:
@@ -44,7 +44,7 @@ def test_the_order_of_names_in_a_chat_does_not_matter() -> None:
     turned = {"tool_calls": [{"function": {"arguments": "{}", "name": "f"}, "type": "function"}], "content": "Hello"}
     turned["role"] = "assistant"
     found = [
-        _fingerprint(read(RecordSource(data)))
+        fingerprint(read(RecordSource(data)))
         for data in (
             [{"messages": [message, {"role": "user", "content": "x"}]}],
             [{"messages": [turned, {"content": "x", "role": "user"}]}],
@@ -52,7 +52,7 @@ def test_the_order_of_names_in_a_chat_does_not_matter() -> None:
         )
     ]
     assert len({*found}) == 1
-    assert _fingerprint(read(RecordSource([{"messages": [{"role": "user", "content": "x"}, message]}]))) not in found
+    assert fingerprint(read(RecordSource([{"messages": [{"role": "user", "content": "x"}, message]}]))) not in found
 
 
 def test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not() -> None:
@@ -68,4 +68,4 @@ def test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not() -> None:
             Sides(own[:20], eval=own[20:25]),
         )
     ]
-    assert found[0] == found[1] == _fingerprint(own) != found[2]
+    assert found[0] == found[1] == fingerprint(own) != found[2]

@@ -183,6 +183,9 @@ def test_the_epsilons_of_a_search_are_the_same_everywhere(found: Tuned) -> None:
     assert certificate is not None
     said = json.loads(CliRunner().invoke(app, ["verify", str(folder), "--json"]).stdout)
     alone = json.loads(CliRunner().invoke(app, ["verify", str(folder / FILE), "--json"]).stdout)
+    words = " ".join(CliRunner().invoke(app, ["verify", str(folder)]).stdout.split())
+    assert "it takes the best of a random number of candidates" in words
+    assert "{" not in words, "the winner's settings were printed as a dictionary"
     own = found.ledger.epsilons
     for shown in (said, alone):
         assert shown["epsilon_certified"] == pytest.approx(certificate.certified)

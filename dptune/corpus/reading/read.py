@@ -9,7 +9,7 @@ import numpy as np
 
 from dptune.corpus.reading.fields import RecordMaker
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.record import Record
+from dptune.corpus.reading.record import Record, fingerprint
 from dptune.corpus.reading.source import Data, Fractions, RecordSource
 from dptune.corpus.splits import sides_of
 from dptune.errors import ConfigError
@@ -36,6 +36,11 @@ class Sides:
         """Units of which train and another side hold records; none where the split is by fractions."""
         trained = {record.unit for record in self.train}
         return len(trained & {record.unit for side in (self.eval, self.test) for record in side})
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest by which a register recognises these records, however they were split. Private."""
+        return fingerprint((*self.train, *self.eval, *self.test))
 
 
 def read(source: RecordSource, data: Data | None = None, *, public: bool = False) -> Records:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 
@@ -94,3 +94,22 @@ def _key(kind: bytes, name: str) -> int:
     """63 bits, which fit the int64 columns of files. ``kind`` keys the hash: a row's key never equals a unit's."""
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"dptune " + kind).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def fingerprint(records: Iterable[Record]) -> str:
+    """A digest by which a register recognises records: the sum of their own digests. Private.
+
+    Neither their order nor the split changes it, nor the order of the names in a chat's messages, which a table or
+    another writer of JSON changes.
+    """
+    contents = ({name: _in_one_order(value) for name, value in vars(record.content).items()} for record in records)
+    total = sum(int.from_bytes(sha256(repr(content).encode()).digest()) for content in contents)
+    return sha256(str(total).encode()).hexdigest()
+
+
+def _in_one_order(value: Any) -> Any:
+    """The value with the names of its mappings sorted, but for ``role``, which chats name first."""
+    if isinstance(value, Mapping):
+        names = sorted(value, key=lambda name: (name != "role", name))
+        return {name: _in_one_order(value[name]) for name in names}
+    return type(value)(map(_in_one_order, value)) if isinstance(value, list | tuple) else value

@@ -68,7 +68,7 @@ MUTANTS = (
         "moving_laplace_noise_no_leak",
         "no filter prices Laplace noise that is chosen from earlier releases",
         RELEASE,
-        "return self.adaptive and self.law is not None",
+        'return self.adaptive and self.noise in LIKE_GAUSSIAN and self.noise != "gaussian"',
         "return False",
         ("tests/privacy/test_mixture_bounds.py::test_a_shared_scale_and_noise_that_moves_are_refused",),
     ),

@@ -85,8 +85,8 @@ MUTANTS = (
         "held_out_units_free",
         "the noisy score of held-out units would cost nothing",
         CERTIFICATE,
-        'if self.score.on == "held_out" else []',
-        'if self.score.on == "never" else []',
+        'if score.on == "held_out" else []',
+        'if score.on == "never" else []',
         (f"{CERTIFICATES}::test_the_dearer_side_is_certified",),
     ),
     Mutant(

@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "chats_that_nobody_knows_again",
         "the same chats written by another program would escape the register",
-        PREPARE,
+        "dptune/corpus/reading/record.py",
         "{name: _in_one_order(value) for name, value in vars(record.content).items()} for",
         "vars(record.content) for",
         (f"{FINGERPRINTS}::test_the_order_of_names_in_a_chat_does_not_matter",),
@@ -101,9 +101,9 @@ MUTANTS = (
     Mutant(
         "another_split_escapes",
         "the same records under another split of the pipeline would escape the register",
-        PREPARE,
-        "(*sides.train, *sides.eval, *sides.test)",
-        "(*sides.train, *sides.eval)",
+        "dptune/corpus/reading/read.py",
+        "(*self.train, *self.eval, *self.test)",
+        "(*self.train, *self.eval)",
         (f"{FINGERPRINTS}::test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not",),
     ),
     Mutant(

@@ -1,0 +1,40 @@
+"""Sends a cell's audit to its run in MLflow. Loads no torch, for flows and reports ask for it too."""
+
+from __future__ import annotations
+
+import json
+from decimal import ROUND_FLOOR
+from pathlib import Path
+from typing import Any
+
+from dptune.files import sha256, write_text
+from dptune.privacy.run_folder import RunFolder
+from tasks.experiment.cell_run import epsilon_text, main_metrics
+from tasks.experiment.cells import PUBLISHED
+from tasks.tracking import add_to_run, timed
+
+
+def publish_audit(directory: Path, audit: Path) -> None:
+    """Send a cell's audit to its run in MLflow, if it has one and MLflow does not have this audit yet."""
+    run, marker, digest = RunFolder(directory).mlflow_run, audit.with_name(PUBLISHED), sha256(audit)
+    if not run.exists() or (marker.exists() and marker.read_text() == digest):
+        return
+    metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
+    telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
+    shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
+    tags = {} if shown is None else {"epsilon audited": f"≥ {epsilon_text(shown, ROUND_FLOOR)}"}
+    if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
+        write_text(marker, digest)
+
+
+def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
+    """The figures of an audit that runs are compared by, under flat names."""
+    metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
+    attacks = ("one_run", "crafted", "draw", "sampling", "step", "extraction", "exposure")
+    parts = {name: audit.get(name, {}) for name in attacks}
+    for name in ("canaries", "membership"):
+        parts |= {f"{name}_{score}": figures for score, figures in audit.get(name, {}).items()}
+    for name, figures in parts.items():
+        numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
+        metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
+    return metrics

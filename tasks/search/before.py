@@ -1,0 +1,58 @@
+"""What is known of a search before any work: it has ended as asked, or its records paid before. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from dptune.files import sha256 as digest_of
+from dptune.files import write_json
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.spent import Register
+from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
+from tasks.search.asked import folder_of
+from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, read_sides
+from tasks.settings.params import Settings
+
+#: In a search's folder: what its page was made of, and the page's answer.
+_SHOWN = "shown.json"
+
+
+def refuse_paid(settings: Settings) -> None:
+    """Raise ConfigError if a new search was not told to accept that these records were searched before."""
+    folder = RunFolder(folder_of(settings))
+    begun = folder.cell.exists() or folder.searching.exists()
+    if settings.search.rehearses or settings.search.again or begun or not SPENT.exists():
+        return
+    Register(SPENT).check(read_sides(settings).fingerprint, again=False)
+
+
+def shown(settings: Settings, page: Path) -> str | None:
+    """The page's answer, if it shows the ended search of this name, and neither settings nor files changed since."""
+    file = folder_of(settings) / _SHOWN
+    if not (file.exists() and page.exists()):
+        return None
+    known = json.loads(file.read_text(encoding="utf-8"))
+    same = known["asked"] == _asked(settings) and known["page"] == digest_of(page)
+    return str(known["answer"]) if same else None
+
+
+def remember_shown(settings: Settings, page: Path, answer: str) -> None:
+    """Keep what a page was made of. The file has no time, as all that a search leaves."""
+    file = folder_of(settings) / _SHOWN
+    write_json(file, {"asked": _asked(settings), "page": digest_of(page), "answer": answer})
+    os.utime(file, (0, 0))
+
+
+def _asked(settings: Settings) -> str:
+    """A digest of all settings, and of the sizes and times of the files that a search reads or made."""
+    given = [settings.data.path, settings.data.public, TRAIN_SIDE, EVAL, ATTACK_SIDE, PUBLIC_VALIDATION]
+    made = [*PUBLIC_MODEL.glob("*"), *RunFolder(folder_of(settings)).adapter.glob("*")]
+    states = [
+        (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted({*filter(None, given), *made})
+        if path.exists()
+    ]
+    return sha256(json.dumps([settings.model_dump(mode="json"), states]).encode()).hexdigest()
