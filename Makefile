@@ -19,7 +19,7 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiments search policy test test-system test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro experiments search policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -29,7 +29,7 @@ help:
 	@echo "make search  the best of a random number of candidates within one budget; see data/report/search.html"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
-	@echo "make test-system  whole flows with real servers, DVC commands, browsers and tutorials"
+	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"
 	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
@@ -61,11 +61,11 @@ experiments: $(SETUP)
 	@$(ACTIVATE) dvc exp show --only-changed --drop '^(?!Experiment$$|mechanism$$|perplexity$$|epsilon_|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
 
 test: $(SETUP)
-	@$(ACTIVATE) $(TEST) -m "not system and not slow and not gpu and not scale"
+	@$(ACTIVATE) $(TEST) -m "not system and not long and not slow and not gpu and not scale"
 
-# The tools as a user meets them: whole flows, servers, browsers, pages of the docs that run. CI runs them after `make test`.
-test-system: $(SETUP)
-	@$(ACTIVATE) $(TEST) -m "system and not slow and not gpu"
+# What takes minutes: tools as a user meets them, from servers to browsers, and statistics. CI runs it after `make test`.
+test-long: $(SETUP)
+	@$(ACTIVATE) $(TEST) -m "(system or long) and not slow and not gpu and not scale"
 
 test-slow: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not scale"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ sys.path[:0] = [
 settings.register_profile("dptune", deadline=None, max_examples=40, database=None, print_blob=True, derandomize=True)
 settings.register_profile("explore", settings.get_profile("dptune"), max_examples=400, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dptune"))
+
+
+# Started in the background of a script, this process ignores Ctrl-C, and so would those that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -24,6 +24,8 @@ from dptune.privacy.strategy import column_norm
 from dptune.training.data import PrivacyUnits
 from dptune.training.groups import Turn
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 BANDS, TRIALS = 2, 500

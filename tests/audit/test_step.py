@@ -27,6 +27,8 @@ from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 DELTA = 1e-5
 ALONE = SCENES[:1]

@@ -16,6 +16,8 @@ from dptune.policy.environments.learner import PolicyLearner
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 
+pytestmark = pytest.mark.long
+
 CONFIDENCE = 0.999
 
 

@@ -30,6 +30,8 @@ from dptune.training.per_sample import lora_pairs
 from dptune.training.ranks import Ranks, join_ranks, own_device
 from dptune.training.spec import RunSpec, TrainingPlan
 
+pytestmark = pytest.mark.long
+
 NOISE = 0.5
 RLDP = {"interval": 2, "warmup": 2, "design": "AB", "batch_size": 2}
 QUICK = {"static": {}, "quantile": {}, "dc_sgd_e": {}, "rldp": RLDP, "geoclip": {"rank": 4}}

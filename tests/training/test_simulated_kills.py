@@ -24,6 +24,8 @@ from dptune.training import run as running
 from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import _OWNER, RunSpec
 
+pytestmark = pytest.mark.long
+
 STEPS, EVERY = 12, 3
 KILLS = 1000
 

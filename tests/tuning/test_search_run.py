@@ -38,6 +38,8 @@ from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable
 
+pytestmark = pytest.mark.long
+
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.05]}}
 
 

@@ -29,6 +29,8 @@ from dptune.tuning.search.plan import PlanError
 from dptune.tuning.search.search import check_prepared, prepare_search, search, working_folder
 from dptune.tuning.settings import TuneSettings
 
+pytestmark = pytest.mark.long
+
 
 def test_a_plan_is_used_for_no_other_records_or_settings_though_the_result_folder_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
