@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _GIGABYTE = 1e9
 _BYTES = 8  # of a float64
 _ROUNDING = 1e-9
+_STEPS_OF_A_BAND = 4  # the least, where calibration chooses
 
 
 class _Window:
@@ -99,7 +100,8 @@ class BandedGaussian(Gaussian):
 
     Attributes:
         noise_multiplier: standard deviation of the fresh noise over the clip radius. The noise of one step is larger.
-        bands: number of bands b; "auto" lets calibration choose the number with the least expected error.
+        bands: number of bands b; "auto" lets calibration choose the number with the least expected error, of at most a
+            quarter of the steps.
         strategy: "optimised" for objective and steps, where they are known; or "sqrt", the closed form.
         given: coefficients c_0 > c_1 >= .. >= 0 of a strategy of one's own, in place of both.
         objective: the noise to make small: that in the sums of the first steps ("mean" over all of them), in the sum of
@@ -174,12 +176,16 @@ class BandedGaussian(Gaussian):
         object.__setattr__(self, "_window", _Window())
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
-        """Powers of two that the steps and the sample rate allow; the number itself if it is fixed."""
+        """Powers of two up to a quarter of the steps, as the sample rate allows; the number itself if it is fixed.
+
+        More bands leave less in the sum of all steps and put more into each step, which AdamW divides by what it sees
+        there: 64 bands of 68 steps trained worse than independent noise (docs/findings/correlated.md).
+        """
         if self.given:
             return (len(self.given),)
         if self.bands != "auto":
             return (self.bands,)
-        most = min(steps, int(1 / sample_rate + _ROUNDING))
+        most = min(steps // _STEPS_OF_A_BAND, int(1 / sample_rate + _ROUNDING))
         return tuple(2**power for power in range(max(1, most).bit_length()))
 
     def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:
