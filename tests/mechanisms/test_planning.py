@@ -213,8 +213,8 @@ def test_the_plan_spreads_over_the_groups() -> None:
 def test_the_number_of_bands_has_the_least_expected_error(
     epsilon: float, units: int, batch: int, steps: int, best: int
 ) -> None:
-    """The specification's table has the mean error at every number of bands; these are its least, up to a quarter of the
-    steps.
+    """The specification's table has the mean error at every number of bands; these are its least, of at most a
+    quarter of the steps.
     """
     found = calibrated(banded(), epsilon, Schedule(batch / units, steps, 1e-5), "certified").mechanism
     assert found.bands == best
