@@ -4,7 +4,9 @@ On the records, the public model and the space of params.yaml; `dvc repro split 
 repeat draws ten points of the space and trains each at the noise of a single run; the best of them by held-out records
 is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public records,
 and ``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every repeat.
-Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again.
+Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again. ``--twin FILE`` rehearses
+the same points on the records of another cohort, which stand for public ones of the very kind: data/splits/train.parquet of a
+checkout with another ``data.synthetic.seed``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +24,8 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from dptune.corpus.reading.read import Sides
+from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.records import read_records
 from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.spent import Register
@@ -95,13 +100,28 @@ def point(study: Study) -> dict[str, Any]:
     """One point of the space: what public records say of it, and what held-out private ones do."""
     _, configuration = study.asked.space.draw(OsEntropy())
     settings = settings_of(study.chosen, configuration)
+    found = rehearsal_at(study, configuration, public_source(study.sides).public)
+    return {"configuration": configuration, "public": found, "held_out": study.held_out(settings)}
+
+
+def rehearsal_at(study: Study, configuration: Mapping[str, Any], rows: Any) -> float:
+    """Perplexity of held-out rows of nobody after the run at one point, on the others."""
+    settings = settings_of(study.chosen, configuration)
     units = len(prepare_sides(study.sides, study.base, settings, study.unit).units)
     schedule = candidate_schedule(settings, study.base, units)
-    public = replace(public_source(study.sides), data=public_source(study.sides).public, public=None)
-    records = read_public(public, study.base, settings)
+    records = read_public(RecordSource(rows), study.base, settings)
     calibrated = calibrate_mechanism(settings, study.base, schedule)
-    rehearsed = trial(study.base, study.base.load(), settings, schedule, calibrated, records, schedule.learning_rate)
-    return {"configuration": configuration, "public": rehearsed, "held_out": study.held_out(settings)}
+    return trial(study.base, study.base.load(), settings, schedule, calibrated, records, schedule.learning_rate)
+
+
+def with_twin(study: Study, path: Path, twin: Path) -> None:
+    """Add to each point of a repeat's file what the twin says of it."""
+    rows = [{"text": text} for text in read_records(twin).text.to_pylist()]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for one in found["points"]:
+        if "twin" not in one:
+            one["twin"] = rehearsal_at(study, one["configuration"], rows)
+    write_json(path, found)
 
 
 def summary(found: list[dict[str, Any]]) -> list[str]:
@@ -119,9 +139,12 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"{name} has {gained / gap:.2f} of the gap of {gap:.3f} between {start} and the uncounted best"
             )
-    ranks = [spearmanr(*zip(*[(p["public"], p["held_out"]) for p in one["points"]], strict=True)) for one in found]
-    each = ", ".join(f"{float(rank.statistic):.2f}" for rank in ranks)
-    lines.append(f"rank correlation of public rehearsals with held-out perplexities of the same points: {each}")
+    for kind in ("public", "twin"):
+        known = [one["points"] for one in found if all(kind in point for point in one["points"])]
+        ranks = [spearmanr(*zip(*[(p[kind], p["held_out"]) for p in points], strict=True)) for points in known]
+        each = ", ".join(f"{float(rank.statistic):.2f}" for rank in ranks)
+        chosen = ", ".join(f"{min(points, key=lambda p: p[kind])['held_out']:.3f}" for points in known)
+        lines.append(f"{kind}: rank correlation with held-out perplexities {each}; its choice has {chosen}")
     return lines
 
 
@@ -130,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--points", type=int, default=10)
+    parser.add_argument("--twin", type=Path)
     given = parser.parse_args()
     settings, found = load_settings(), []
     for number in range(given.repeats):
@@ -138,6 +162,8 @@ def main() -> None:
             path.parent.mkdir(exist_ok=True)
             with TemporaryDirectory() as folder:
                 write_json(path, repeat(Study(settings, Path(folder)), given.points))
+        if given.twin is not None:
+            with_twin(Study(settings, Path()), path, given.twin)
         found.append(json.loads(path.read_text(encoding="utf-8")))
         print("\n".join(summary(found)), flush=True)
 
