@@ -5,8 +5,8 @@ repeat draws ten points of the space and trains each at the noise of a single ru
 is an oracle's choice, which no epsilon counts. Beside it: a search with a noisy score, a rehearsal on public records,
 and ``static`` at two fixed rates. All meet the same budget but the oracle. Coins and noise are new in every repeat.
 Figures go to data/benchmarks/choosing-N.json, and a repeat that is there is not run again. ``--twin FILE`` rehearses
-the same points on the records of another cohort, which stand for public ones of the very kind: data/splits/train.parquet of a
-checkout with another ``data.synthetic.seed``.
+the same points on the records of another cohort, which stand for public ones of the very kind:
+data/splits/train.parquet of a checkout with another ``data.synthetic.seed``.
 """
 
 from __future__ import annotations
