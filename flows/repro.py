@@ -150,13 +150,17 @@ def _say_where(console: Console, seconds: float) -> None:
         "Guarantee      .venv/bin/dptune verify data/runs/RUN/ledger.jsonl   (RUN: a folder there)",
         "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
-        f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",
+        f"All lines of this run are in {LOG}; it took {_duration(seconds)}.",
     ]
     text = "\n".join(lines)
     if console.is_terminal and not console.is_dumb_terminal:
         console.print(Panel(Text(text), title="done", expand=False))
     else:
         print(text, file=sys.stderr)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
 
 
 def _run() -> int:
