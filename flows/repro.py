@@ -70,8 +70,8 @@ def main(arguments: list[str]) -> int:
             status = process.wait()
         cause = error.read_text(encoding="utf-8") if error.exists() else ""
     if status == 0 and "--temp" in command:
-        folder = REPORTS / command[command.index("--name") + 1] / "report"
-        _close(console, folder, [f"Report         {folder / 'report.html'}", "Compare        make experiments"])
+        own = REPORTS / command[command.index("--name") + 1] / "report"
+        _close(console, own, [f"Report         {own / 'report.html'}", "Compare        make experiments"])
     elif status == 0:
         _say_where(console, time.monotonic() - started)
     else:
