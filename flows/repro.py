@@ -70,8 +70,8 @@ def main(arguments: list[str]) -> int:
             status = process.wait()
         cause = error.read_text(encoding="utf-8") if error.exists() else ""
     if status == 0 and "--temp" in command:
-        page = REPORTS / command[command.index("--name") + 1] / "report" / "report.html"
-        print(f"Report         {page}\nCompare        make experiments", file=sys.stderr)
+        own = REPORTS / command[command.index("--name") + 1] / "report"
+        _close(console, own, [f"Report         {own / 'report.html'}", "Compare        make experiments"])
     elif status == 0:
         _say_where(console, time.monotonic() - started)
     else:
@@ -142,21 +142,30 @@ def _draw(process: subprocess.Popen[str], log: IO[str], display: StageDisplay) -
 
 
 def _say_where(console: Console, seconds: float) -> None:
-    """Close with the study's answer, where its pages are, and what one does next."""
-    answer, page = REPORT / "answer.md", REPORT / "index.html"
-    lines = [answer.read_text(encoding="utf-8").strip(), ""] if answer.exists() else []
-    lines += [
+    """Say where a study's pages are, and what one does next."""
+    page = REPORT / "index.html"
+    lines = [
         f"Report         {page if page.exists() else REPORT / 'report.html'}",
         "Guarantee      .venv/bin/dptune verify data/runs/RUN/ledger.jsonl   (RUN: a folder there)",
         "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
-        f"All lines of this run are in {LOG}; it took {seconds / 60:.1f} minutes.",
+        f"All lines of this run are in {LOG}; it took {_duration(seconds)}.",
     ]
-    text = "\n".join(lines)
+    _close(console, REPORT, lines)
+
+
+def _close(console: Console, folder: Path, lines: list[str]) -> None:
+    """Close with the answer of the report in ``folder``, if it has one, and with ``lines``."""
+    answer = folder / "answer.md"
+    text = "\n".join([*([answer.read_text(encoding="utf-8").strip(), ""] if answer.exists() else []), *lines])
     if console.is_terminal and not console.is_dumb_terminal:
         console.print(Panel(Text(text), title="done", expand=False))
     else:
         print(text, file=sys.stderr)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
 
 
 def _run() -> int:

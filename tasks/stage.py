@@ -52,7 +52,8 @@ def run_stage(work: Callable[[], None]) -> None:
     logging.getLogger("dptune").setLevel(logging.INFO)  # Prefect, if it was first, lets only warnings through
     logging.getLogger("httpx").setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error") == "error":
+        logging.getLogger("transformers").setLevel(logging.ERROR)  # imported already, it has read the variable
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
     try:
         private_directory(DATA)

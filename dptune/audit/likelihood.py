@@ -93,7 +93,7 @@ def endings_of_one_prompt(
         return ending_losses(model, tokenizer, passages, max_length=max_length, rows=rows)
     device = next(model.parameters()).device
     prefix = torch.tensor([ids[0][:shared]], device=device)
-    logits = model(input_ids=prefix, use_cache=False).logits
+    logits = model(input_ids=prefix, attention_mask=torch.ones_like(prefix), use_cache=False).logits
     before, valid = token_losses(logits, prefix, torch.ones_like(prefix))
     counted = valid & torch.tensor([belongs[0][1:shared]], device=device)
     total = np.full(len(ids), float(before.double().where(counted, 0.0).sum()))

@@ -23,13 +23,9 @@ _ROW = 24  # pixels
 _SIDES = {"canaries": "audit canaries", "membership": "training records"}
 
 
-def ledger_versus_audit(audits: Sequence[Audit], order: Sequence[str], *, synthetic: bool) -> Figure:
-    """Published, certified and audited epsilon of every cell; a cross right of the certified bar is a bug.
-
-    Args:
-        order: labels of all cells from top to bottom.
-    """
-    rows = sorted(audits, key=lambda audit: order.index(audit["label"]))
+def ledger_versus_audit(audits: Sequence[Audit], *, synthetic: bool) -> Figure:
+    """Published, certified and audited epsilon of every cell; a cross right of the certified bar is a bug."""
+    rows = audits
     numbers = [float(audit[key]) for audit in rows for key in (PUBLISHED, CERTIFIED)]
     numbers += [float(audit[part]["epsilon_audited"]) for audit in rows for part in ATTACKS if part in audit]
     end = _LARGEST_SHOWN * max([1.0, *filter(math.isfinite, numbers)])

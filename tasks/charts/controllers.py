@@ -10,7 +10,7 @@ import altair as alt
 
 from tasks.charts.canvas import Figure, Panel, titled, values
 from tasks.charts.groups import EPSILONS, Result
-from tasks.charts.looks import BLUE, INK, VERMILLION
+from tasks.charts.looks import Look
 
 _HEAT = {"radius_": "clip radius", "weight_": "relative noise weight"}
 _MOST_CELLS = 2000  # in a heat map: a page holds them all
@@ -22,22 +22,22 @@ def moves_knobs(result: Result) -> bool:
     return len(result.get("knobs", [])) > 1
 
 
-def controller(result: Result) -> Figure:
-    """A panel for each knob that the mechanism has, and one for epsilon."""
-    panels = [panel for prefix, title in _HEAT.items() for panel in _knobs(result, prefix, title)]
-    panels += [panel for key, title in _LINES.items() for panel in _line(result, key, title)]
-    panels += _epsilons(result)
+def controller(result: Result, look: Look) -> Figure:
+    """A panel for each knob that the mechanism has, and one for epsilon; lines have the mechanism's colour."""
+    panels = [panel for prefix, title in _HEAT.items() for panel in _knobs(result, prefix, title, look.light)]
+    panels += [panel for key, title in _LINES.items() for panel in _line(result, key, title, look.light)]
+    panels += _epsilons(result, look.light)
     title = titled(f"Controller of {result['label']}", synthetic=bool(result["synthetic"]))
     return Figure(result["label"], title, tuple(panels), columns=2)
 
 
-def _knobs(result: Result, prefix: str, title: str) -> list[Panel]:
+def _knobs(result: Result, prefix: str, title: str, colour: str) -> list[Panel]:
     """A line for one knob, a heat map of at most 2,000 cells for one an adapter, nothing for none."""
     rows = [row for row in result["knobs"] if f"{prefix}0" in row]
     rows = rows[:: math.ceil(len(rows) * max(1, len(result["pairs"])) / _MOST_CELLS) or 1]
     names = [key for key in (rows[0] if rows else {}) if key.startswith(prefix) and key[len(prefix) :].isdigit()]
     if len(names) < 2:
-        return _line(result, f"{prefix}0", title)
+        return _line(result, f"{prefix}0", title, colour)
     # A knob holds until the next row, so every column is as wide as its stay.
     starts = [row["releases"] for row in rows]
     ends = [*starts[1:], max(result["releases"], starts[-1] + 1)]
@@ -61,19 +61,19 @@ def _knobs(result: Result, prefix: str, title: str) -> list[Panel]:
     return [Panel(chart, f"{title} of each LoRA pair")]
 
 
-def _line(result: Result, key: str, title: str) -> list[Panel]:
+def _line(result: Result, key: str, title: str, colour: str) -> list[Panel]:
     """A line of one figure; nothing where there is none, or where it never moves."""
     rows = [{"releases": row["releases"], "value": float(row[key])} for row in result["knobs"] if key in row]
     rows = [row for row in rows if math.isfinite(row["value"])]
     if len({row["value"] for row in rows}) < 2:
         return []
-    return [Panel(_drawn(rows, "step-after"), title)]
+    return [Panel(_drawn(rows, "step-after", colour), title)]
 
 
-def _drawn(rows: Sequence[dict[str, Any]], interpolate: Any) -> alt.Chart:
+def _drawn(rows: Sequence[dict[str, Any]], interpolate: Any, colour: str) -> alt.Chart:
     return (
         alt.Chart(values(rows))
-        .mark_line(color=BLUE[0], point={"color": BLUE[0], "size": 20}, interpolate=interpolate)
+        .mark_line(color=colour, point={"color": colour, "size": 20}, interpolate=interpolate)
         .encode(
             x=alt.X("releases:Q", axis=alt.Axis(title="releases", grid=False, tickCount=6)),
             y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g")),
@@ -81,7 +81,7 @@ def _drawn(rows: Sequence[dict[str, Any]], interpolate: Any) -> alt.Chart:
     )
 
 
-def _epsilons(result: Result) -> list[Panel]:
+def _epsilons(result: Result, colour: str) -> list[Panel]:
     rows = [
         {"releases": point["releases"], "value": float(point[key]), "epsilon": title}
         for key, title in EPSILONS.items()
@@ -92,18 +92,14 @@ def _epsilons(result: Result) -> list[Panel]:
     if not rows:
         return []
     names = [title for title in EPSILONS.values() if any(row["epsilon"] == title for row in rows)]
-    colours = dict(zip(EPSILONS.values(), (VERMILLION[0], BLUE[0], INK[0]), strict=True))
     dashes = dict(zip(EPSILONS.values(), ([5, 3], [2, 2], [1, 0]), strict=True))
     legend = alt.Legend(title=None)
     chart = (
         alt.Chart(values(rows))
-        .mark_line(strokeWidth=2)
+        .mark_line(strokeWidth=2, color=colour)
         .encode(
             x=alt.X("releases:Q", axis=alt.Axis(title="releases", grid=False, tickCount=6)),
             y=alt.Y("value:Q", title=None),
-            stroke=alt.Stroke(
-                "epsilon:N", legend=legend, scale=alt.Scale(domain=names, range=[colours[n] for n in names])
-            ),
             strokeDash=alt.StrokeDash(
                 "epsilon:N", legend=legend, scale=alt.Scale(domain=names, range=[dashes[n] for n in names])
             ),

@@ -24,6 +24,7 @@ from tasks.charts.groups import (
     perplexity_metric,
     untuned,
 )
+from tasks.charts.looks import looks
 from tasks.charts.utility import NAMES
 from tasks.experiment.listed import PLAIN
 from tasks.report.numbers import digits4
@@ -236,7 +237,7 @@ def _rates(results: Sequence[Result]) -> list[str]:
             "" if one else ", the same for all and tuned for none, so that part of any difference may be the rate's"
         )
         return [f"Learning rate {rate:g}{of_all}."]
-    named = ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items())
+    named = ", ".join(f"`{name}` {rates[name]:g}" for name in looks(rates))
     return [
         f"Learning rates, as the settings give them: {named}. Nothing here shows that each suits its mechanism best."
     ]

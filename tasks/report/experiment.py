@@ -87,8 +87,10 @@ def write_report(
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
+    place = {result["label"]: list(shown).index(str(result["mechanism"])) for result in results}
+    audits = sorted(audits, key=lambda audit: place[audit["label"]])
     figures = _figures(results, audits, shown)
-    moved = _controllers(results)
+    moved = _controllers(results, shown)
     for folder, drawn in ((FIGURES, figures), (CONTROLLERS, moved)):
         shutil.rmtree(directory / folder, ignore_errors=True)
         (directory / folder).mkdir(parents=True)
@@ -109,7 +111,6 @@ def write_report(
 def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Look]) -> list[Figure]:
     """Every figure that has something to show."""
     synthetic = any(result["synthetic"] for result in results)
-    order = list(shown)
     found = [
         utility(results, shown, name="utility"),
         utility(results, shown, list(EPSILONS), name="perplexity"),
@@ -117,8 +118,7 @@ def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Lo
         curves(results, shown),
     ]
     if audits:
-        labels = [one["label"] for one in sorted(results, key=lambda one: order.index(str(one["mechanism"])))]
-        found.append(ledger_versus_audit(audits, labels, synthetic=synthetic))
+        found.append(ledger_versus_audit(audits, synthetic=synthetic))
         found.append(rocs(audits, {result["label"]: result for result in results}, shown, synthetic=synthetic))
     return [figure for figure in found if figure]
 
@@ -179,12 +179,13 @@ def _write_page(
     )
 
 
-def _controllers(results: Sequence[Result]) -> list[Figure]:
+def _controllers(results: Sequence[Result], shown: dict[str, Look]) -> list[Figure]:
     """What the first seed of every cell whose knobs moved did to them, at most ``_MOST_CONTROLLERS`` figures."""
     first: dict[tuple[Any, ...], Result] = {}
     for result in filter(moves_knobs, results):
         first.setdefault((result["model"], result["mechanism"], result["budget_epsilon"]), result)
-    figures = [controller(result) for result in list(first.values())[:_MOST_CONTROLLERS]]
+    chosen = list(first.values())[:_MOST_CONTROLLERS]
+    figures = [controller(result, shown[str(result["mechanism"])]) for result in chosen]
     return [figure for figure in figures if figure.panels]
 
 

@@ -127,6 +127,9 @@ def test_one_prompts_endings_are_scored_like_any_others(endings: list[str], limi
     model, prompt = gpt2(), "the patient is not well."
     passages = [Passage(prompt, ending) for ending in endings]
     alone = ending_losses(model, tokenizer(), passages, max_length=limit, rows=2)
+    masked: list[bool] = []
+    model.register_forward_pre_hook(lambda *given: masked.append("attention_mask" in given[2]), with_kwargs=True)
     together = endings_of_one_prompt(model, tokenizer(), passages, max_length=limit, rows=2)
+    assert all(masked), "transformers warns of what has no mask"
     assert together.total == pytest.approx(alone.total, abs=1e-4)
     assert together.tokens.tolist() == alone.tokens.tolist()

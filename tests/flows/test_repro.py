@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from dptune.progress import EVENTS, Meter
 from flows.display import StageDisplay
+from flows.repro import _close
 
 pytestmark = pytest.mark.system
 
@@ -87,9 +89,17 @@ def test_elsewhere_the_lines_are_passed_on_and_the_answer_comes_last(checkout: P
     assert "X is best." in lines
     assert lines.index("X is best.") > lines.index("Running stage 'report':")
     assert any("data/report/report.html" in line for line in lines)
+    assert re.search(r"it took \d+ seconds\.", lines[-1]), "where 0.0 minutes stood"
     assert sorted(path.name for path in (checkout / "data").iterdir()) == ["report", "repro.log"]
     assert "Updating lock file" in (checkout / "data" / "repro.log").read_text()
     assert (checkout / "data" / "repro.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_profile_too_closes_with_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its report is not in data/report, from which `make repro` took the answer."""
+    (tmp_path / "answer.md").write_text("Y is best.\n")
+    _close(Console(file=StringIO()), tmp_path, ["Compare        make experiments"])
+    assert capsys.readouterr().err == "Y is best.\n\nCompare        make experiments\n"
 
 
 @pytest.mark.parametrize("cause", ["error: data.path: is missing. Fix: give one.\n", ""])

@@ -165,6 +165,13 @@ def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: 
     assert not listening(interface.mlflow)
 
 
+def trains_cells(process: psutil.Process) -> bool:
+    """Whether a process is a cell's, and runs; one that ended and that nobody waited for has no command line."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and "tasks.experiment.finetune" in process.cmdline()
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface: Interface) -> None:
@@ -183,9 +190,7 @@ def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface:
 
     def cells() -> list[psutil.Process]:
         interface.note()
-        return [
-            one for one in interface.seen.values() if one.is_running() and "tasks.experiment.finetune" in one.cmdline()
-        ]
+        return [one for one in interface.seen.values() if trains_cells(one)]
 
     found = wait_for(deployment)
     run = start()

@@ -84,7 +84,16 @@ def test_what_is_not_there_has_no_figure_no_panel_and_no_explanation() -> None:
     assert curves([result(history=[])], shown) is None
     assert drawn([result()]).note == ""
     still = [{"releases": releases, "noise_multiplier": 1.1} for releases in (1, 2)]
-    assert [panel.title for panel in controller(result(knobs=still)).panels] == ["epsilon"]
+    assert [panel.title for panel in controller(result(knobs=still), shown["static"]).panels] == ["epsilon"]
+
+
+def test_what_a_controller_did_is_drawn_in_the_colour_of_its_mechanism_alone() -> None:
+    """The lines of every mechanism once had the blue of ``quantile``, and its epsilon the black of ``static``."""
+    shown = looks(["static", "quantile", "rldp"])
+    others = {one.light for name, one in shown.items() if name != "rldp"}
+    texts = json.dumps([spec | {"config": {}} for spec in for_page(controller(moved(), shown["rldp"]))])
+    assert shown["rldp"].light in texts
+    assert not [colour for colour in others if colour in texts]
 
 
 def test_held_out_curves_are_no_panel_under_private_telemetry() -> None:
@@ -146,7 +155,8 @@ def test_the_lines_of_private_prediction_have_their_names_beside_each_other() ->
 def test_altair_finds_every_chart_valid() -> None:
     """Its check is slow, so that pages go without."""
     shown = looks(one["mechanism"] for one in RESULTS)
-    for figure in (drawn(RESULTS), spent(RESULTS, shown), curves(RESULTS, shown), controller(moved())):
+    drawings = (drawn(RESULTS), spent(RESULTS, shown), curves(RESULTS, shown), controller(moved(), shown["static"]))
+    for figure in drawings:
         assert figure is not None
         for panel in figure.panels:
             panel.chart.to_dict(validate=True)

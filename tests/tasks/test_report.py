@@ -234,6 +234,21 @@ def moved(**changes: Any) -> dict[str, Any]:
     return result("rldp", label="small.rldp.seed0", knobs=rows, **changes)
 
 
+def test_audits_and_rates_have_the_order_of_legends(tmp_path: Path) -> None:
+    """And not that of the settings, in which training without privacy comes first."""
+    from tests.browser.samples import audit
+
+    results = [
+        result(name, epsilon, label=f"small.{name}", learning_rate=rate)
+        for name, epsilon, rate in (("nonprivate", "inf", 0.04), ("rldp", 2.0, 0.01), ("static", 2.0, 0.02))
+    ]
+    write_report(results, tmp_path, "tiny", [audit(one) for one in results])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8").partition("Bounds on ε")[2]
+    places = [text.index(f"small.{name}<") for name in ("static", "rldp", "nonprivate")]
+    assert places == sorted(places)
+    assert "`static` 0.02, `rldp` 0.01, `nonprivate` 0.04" in (tmp_path / "answer.md").read_text(encoding="utf-8")
+
+
 def test_what_a_controller_did_is_a_picture(tmp_path: Path) -> None:
     write_report([*RESULTS, moved()], tmp_path, "tiny")
     picture = (tmp_path / "controllers" / "small.rldp.seed0.png").read_bytes()

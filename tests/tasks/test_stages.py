@@ -288,3 +288,12 @@ def test_a_failure_is_its_owners_whatever_a_flows_own_umask_is(tmp_path: Path, m
     finally:
         os.umask(before)
     assert mode(tmp_path / "failures.log") == 0o600
+
+
+def test_transformers_is_quiet_though_it_was_imported_before(monkeypatch: pytest.MonkeyPatch, pipeline: Path) -> None:
+    """It reads its variable once, and flows import it before any stage's work."""
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    run_stage(lambda: None)
+    assert logger.level == logging.ERROR
