@@ -32,18 +32,23 @@ _SUFFIXES = (*machinery.SOURCE_SUFFIXES, *machinery.EXTENSION_SUFFIXES)
 
 #: Modules that have registered something.
 _REGISTERING: set[str] = set()
-#: By top-level package: the module as it was imported, and the digest of its files at that moment.
-_IMPORTED: dict[str, tuple[Any, str]] = {}
+#: By top-level package: the module as it was imported, and the digests of its files at that moment and whenever it was
+#: loaded again with other files.
+_IMPORTED: dict[str, tuple[Any, tuple[str, ...]]] = {}
 
 
 def note_registered(module: str) -> None:
     """Remember that a module registers something, and what its files hold. Every registry calls it.
 
-    A module registers while it is imported: files that are edited later are not the code that runs.
+    A module registers while it is imported: files that are edited later are not the code that runs. One that is loaded
+    again registers again; with other files, what runs may be of both, so the digest is of both.
     """
     _REGISTERING.add(module)
     if is_outside(module):
-        _digest(module.partition(".")[0])
+        root = module.partition(".")[0]
+        states, now = _states(root), _digest_of_files(root)
+        if states[-1] != now:
+            _IMPORTED[root] = sys.modules[root], (*states, now)
 
 
 @dataclass(frozen=True)
@@ -134,12 +139,22 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def _digest(root: str) -> str:
-    """SHA-256 of a package's files when it was first asked for since the package was imported."""
+    """SHA-256 of a package's files when it was first asked for since the package was imported; if some were loaded
+    again with other files, of all these states."""
+    first, *more = _states(root)
+    return hashlib.sha256(" ".join((first, *more)).encode()).hexdigest() if more else first
+
+
+def _states(root: str) -> tuple[str, ...]:
     module = sys.modules[root]
     if root not in _IMPORTED or _IMPORTED[root][0] is not module:
-        lines = [f"{name} {sha256(path)}\n" for name, path in _sources(root)]
-        _IMPORTED[root] = module, hashlib.sha256("".join(lines).encode()).hexdigest()
+        _IMPORTED[root] = module, (_digest_of_files(root),)
     return _IMPORTED[root][1]
+
+
+def _digest_of_files(root: str) -> str:
+    lines = [f"{name} {sha256(path)}\n" for name, path in _sources(root)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _sources(root: str) -> list[tuple[str, Path]]:

@@ -24,6 +24,7 @@ KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", FAILURES)
 EXPERIMENT_NAME = "DVC_EXP_NAME"
 _COPIES = (".dvc", "tmp", "exps")
 _PARAMS = Path("params.yaml")
+_STAGES = Path("dvc.yaml")
 
 
 def checkout_of(directory: Path) -> Path | None:
@@ -53,7 +54,10 @@ def share_checkout() -> None:
             if path.resolve() != (checkout / path).resolve():
                 fix = "delete this copy of the checkout, and queue the experiment again"
                 raise DptuneError(f"{path.absolute()}: is not the checkout's {path}. Fix: {fix}.") from None
+    outputs = _outputs()
     for path in _named_files():
+        if any(path == out or path in out.parents or out in path.parents for out in outputs):
+            continue  # a stage of the copy would write its output through the link, into the checkout
         if not path.is_absolute() and not path.exists() and (checkout / path).exists():
             if ".." in path.parts:
                 problem = "leads out of the checkout, and experiments of DVC run in a copy of it"
@@ -74,6 +78,16 @@ def _named_files() -> list[Path]:
     except (OSError, ValueError, AttributeError):
         return []  # who reads the settings says what is wrong with them
     return [Path(name) for name in named if isinstance(name, str) and name]
+
+
+def _outputs() -> list[Path]:
+    """What the stages of dvc.yaml write, which DVC puts into a copy itself."""
+    try:
+        stages = load_yaml(_STAGES.read_text(encoding="utf-8")).get("stages", {})
+        kinds = [stage.get(kind) or () for stage in stages.values() for kind in ("outs", "metrics", "plots")]
+    except (OSError, ValueError, AttributeError):
+        return []  # DVC, which started this stage, has read the file
+    return [Path(name) for named in kinds for one in named for name in ([one] if isinstance(one, str) else one)]
 
 
 def keep_pages(folder: Path, name: str) -> None:

@@ -223,7 +223,7 @@ def _priced(entry: Mapping[str, Any]) -> Spent:
     named = str(said["unit"]), str(said["data"])
     try:
         epsilon = _price_of(content, what)
-    except ConfigError:  # the line itself is whole: its chain was checked
+    except (ConfigError, TypeError, ValueError, KeyError, AttributeError):  # the line is whole: its chain was checked
         epsilon = math.inf
     return Spent(entry["records"], entry["id"], what, *named, epsilon, float(said["delta"]))
 

@@ -34,6 +34,7 @@ from dptune.tuning.places import check_model, name_of
 from dptune.tuning.settings import TuneSettings
 
 _MIB = 2**20
+_PIECES, _PIECE = 1024, 4096  # of a file of weights: 4 MiB in all
 
 
 @dataclass(frozen=True)
@@ -251,22 +252,26 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
 
 
 def _digest_of_folder(folder: Path, config: Any) -> str:
-    """Digest of the configuration and of each weight file's size, beginning and end.
+    """Digest of the configuration, and of each weight file's size, beginning, end and pieces in between.
 
     Reading billions of weights would take minutes. The path is left out: a run may go on from another directory.
     """
     shape = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    return _digest([shape, [(path.name, *_ends_of(path)) for path in sorted(folder.glob("*.safetensors"))]])
+    return _digest([shape, [(path.name, *_parts_of(path)) for path in sorted(folder.glob("*.safetensors"))]])
 
 
-def _ends_of(path: Path) -> tuple[int, str]:
-    """Size in bytes, and digest of the first and the last MiB."""
+def _parts_of(path: Path) -> tuple[int, str]:
+    """Size in bytes, and digest of the first and the last MiB and of evenly spread pieces, so that every layer of usual
+    models has one."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        ends = sha256(file.read(_MIB))
+        parts = sha256(file.read(_MIB))
+        for number in range(_PIECES):
+            file.seek(number * size // _PIECES)
+            parts.update(file.read(_PIECE))
         file.seek(max(0, size - _MIB))
-        ends.update(file.read(_MIB))
-    return size, ends.hexdigest()
+        parts.update(file.read(_MIB))
+    return size, parts.hexdigest()
 
 
 def _digest(content: Any) -> str:

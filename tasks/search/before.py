@@ -9,10 +9,11 @@ from pathlib import Path
 
 from dptune.files import sha256 as digest_of
 from dptune.files import write_json
+from dptune.plugins import plugins_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
-from tasks.search.asked import folder_of
+from tasks.search.asked import folder_of, model_of
 from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, read_sides
 from tasks.settings.params import Settings
 
@@ -47,12 +48,15 @@ def remember_shown(settings: Settings, page: Path, answer: str) -> None:
 
 
 def _asked(settings: Settings) -> str:
-    """A digest of all settings, and of the sizes and times of the files that a search reads or made."""
+    """A digest of all settings, of the code of plug-ins, and of the sizes and times of the files that a search reads or
+    made."""
     given = [settings.data.path, settings.data.public, TRAIN_SIDE, EVAL, ATTACK_SIDE, PUBLIC_VALIDATION]
-    made = [*PUBLIC_MODEL.glob("*"), *RunFolder(folder_of(settings)).adapter.glob("*")]
+    folders = [PUBLIC_MODEL, Path(model_of(settings)[1].source), RunFolder(folder_of(settings)).adapter]
+    inside = [path for folder in (*filter(None, given), *folders) if folder.is_dir() for path in folder.rglob("*")]
     states = [
         (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted({*filter(None, given), *made})
+        for path in sorted({*filter(None, given), *inside})
         if path.exists()
     ]
-    return sha256(json.dumps([settings.model_dump(mode="json"), states]).encode()).hexdigest()
+    code = [str(plugin) for plugin in plugins_of(settings.plugins)]
+    return sha256(json.dumps([settings.model_dump(mode="json"), code, states]).encode()).hexdigest()

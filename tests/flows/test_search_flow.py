@@ -28,7 +28,7 @@ from flows.failures import CellError
 from flows.form import changes
 from flows.search import DATA_STAGES, search
 from tasks import tracking
-from tasks.paths import REPORT, SEARCH
+from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import before
 from tasks.search import run as run_module
 from tasks.search.records import TRAIN_SIDE
@@ -162,6 +162,11 @@ def _run_again_nothing_is_done() -> None:
     os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
     assert before.shown(settings, page) is None
     os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns))
+    weights = next(PUBLIC_MODEL.glob("*.safetensors"))
+    times = weights.stat()
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert before.shown(settings, page) is None
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     text = page.read_text(encoding="utf-8")
     page.write_text("of another search", encoding="utf-8")
     assert before.shown(settings, page) is None

@@ -155,6 +155,15 @@ def test_what_another_version_wrote_counts_without_bound_and_stops_nobody(tmp_pa
     assert (total.entries, total.epsilon) == (2, math.inf)
 
 
+def test_a_search_of_another_version_counts_without_bound(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    line = certificate().to_dict()
+    register._add("rows", "search", "later", line | {"score": line["score"] | {"of tomorrow": 1}})
+    assert [one.epsilon for one in register.earlier("rows")] == [math.inf]
+    with pytest.raises(ConfigError, match=r"search.again.*epsilon inf"):
+        register.check("rows", again=False)
+
+
 def test_the_command_adds_up_all_units_too(tmp_path: Path) -> None:
     register = Register(tmp_path / "spent.jsonl")
     for number, unit in enumerate(("record", "customer")):

@@ -15,13 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from tiny_pipeline import ROOT, prepare_environment
 
 from dptune.errors import DptuneError
-from tasks.paths import EXPERIMENT, REPORT, REPORTS, RUNS
+from tasks.paths import EXPERIMENT, PUBLIC_MODEL, REPORT, REPORTS, RUNS
 from tasks.stage import run_stage
 from tasks.workspace import checkout_of, keep_pages, share_checkout
 
@@ -322,6 +323,17 @@ def test_a_copy_finds_the_files_that_the_parameters_name(copy: Callable[[], Path
     share_checkout()
     assert Path("own/rows.csv").read_text() == "text"
     assert Path("own/model").resolve() == copy() / "own" / "model"
+
+
+@pytest.mark.parametrize("outs", [["data/models"], [{"data/models": {"cache": False}}]])
+def test_a_copy_has_the_outputs_of_stages_for_itself(copy: Callable[[], Path], outs: list[Any]) -> None:
+    """A stage of the copy would write through a link, into the checkout."""
+    (copy() / PUBLIC_MODEL).mkdir(parents=True)
+    models = {"ours": {"source": str(PUBLIC_MODEL)}}
+    Path("params.yaml").write_text(json.dumps({"experiment": {"models": models}}))
+    Path("dvc.yaml").write_text(json.dumps({"stages": {"checks": {"cmd": "true"}, "pretrain": {"outs": outs}}}))
+    share_checkout()
+    assert not os.path.lexists(PUBLIC_MODEL)
 
 
 def test_a_file_outside_the_checkout_needs_an_absolute_path(copy: Callable[[], Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import re
@@ -447,6 +448,20 @@ def test_the_digest_is_of_the_code_that_was_imported(parts: str) -> None:
     (named,) = build("own", {"noise_multiplier": 1.0}).plugins
     imported = hashlib.sha256(f"{file.name} {before}\n".encode()).hexdigest()
     assert named == f"{parts} sha256:{imported[:16]}"
+
+
+def test_a_plug_in_that_is_loaded_again_has_another_digest(parts: str) -> None:
+    module = sys.modules[parts]
+    file = Path(str(module.__file__))
+    before = plugins.plugins_of([parts])
+    importlib.reload(module)
+    assert plugins.plugins_of([parts]) == before
+    file.write_text(f"{PARTS}\n# edited\n")
+    importlib.reload(module)
+    both = plugins.plugins_of([parts])
+    file.write_text(PARTS)
+    importlib.reload(module)
+    assert len({before, both, plugins.plugins_of([parts])}) == 3
 
 
 def test_a_digest_covers_all_files_of_a_package(write: Write) -> None:
