@@ -70,6 +70,10 @@ def tune(
     ] = None,
     delta: DeltaOrNone = None,
     unit: Annotated[str | None, typer.Option(help="Column whose values are protected as a whole.")] = None,
+    own_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Column of the records' own ids: no text, and refused if one comes twice."),
+    ] = None,
     text: Text = None,
     prompt: Prompt = None,
     completion: Completion = None,
@@ -173,6 +177,7 @@ def tune(
         "init": init,
     }
     columns = {
+        "id": own_id,
         "format": file_format,
         "records_are": records_are,
         "text": text,

@@ -38,6 +38,7 @@ def tune(
     messages: str | None = None,
     template: str | None = None,
     label: str | None = None,
+    id: str | None = None,
     public: Data | None = None,
     out: str | Path | None = None,
     search: str | Path | Mapping[str, Any] | None = None,
@@ -61,6 +62,7 @@ def tune(
         unit: column whose values are protected as a whole; None protects single records.
         text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
             them.
+        id: column of the records' own ids, which must be distinct.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
         search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
@@ -81,6 +83,7 @@ def tune(
         messages=messages,
         template=template,
         label=label,
+        id=id,
         unit=unit,
         public=public,
     )

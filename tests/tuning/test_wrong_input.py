@@ -135,6 +135,11 @@ DATA: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         ["--unit", "customer_id"],
         "row 3, column 'customer_id': names",
     ),
+    "duplicate ids": (
+        _write(b"visit,text\nv1,a\nv2,b\nv1,c\n"),
+        ["--id", "visit"],
+        "row 4, column 'visit': the id of row 2 appears again",
+    ),
     "table as text": (
         _write(b"a,b,c\n" * 9, "records.txt"),
         [],

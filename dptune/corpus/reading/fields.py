@@ -105,7 +105,7 @@ class RecordMaker:
         earlier = self._seen.setdefault(own, number)
         if earlier != number:
             raise refuse(
-                column, f"the id of row {earlier} appears again", "keep each record once, or leave out data.id"
+                column, f"the id of row {earlier} appears again", "keep each record once, or name no column of ids"
             )
         return own
 
