@@ -26,11 +26,12 @@ from scipy.stats import spearmanr
 from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.records import read_records
+from dptune.errors import DivergedError
 from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.spent import Register
 from dptune.tuning.base import Base, open_base
-from dptune.tuning.prepare import calibrate_mechanism, prepare_sides
+from dptune.tuning.prepare import PreparedRun, calibrate_mechanism, prepare_sides
 from dptune.tuning.run import HELD_OUT, Tuned, figures_of, run
 from dptune.tuning.search.kinds import candidate_schedule, settings_of
 from dptune.tuning.search.rehearsal import rehearse_space
@@ -50,7 +51,7 @@ _RADIUS, _BATCH = 0.1, 64.0
 
 
 class Study:
-    """One repeat: records, base model and settings of params.yaml, and a folder for runs that are thrown away."""
+    """What every run of a repeat shares: records, base model and settings of params.yaml, and a folder for the runs."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         _, model = model_of(settings)
@@ -66,14 +67,20 @@ class Study:
     def held_out(self, settings: TuneSettings) -> float:
         """Held-out perplexity after one run at these settings; infinite if it diverged."""
         self._runs += 1
-        out = self.folder / f"run-{self._runs}"
-        found = run(prepare_sides(self.sides, self.base, settings, self.unit), out, Register(out / "spent.jsonl"))
-        return self.after(found, settings)
+        out, prepared = self.folder / f"run-{self._runs}", self.prepared(settings)
+        try:
+            return after(run(prepared, out, Register(out / "spent.jsonl")), prepared)
+        except DivergedError:
+            return math.inf
 
-    def after(self, tuned: Tuned, settings: TuneSettings) -> float:
-        """Perplexity of held-out records under a finished run's model."""
-        prepared = replace(prepare_sides(self.sides, self.base, settings, self.unit), public=None)
-        return figures_of(prepared, tuned.model)[HELD_OUT]["perplexity"]
+    def prepared(self, settings: TuneSettings) -> PreparedRun:
+        """A run at these settings on the study's records, checked and calibrated."""
+        return prepare_sides(self.sides, self.base, settings, self.unit)
+
+
+def after(tuned: Tuned, prepared: PreparedRun) -> float:
+    """Perplexity of held-out records under a finished run's model."""
+    return figures_of(replace(prepared, public=None), tuned.model)[HELD_OUT]["perplexity"]
 
 
 def repeat(study: Study, points: int) -> dict[str, Any]:
@@ -85,11 +92,11 @@ def repeat(study: Study, points: int) -> dict[str, Any]:
         figures[name] = study.held_out(fixed)
     figures["points"] = [point(study) for _ in range(points)]
     figures["best of ten, uncounted"] = min(one["held_out"] for one in figures["points"])
-    prepared = prepare_sides(study.sides, study.base, study.chosen, study.unit)
+    prepared = study.prepared(study.chosen)
     found = search(
         prepared, replace(study.asked, again=True), study.folder / "search", Register(study.folder / "s.jsonl")
     )
-    figures["search"] = study.after(found, study.chosen)
+    figures["search"] = after(found, prepared)
     figures["search_epsilon"] = found.epsilons.certified
     rehearsed = rehearse_space(public_source(study.sides), study.base, study.chosen, study.asked, len(prepared.units))
     figures["rehearsal"] = study.held_out(rehearsed.settings)
@@ -97,7 +104,7 @@ def repeat(study: Study, points: int) -> dict[str, Any]:
 
 
 def point(study: Study) -> dict[str, Any]:
-    """One point of the space: what public records say of it, and what held-out private ones do."""
+    """Draw settings from the space, and measure them on public records (a rehearsal) and on held-out private ones."""
     _, configuration = study.asked.space.draw(OsEntropy())
     settings = settings_of(study.chosen, configuration)
     found = rehearsal_at(study, configuration, public_source(study.sides).public)
@@ -107,7 +114,7 @@ def point(study: Study) -> dict[str, Any]:
 def rehearsal_at(study: Study, configuration: Mapping[str, Any], rows: Any) -> float:
     """Perplexity of held-out rows of nobody after the run at one point, on the others."""
     settings = settings_of(study.chosen, configuration)
-    units = len(prepare_sides(study.sides, study.base, settings, study.unit).units)
+    units = len(study.prepared(study.chosen).units)
     schedule = candidate_schedule(settings, study.base, units)
     records = read_public(RecordSource(rows), study.base, settings)
     calibrated = calibrate_mechanism(settings, study.base, schedule)
