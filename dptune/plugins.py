@@ -32,7 +32,7 @@ _SUFFIXES = (*machinery.SOURCE_SUFFIXES, *machinery.EXTENSION_SUFFIXES)
 
 #: Modules that have registered something.
 _REGISTERING: set[str] = set()
-#: By top-level package: the module as it was imported, and the digests of its files at that moment and whenever it was
+#: For each top-level package its module, and the digests of its files: when it was imported, and each time that it was
 #: loaded again with other files.
 _IMPORTED: dict[str, tuple[Any, tuple[str, ...]]] = {}
 

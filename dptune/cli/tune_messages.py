@@ -91,7 +91,7 @@ def set_up_logs() -> None:
     import logging
     import warnings
 
-    # Of transformers' generate, which leaves a mask out where it hides nothing.
+    # transformers warns of its own `generate`, which passes no attention mask where nothing is to be hidden.
     logs = logging.getLogger("transformers.modeling_utils")
     logs.addFilter(lambda record: "passing in an `attention_mask`" not in record.getMessage())
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers

@@ -219,13 +219,13 @@ def _keyed(records: str, salt: str) -> str:
 def _priced(entry: Mapping[str, Any]) -> Spent:
     """An entry, priced from what it holds. What another version wrote and this one cannot price has no bound."""
     content, what = entry["content"], str(entry["kind"])
-    said = content if what == "search" else content["header"]
-    named = str(said["unit"]), str(said["data"])
+    stated = content if what == "search" else content["header"]
+    named = str(stated["unit"]), str(stated["data"])
     try:
         epsilon = _price_of(content, what)
     except (ConfigError, TypeError, ValueError, KeyError, AttributeError):  # the line is whole: its chain was checked
         epsilon = math.inf
-    return Spent(entry["records"], entry["id"], what, *named, epsilon, float(said["delta"]))
+    return Spent(entry["records"], entry["id"], what, *named, epsilon, float(stated["delta"]))
 
 
 def _price_of(content: Mapping[str, Any], what: str) -> float:

@@ -14,7 +14,7 @@ from tasks.paths import SEARCH
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 
-#: Which entry of params.yaml each setting of the library comes from, unless the space has it.
+#: The entry of params.yaml that each of the library's settings comes from, unless the space has it.
 _ENTRIES = {
     **{"batch": "training.expected_batch_size", "rows": "training.physical_batch_size"},
     **{

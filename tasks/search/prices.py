@@ -34,7 +34,7 @@ Price = Callable[[Composition], float]
 
 @dataclass(frozen=True)
 class Counting:
-    """One way to count what a search costs. Public.
+    """The cost of a search by one way of counting, such as composition. Public.
 
     Attributes:
         way: its key.

@@ -164,7 +164,7 @@ def test_a_source_reads_units_and_records(invented: Path) -> None:
 
 
 def test_a_source_of_dptunes_own_takes_its_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/howto/extending.md has it."""
+    """The recipe of docs/howto/extending.md works as it is printed there."""
 
     def mine(count: int) -> Iterator[dict[str, str]]:
         yield from ({"patient": f"p{number % 3}", "text": f"visit {number}"} for number in range(count))
