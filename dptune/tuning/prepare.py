@@ -54,7 +54,7 @@ class PreparedRun:
         notes: warnings for the owner of the records alone.
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
-        fingerprint: digest of all private records and their units, by which a register recognises them. Private.
+        fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 
     settings: TuneSettings
