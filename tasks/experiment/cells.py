@@ -27,7 +27,7 @@ from dptune.training.lora import Lora
 from tasks.identity import code_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
-from tasks.settings.mechanisms import learning_rate_of, options_on, rule_of
+from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
 from tasks.settings.task import Task
@@ -109,8 +109,10 @@ def grid(settings: Settings) -> list[Cell]:
             options = options_on(settings.mechanisms[mechanism], name)
             accounting = options.pop("accounting", experiment.accounting)
             rate, rule = learning_rate_of(options) or settings.training.learning_rate, rule_of(options)
+            own_epsilons = epsilons_of(options)
             inputs = digests(model, options) | plugin_digest(mechanism, options)
-            epsilons = experiment.epsilons if takes_noise(mechanism, options) else (None,)
+            budgets = own_epsilons or experiment.epsilons
+            epsilons = budgets if takes_noise(mechanism, options) else (None,)
             cells += [
                 Cell(
                     experiment=experiment.name,

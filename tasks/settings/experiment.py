@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
 _Workers = Annotated[int, Ge(1), Le(1024)]
+Epsilons = Annotated[tuple[Epsilon, ...], AfterValidator(distinct)]
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
@@ -50,7 +51,7 @@ class Experiment(StrictModel):
         name: name of the experiment in MLflow and on its page.
         models: base models by a name of yours.
         mechanisms: labels of the entries of ``mechanisms`` that are run.
-        epsilons: budgets; each makes one cell for every model, mechanism and seed.
+        epsilons: budgets; each makes one cell for every model, mechanism and seed. A mechanism's own win.
         seeds: seeds of the adapters' initialisation; public. Noise and coins have none.
         delta: delta of every epsilon.
         accounting: the epsilon that the noise is calibrated to: certified, noise_only or published. A mechanism's own
@@ -68,7 +69,7 @@ class Experiment(StrictModel):
     name: Title
     models: Annotated[dict[Name, Model], Field(min_length=1)]
     mechanisms: Annotated[tuple[Name, ...], Field(min_length=1)]
-    epsilons: tuple[Epsilon, ...]
+    epsilons: Epsilons
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     delta: Delta
     accounting: Literal["certified", "noise_only", "published"]
@@ -87,7 +88,7 @@ class Experiment(StrictModel):
             raise ValueError(f"{runner!r} is none: use threads, dask, ray, or a running cluster's {addresses}")
         return runner
 
-    @field_validator("mechanisms", "epsilons", "seeds")
+    @field_validator("mechanisms", "seeds")
     @classmethod
     def _once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         return distinct(values)

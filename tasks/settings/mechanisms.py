@@ -11,12 +11,13 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
 from dptune.update_rule import UpdateRule
-from tasks.settings.experiment import Experiment
+from tasks.settings.experiment import Epsilons, Experiment
 from tasks.settings.sweeps import combinations
 from tasks.settings.training import RULE
 
 _UPDATE_RULE = TypeAdapter(UpdateRule)
 _LEARNING_RATE = TypeAdapter(LearningRate)
+_EPSILONS = TypeAdapter(Epsilons)
 
 
 def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
@@ -55,8 +56,27 @@ def rule_of(options: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
+def epsilons_of(options: dict[str, Any]) -> tuple[float, ...] | None:
+    """Take ``epsilons`` out of a mechanism's entry; None if the entry has none, so that the experiment's apply.
+
+    Raises: ConfigError unless they are numbers above 0, each once.
+    """
+    if (own := options.pop("epsilons", None)) is None:
+        return None
+    try:
+        found = _EPSILONS.validate_python(own)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError("epsilons", f"{own!r}: {said}", fix="write a list such as [1, 8]") from None
+    if not found:
+        raise ConfigError(
+            "epsilons", "is empty", fix="leave it out for the experiment's, or write a list such as [1, 8]"
+        )
+    return found
+
+
 def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> bool:
-    """Check an entry, and return whether it needs a budget. Entries that no cell uses are checked less strictly.
+    """Check an entry, and return whether it needs the experiment's budgets. What no cell uses is checked less strictly.
 
     Raises: ConfigError if the mechanism cannot be built, or cannot meet its accounting.
     """
@@ -75,6 +95,7 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
     accounting = options.pop("accounting", default_accounting)
     learning_rate_of(options)
     rule_of(options)
+    own_epsilons = epsilons_of(options)
     if accounting not in ACCOUNTINGS:
         raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")
     if options.get("init_from") == "":
@@ -85,7 +106,9 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
     if needs_budget and in_experiment and leaks and accounting == "certified":
         problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
         raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
-    return needs_budget
+    if own_epsilons and not needs_budget:
+        raise ConfigError("epsilons", "no noise of this mechanism is calibrated", fix="leave it out")
+    return needs_budget and not own_epsilons
 
 
 def with_sweeps(content: dict[str, Any]) -> dict[str, Any]:

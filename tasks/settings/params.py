@@ -36,8 +36,8 @@ class Settings(StrictModel):
         plugins: modules of yours with clippers, noises, controllers, scores or sources.
         task: what is learned from the records, and how finished cells are scored.
         mechanisms: mechanisms by a label of yours: clipper, noise, controller and their options, ``like``,
-            ``accounting``, ``learning_rate``, ``on_model`` and ``sweep``. What is left out comes from the registered
-            mechanism of that name.
+            ``accounting``, ``epsilons``, ``learning_rate``, ``on_model`` and ``sweep``. What is left out comes from the
+            registered mechanism of that name.
     """
 
     plugins: tuple[_Module, ...] = ()

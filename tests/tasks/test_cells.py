@@ -55,6 +55,14 @@ def test_one_more_seed_or_mechanism_leaves_the_others(pipeline: Path) -> None:
     assert names() < names({"experiment": {"seeds": [0, 1]}})
 
 
+def test_a_mechanism_with_epsilons_of_its_own_has_cells_at_those(pipeline: Path) -> None:
+    own = {"mechanisms": {"static": {"epsilons": [3, 0.5]}}}
+    assert {cell.epsilon for cell in cells(own) if cell.mechanism == "static"} == {3, 0.5}
+    same = {"mechanisms": {"static": {"epsilons": [BUDGET]}}}
+    assert static(same).directory == static().directory, "how a budget was given must not make another run"
+    assert cells(own | {"experiment": {"epsilons": []}}), "none of the experiment's is needed"
+
+
 @pytest.mark.parametrize(
     "twice",
     [{"epsilons": [1, 1]}, {"epsilons": [1, 1.0]}, {"seeds": [0, 0]}, {"mechanisms": ["static", "static"]}],
