@@ -180,6 +180,9 @@ def _calibrated(
         return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
 
     if accounting == "published":
+        if probe.published_accountant == "plrvo" and not probe.noise.dimension:
+            problem = "is not given, and the published accountant sums over the trained parameters"
+            raise ConfigError("dimension", problem, fix="give their number, such as --set dimension=16384")
 
         def claim_of(noise: float) -> float:
             return published_epsilon(probe.published_accountant, planned(build_with(noise), schedule), schedule.delta)

@@ -122,6 +122,15 @@ def test_a_hyper_policy_and_a_moving_sigma_are_not_priced_together(tmp_path: Pat
         calibrated(built("rldp", init_from=hyper_policy(tmp_path), move_noise=True), 2.0, SHORT, "certified")
 
 
+def test_the_claim_of_plrvo_needs_the_number_of_parameters() -> None:
+    """Its accountant counts infinity without, which no noise brings down."""
+    with pytest.raises(ConfigError, match=r"^dimension: is not given.* Fix: give their number"):
+        calibrated(lambda z: build("plrvo", {"noise_multiplier": z}), 1.0, SHORT, "published")
+    options = {"dimension": 100}
+    found = calibrated(lambda z: build("plrvo", {"noise_multiplier": z, **options}), 1.0, SHORT, "published")
+    assert found.mechanism.noise.noise_multiplier > 0
+
+
 @pytest.mark.parametrize("accounting", ["published", "noise_only"])
 def test_other_accountings_price_what_leaks_and_never_certify_it(accounting: str) -> None:
     found = calibrated(built("rldp_published"), 2.0, SHORT, accounting)
