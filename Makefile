@@ -19,7 +19,7 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro experiments search policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro benchmarks experiments search policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -27,6 +27,7 @@ help:
 	@echo "make repro PROFILE=profiles/tiny.yaml   run a ready-made study; see data/reports and dvc exp show"
 	@echo "make experiments  DVC's experiments in a table: the best cell of each, and its four epsilons"
 	@echo "make search  the best of a random number of candidates within one budget; see data/report/search.html"
+	@echo "make benchmarks  SST-2, WikiText-2 and E2E in three hours, beside the papers' figures; see docs/howto/benchmarks.md"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"
@@ -49,6 +50,13 @@ $(SETUP): pyproject.toml constraints.txt
 # make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
 repro: $(SETUP)
 	@$(ACTIVATE) python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
+
+# The papers' benchmarks in the small protocol, beside what the papers claim. Goes on where it was stopped.
+benchmarks: $(SETUP)
+	@$(MAKE) repro PROFILE=profiles/bench-sst2-small.yaml
+	@$(MAKE) repro PROFILE=profiles/bench-wikitext-small.yaml
+	@$(MAKE) repro PROFILE=profiles/bench-e2e-small.yaml
+	@$(ACTIVATE) python -m tasks.report.benchmarks $(foreach name,sst2 wikitext e2e,--experiment bench-$(name)-small)
 
 search: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from tasks.prediction.ensembles import scored_protocols, served_protocol
 from tasks.settings.params import Settings, load_settings
 
 SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
-PROFILES = (*SMALL, "bench-sst2", "bench-e2e", "bench-wikitext")
+RATES = ("bench-sst2-rates", "bench-wikitext-rates")
+PROFILES = (*SMALL, *RATES, "bench-sst2", "bench-e2e", "bench-wikitext")
 
 
 @pytest.fixture
@@ -67,8 +69,32 @@ def test_the_small_protocol_has_every_system_at_two_budgets_and_three_seeds(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {(cell.mechanism, cell.epsilon) for cell in cells_of(settings_of(name, folder), monkeypatch)}
-    private = {(mechanism, epsilon) for mechanism in ("static", "plrvo", "lmo_dp", "rldp") for epsilon in (1, 8)}
-    assert found == private | {("nonprivate", None)}
+    systems = ("static", "plrvo", "lmo_dp", "rldp")
+    private = {(mechanism, epsilon) for mechanism in systems for epsilon in (1, 8)}
+    assert found == private | {("nonprivate", None)} | {(f"{mechanism}_claimed", 1) for mechanism in systems}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_claimed_differs_from_what_is_certified_by_its_noise_alone(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = cells_of(settings_of(name, folder), monkeypatch)
+    by_label = {cell.mechanism: cell for cell in cells if cell.epsilon in (1, None)}
+    for mechanism in ("static", "plrvo", "lmo_dp", "rldp"):
+        claimed, certified = by_label[f"{mechanism}_claimed"], by_label[mechanism]
+        assert (claimed.accounting, certified.accounting) == ("published", "certified")
+        assert claimed.training == certified.training, "at another learning rate they would not be comparable"
+        assert claimed.options == {"like": mechanism} | certified.options
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_are_tried_as_the_study_trains_and_by_another_seed(name: str, folder: Path) -> None:
+    rates, study = settings_of(name, folder), settings_of(name.replace("rates", "small"), folder)
+    same = ("data", "task", "canaries", "pretrain", "lora", "prediction")
+    assert all(getattr(rates, section) == getattr(study, section) for section in same)
+    assert replace(rates.training, learning_rate=1.0) == replace(study.training, learning_rate=1.0)
+    assert not {*rates.experiment.seeds} & {*study.experiment.seeds}
+    assert (rates.experiment.epsilons, rates.experiment.delta) == (study.experiment.epsilons, study.experiment.delta)
 
 
 def test_the_small_protocols_share_their_public_model(folder: Path) -> None:
@@ -76,7 +102,7 @@ def test_the_small_protocols_share_their_public_model(folder: Path) -> None:
     assert all(other == first for other in others), "else DVC trains it once for each"
 
 
-@pytest.mark.parametrize("name", [name for name in PROFILES if name not in SMALL])
+@pytest.mark.parametrize("name", [name for name in PROFILES if name not in (*SMALL, *RATES)])
 def test_hub_models_are_pinned(name: str, folder: Path) -> None:
     for model in settings_of(name, folder).experiment.models.values():
         assert model.revision is not None
