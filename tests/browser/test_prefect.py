@@ -132,7 +132,9 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Ser
     ended = wait_for_end(served, run)
     assert ended["state_type"] == "COMPLETED", served.log.read_text()
     assert ended["name"] == f"from the form: nonprivate, static at epsilon {BUDGET:g}; 1 seed"
-    assert "<title>dptune report: from the form</title>" in Path("data/report/report.html").read_text()
+    (report,) = Path("data/reports").glob("*/report/report.html")
+    assert "<title>dptune report: from the form</title>" in report.read_text()
+    assert not Path("data/report/report.html").exists(), "that of the file's own values"
     assert Path("params.yaml").read_bytes() == before
     page.goto(f"{served.prefect}/runs/flow-run/{run}")
     page.get_by_text("Artifacts", exact=True).first.click(timeout=_MILLISECONDS)
