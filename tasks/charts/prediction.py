@@ -93,12 +93,16 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         else alt.Scale(zero=False, nice=False, padding=16)
     )
     x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
-    base = alt.Chart(values(points)).encode(x=x, y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)))
+    y_axis = alt.Axis() if figure == METRIC else alt.Axis(format=".3~g")  # else of weights that are alike it reads 0
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=y_axis)
+    base = alt.Chart(values(points)).encode(x=x, y=y)
     tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
     encoding = marks(shown)
-    layers: list[Any] = _limits(rows) if figure == METRIC else []  # below the points, which their names must not hide
-    layers += [
+    limits, names = _limits(rows) if figure == METRIC else ([], [])
+    layers: list[Any] = [
+        *limits,
         base.mark_line(strokeWidth=1.6).encode(encoding["stroke"], opacity=faded(0.8)),
+        *names,  # no line goes through a name, and no name hides a point
         base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
     ]
     if figure == METRIC and key == "budget_epsilon":
@@ -119,7 +123,7 @@ def _training(rows: list[Row]) -> list[Any]:
         for row in trained
     ]
     tooltip = [alt.Tooltip("cell:N", title="private training"), "unit:N", alt.Tooltip("value:Q", format=".4~f")]
-    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0]}
+    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0], "opacity": 1}
     return [
         alt.Chart(values(mine)).mark_point(shape=shape, **marked).encode(x="x:Q", y="value:Q", tooltip=tooltip)
         for shape, records in (("square", True), ("triangle-down", False))
@@ -127,8 +131,8 @@ def _training(rows: list[Row]) -> list[Any]:
     ]
 
 
-def _limits(rows: list[Row]) -> list[Any]:
-    """The public model and the averages that are not private, as lines with their names."""
+def _limits(rows: list[Row]) -> tuple[list[Any], list[Any]]:
+    """The lines of the public model and of models that are not private, and their names."""
     lines: list[Any] = []
     names: list[Any] = []
     shown = [row for row in rows if row["kind"] in _DASHES and METRIC in row]
@@ -140,4 +144,4 @@ def _limits(rows: list[Row]) -> list[Any]:
         for look in ({"stroke": PAPER[0], "strokeWidth": 4}, {"color": INK[0]}):  # a ground that hides other lines
             text = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
             names.append(text.encode(y="value:Q", text="text:N"))
-    return lines + names
+    return lines, names

@@ -28,6 +28,26 @@ def test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(
         assert one.asked == []
 
 
+@pytest.mark.parametrize(("name", "width"), list(product(("report/search.html", "policy/policy.html"), SCREENS)))
+def test_pages_of_real_runs_too(browser: Any, real_pages: Path, name: str, width: int) -> None:
+    test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(browser, real_pages, name, width)
+
+
+def test_the_page_of_a_real_search_answers_and_draws_the_price_of_choosing(browser: Any, real_pages: Path) -> None:
+    with visit(browser, real_pages / "report/search.html") as one:
+        opening = one.page.locator(".answer").first.inner_text()
+        assert "is the best of a secret number of candidates, 3 on average: perplexity" in opening
+        rows = one.page.locator("table.answers tr.best")
+        assert rows.count() == 1
+        assert "best of a random number: this search" in rows.inner_text()
+        assert one.page.locator(".plot svg").count() == 1
+    with visit(browser, real_pages / "report/index.html") as one:
+        assert one.page.locator(".cards a").all_inner_texts() == [
+            "dptune search: tiny",
+            "dptune: private reinforcement learning",
+        ]
+
+
 def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any, pages: Path) -> None:
     """Of a laptop. Details are folded."""
     with visit(browser, pages / "report/report.html", 1300) as one:

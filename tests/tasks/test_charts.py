@@ -154,7 +154,7 @@ def test_the_lines_of_private_prediction_have_their_names_beside_each_other() ->
     assert [name["x"]["expr"] for name in names[::2]] == [name["x"]["expr"] for name in names[1::2]] == places
     assert [name.get("stroke") for name in names] == ["#ffffff", None] * 3, "a ground below each name"
     marks = [layer["mark"]["type"] for layer in layers]
-    assert marks == ["rule"] * 3 + ["text"] * 6 + ["line", "point"]
+    assert marks == ["rule"] * 3 + ["line"] + ["text"] * 6 + ["point"]
 
 
 def test_private_prediction_has_one_colour_and_a_marker_for_each_unit() -> None:
