@@ -21,7 +21,7 @@ from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import publish_audit
 from tasks.experiment.checks import check_models
 from tasks.experiment.listed import listed_cells
-from tasks.paths import AUDITED, AUDITS, EXPERIMENT, RUNS
+from tasks.paths import AUDITED, AUDITS, DATA, EXPERIMENT, RUNS
 from tasks.report.experiment import report
 from tasks.settings.audit import Audit
 from tasks.settings.params import load_settings
@@ -44,8 +44,11 @@ def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[st
 
 
 @flow(name="audit", log_prints=True)
-def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> list[str]:
+def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, folder: Path = DATA) -> list[str]:
     """Attack every cell that the last experiment listed.
+
+    Args:
+        folder: where that list lies, and the list of the audits is written.
 
     Raises: FlowError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
     """
@@ -56,7 +59,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     configured = attack.with_options(result_storage=AUDITS.resolve())
     violations: list[str] = []
     errors: dict[str, BaseException] = {}
-    cells = [RUNS / name for name in listed_cells(EXPERIMENT)]
+    cells = [RUNS / name for name in listed_cells(folder / EXPERIMENT.name)]
     for number, directory in enumerate(cells, start=1):
         again = configured.with_options(refresh_cache=not audit_file(directory).exists())
         state = again(directory, settings.audit, device, len(cells), return_state=True)
@@ -70,19 +73,19 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
         logger.info("%d of %d audits: %s", number, len(cells), directory.name)
         show(number / len(cells), f"{number} of {len(cells)} audits")
     if violations or errors:
-        _write_page(settings.experiment.name)
+        _write_page(settings.experiment.name, folder)
         summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
         failed = flow_error(summary, list(errors.values())) if errors else None
         raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
     files = {directory.name: audit_file(directory) for directory in cells}
-    write_json(AUDITED, {name: sha256(file) for name, file in files.items()})
+    write_json(folder / AUDITED.name, {name: sha256(file) for name, file in files.items()})
     return [str(file) for file in files.values()]
 
 
-def _write_page(name: str) -> None:
+def _write_page(name: str, folder: Path) -> None:
     """Write the report's page. DVC skips the report when this stage fails, and the page shows what was found."""
     try:
-        report(name)
+        report(name, folder)
     except Exception as error:
         get_run_logger().warning("the report could not be written: %s", error)
 

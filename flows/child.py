@@ -3,7 +3,7 @@
     python -m flows.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
 
 Otherwise the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting. A cell that
-trains ends after its step, with a checkpoint.
+trains ends after its step, with a checkpoint. What the module itself started, such as a stage of DVC's, ends with it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+
+import psutil
 
 _SECONDS = 0.5
 #: Time for the end of a step. A module that does not wait for one ends at once.
@@ -25,18 +28,30 @@ def child(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "flows.child", str(os.getpid()), module, *arguments]
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """End this process, and all that it started, soon after its parent ended: by SIGTERM, and then by a kill."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
+    started = psutil.Process().children(recursive=True)
+    for one in started:  # before this process, which may end at once
+        with suppress(psutil.Error):
+            one.terminate()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_SECONDS)
+    for one in started:
+        with suppress(psutil.Error):
+            one.kill()
     os._exit(1)  # as a kill would; files on disk are safe against kills
 
 
 def main() -> None:
     """Watch the parent, and run the module as if it had been the command."""
     parent, module = sys.argv[1:3]
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    end_with(int(parent))
     del sys.argv[:2]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -14,12 +14,15 @@ from typing import Any
 
 import psutil
 
+from flows.child import end_with
 from flows.failures import FlowError
 from flows.server import cancel_run, start_server, watched_processes
 from tasks.stage import INTERRUPTED, say_error
 
 #: Time for the end of a cell's step, and its checkpoint.
 _SECONDS = 7.0
+#: Variable that holds the process id of what serves the deployments, and starts a process for each run.
+SERVING = "DPTUNE_SERVING"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -55,10 +58,13 @@ class _Plain(logging.Filter):
 def end_when_cancelled() -> None:
     """Let this process end on SIGTERM as on Ctrl-C; Prefect sends it when a run is cancelled or its server ends.
 
-    Prefect itself would wait for the cells under way, and leave the runs within the run as running.
+    Prefect itself would wait for the cells under way, and leave the runs within the run as running. If the process that
+    serves the deployments is killed, it can send nothing; then the same is done.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end_quietly)
+        if serving := os.environ.pop(SERVING, None):
+            end_with(int(serving))
 
 
 def end_quietly(_signal: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:

@@ -7,6 +7,7 @@ fails says in its state what is wrong and what to do.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from prefect.types.entrypoint import EntrypointType
 from dptune.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.errors import DptuneError
 from flows.audit import audit
-from flows.command import end_quietly, end_when_cancelled
+from flows.command import SERVING, end_quietly, end_when_cancelled
 from flows.experiment import experiment
 from flows.failures import FlowError
 from flows.form import Label, changes, file_values
@@ -240,6 +241,7 @@ def deployments() -> list[RunnerDeployment]:
 
 def serve_deployments() -> None:
     """Register the deployments, and run flows when the UI, a schedule or the API asks for them, until stopped."""
+    os.environ[SERVING] = str(os.getpid())
     threading.Thread(target=_follow_file, daemon=True).start()
     # A schedule that was paused at the end would stay paused at the next start.
     runner = _Runner(pause_on_shutdown=False, limit=1)

@@ -138,6 +138,7 @@ def experiment(
     runner: str | None = None,
     params: str = "params.yaml",
     overrides: dict[str, Any] | None = None,
+    folder: Path = DATA,
 ) -> list[str]:
     """Fine-tune every cell of the grid, and return the cells' folders.
 
@@ -148,6 +149,7 @@ def experiment(
         runner: threads, dask, ray, or the address of a running cluster, in place of the file's.
         params: the parameter file.
         overrides: sections to merge over the parameter file, such as ``{"training": {"epochs": 3}}``.
+        folder: where the list of the cells is written; a study that is not params.yaml's has its own.
 
     Raises: FlowError naming every cell that failed, after all others have run.
     """
@@ -172,7 +174,7 @@ def experiment(
             for group in groups
         ]
         failed, errors = _failures(groups, futures)
-    write_list(EXPERIMENT, settings.experiment.name, [cell.directory for cell in cells])
+    write_list(folder / EXPERIMENT.name, settings.experiment.name, [cell.directory for cell in cells])
     tracking.finish_parent(parent, failed=bool(failed), timed=timed)
     links = show(parent, run_ids(cell.directory for cell in cells), settings.experiment.telemetry)
     if links:

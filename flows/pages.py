@@ -14,7 +14,7 @@ from tasks.charts.groups import Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import NAMES
 from tasks.experiment.listed import read_results
 from tasks.page_links import remembered, server
-from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
+from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_audits
 from tasks.report.numbers import digits4, epsilon_text, spread_text
@@ -24,15 +24,16 @@ _HEAD = ("mechanism", "ε published", "ε noise only", "ε certified", "ε audit
 _ABSENT = "-"
 
 
-def show_results(name: str) -> None:
-    """Show the results of the cells that the last experiment listed; audits and the report if they are there.
+def show_results(name: str, folder: Path = DATA) -> None:
+    """Show the results of the cells that ``folder`` lists; audits and the report if they are there.
 
     Args:
         name: name of the experiment.
     """
-    results = read_results(EXPERIMENT, RUNS)
-    text = results_page(results, read_audits(EXPERIMENT, AUDITS))
-    show_page("results", f"{text}\n\n{_links(REPORT / PAGE, name)}", f"The cells of {name}")
+    listed = folder / EXPERIMENT.name
+    results = read_results(listed, RUNS)
+    text = results_page(results, read_audits(listed, AUDITS))
+    show_page("results", f"{text}\n\n{_links(folder / REPORT.name / PAGE, name)}", f"The cells of {name}")
 
 
 def show_page(key: str, markdown: str, description: str) -> None:

@@ -165,7 +165,9 @@ def _close(console: Console, folder: Path, lines: list[str]) -> None:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} minutes"
+    return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
 
 
 def _run() -> int:

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
 
+from dptune.files import private_directory
 from flows.audit import audit
 from flows.data import ALL_STAGES, check_overrides, make_data
 from flows.experiment import experiment
+from flows.names import grid_name
 from flows.pages import show_results
 from flows.progress_page import progress_page
 from flows.server import end_server_with_me
 from tasks.experiment.checks import check_inputs, check_models
-from tasks.paths import REPORT
+from tasks.paths import DATA, REPORT, REPORTS
 from tasks.report.experiment import PAGE, report
-from tasks.settings.params import load_settings
+from tasks.settings.params import Settings, load_settings
 
 _PARTS = ("data", "experiment", "audit", "report")
+#: The sections that a study reads; others make no other study.
+_READ = ("plugins", "data", "task", "canaries", "pretrain", "lora", "training", "mechanisms", "experiment", "audit")
+_MOST = 60  # characters: each may take four bytes of the 255 that a folder's name may have
 
 
 @task(name="report", task_run_name="report")
-def write_report(name: str) -> str:
-    """Write the report on the cells that were run last. Returns its path."""
-    report(name)
-    return str(REPORT / PAGE)
+def write_report(name: str, folder: Path = DATA) -> str:
+    """Write the report on the cells that ``folder`` lists. Returns its path."""
+    report(name, folder)
+    return str(folder / REPORT.name / PAGE)
 
 
 @flow(name="study", log_prints=True)
 def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
     """Make the data and the public model, tune every cell, attack each, and write the report. Returns its path.
 
-    What is done already is not done again: stages that nothing changed, finished cells, finished audits.
+    What is done already is not done again: stages that nothing changed, finished cells, finished audits. The report of
+    another study than params.yaml's has a folder of its own, so that data/report stays what `make repro` wrote.
 
     Args:
         params: the parameter file; it is not written.
@@ -44,6 +53,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     settings = load_settings(Path(params), overrides)
     check_overrides(overrides or {})
     check_models(settings)
+    folder = folder_of(settings, load_settings(Path(params)))
     show, name, logger = progress_page("study"), settings.experiment.name, get_run_logger()
     reached: list[str] = []
 
@@ -55,12 +65,25 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     make_data(on_stage)
     check_inputs()
     show(0.25, "experiment")
-    experiment.with_options(flow_run_name=lambda: f"cells of {name}")(params=params, overrides=overrides)
+    experiment.with_options(flow_run_name=lambda: f"cells of {name}")(params=params, overrides=overrides, folder=folder)
     show(0.5, "audit")
-    audit.with_options(flow_run_name=lambda: f"audit of {name}")(params=params, overrides=overrides)
+    audit.with_options(flow_run_name=lambda: f"audit of {name}")(params=params, overrides=overrides, folder=folder)
     show(0.75, "report")
-    path = write_report(name)
-    show_results(name)
+    path = write_report(name, folder)
+    show_results(name, folder)
     show(1, "done")
     logger.info("the report is %s", Path(path).resolve())
     return path
+
+
+def folder_of(settings: Settings, of_the_file: Settings) -> Path:
+    """The folder of a study's lists and report: data, or one of data/reports for what the file does not say."""
+    if (digest := _digest(settings)) == _digest(of_the_file):
+        return DATA
+    words = re.sub(r"[^\w.]+", "-", grid_name(settings))[:_MOST].strip("-.")
+    return private_directory(REPORTS) / f"{words}-{digest[:6]}"
+
+
+def _digest(settings: Settings) -> str:
+    content = settings.model_dump(mode="json", include=set(_READ))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

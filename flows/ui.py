@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import typer
 
 from dptune.errors import DptuneError
+from flows.child import child
 from tasks.page_links import remembered
 from tasks.stage import run_command
 from tasks.tracking import tracking_uri
@@ -47,7 +48,7 @@ def run_ui() -> None:
             processes.append(_start(server, {**os.environ, **_page_settings(url)}))
             _wait_for(f"{url}/api/health", processes[-1])
             print(f"Prefect UI:  {url}   (Deployments -> study -> Run, or add a schedule)", flush=True)
-        processes.append(_start(["flows.ui", "deployments"], environment))
+        processes.append(_start(child("flows.ui", "deployments")[2:], environment))
         if mlflow:
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", mlflow)
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}", flush=True)

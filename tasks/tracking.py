@@ -24,6 +24,7 @@ import yaml
 
 from dptune.files import locked, private_directory
 from tasks.paths import DATA, TRAIN
+from tasks.tracking_digits import legible
 from tasks.tracking_entities import MODEL, InputData, log_inputs, log_model
 from tasks.unsent import Unsent
 
@@ -266,7 +267,7 @@ class ChildRun:
         for entry in self._unsent.entries:
             if "metrics" in entry:
                 at = (entry["time"] if self._timed else NO_TIME, entry["step"])
-                metrics += [Metric(key, value, *at) for key, value in entry["metrics"].items()]
+                metrics += [Metric(key, legible(key, value), *at) for key, value in entry["metrics"].items()]
             elif "artifact" in entry:
                 path = Path(entry["artifact"])
                 _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
@@ -339,7 +340,7 @@ def add_to_run(
 def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
     known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
     step = 1 + max((metric.step for metric in known), default=-1)
-    values = [Metric(key, float(value), NO_TIME, step) for key, value in metrics.items()]
+    values = [Metric(key, legible(key, float(value)), NO_TIME, step) for key, value in metrics.items()]
     mlflow.log_batch(run_id, metrics=values, tags=[RunTag(key, value) for key, value in tags.items()])
 
 

@@ -63,6 +63,7 @@ _KNOWN = {
     "laplace": _look(SKY, "circle"),
     "plrvo": _look(GREEN, "circle"),
     "lmo_dp": _look(PURPLE, "circle"),
+    "pmixed": _look(BLUE, "circle"),
 }
 _NONPRIVATE = {"nonprivate": _look(GREY, "cross")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import altair as alt
 
 from dptune.units import RECORD
-from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
+from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, titled, values
 from tasks.charts.groups import CERTIFIED
-from tasks.charts.looks import GREY, INK, Look, looks
+from tasks.charts.looks import GREY, INK, SHAPES, Look, looks
 
 Row = dict[str, Any]
 METRIC = "perplexity_pooled"
@@ -33,10 +34,15 @@ def protocol_name(row: Row) -> str:
 
 
 def protocol_looks(rows: list[Row]) -> dict[str, Look]:
-    """The look of each protocol and unit among ``rows``: a hue and a marker for each unit, hollow as published."""
+    """The look of each protocol among ``rows``: PMixED's hue, a marker for each unit, hollow as published."""
     named = {protocol_name(row): row for row in rows if row["kind"] in ("answers", "published")}
-    units = looks(str(row["unit"]) for row in named.values())
-    return {name: replace(units[row["unit"]], hollow=row["kind"] == "published") for name, row in sorted(named.items())}
+    units = sorted({str(row["unit"]) for row in named.values()}, key=lambda unit: (unit != RECORD, unit))
+    shapes = dict(zip(units, itertools.cycle(SHAPES), strict=False))
+    own = looks(["pmixed"])["pmixed"]
+    return {
+        name: replace(own, shape=shapes[row["unit"]], hollow=row["kind"] == "published")
+        for name, row in sorted(named.items())
+    }
 
 
 def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Figure:
@@ -87,16 +93,20 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         else alt.Scale(zero=False, nice=False, padding=16)
     )
     x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
-    base = alt.Chart(values(points)).encode(x=x, y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)))
+    y_axis = alt.Axis() if figure == METRIC else alt.Axis(format=".3~g")  # else of weights that are alike it reads 0
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=y_axis)
+    base = alt.Chart(values(points)).encode(x=x, y=y)
     tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
     encoding = marks(shown)
+    limits, names = _limits(rows) if figure == METRIC else ([], [])
     layers: list[Any] = [
+        *limits,
         base.mark_line(strokeWidth=1.6).encode(encoding["stroke"], opacity=faded(0.8)),
+        *names,  # no line goes through a name, and no name hides a point
         base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
     ]
-    if figure == METRIC:
-        layers += _limits(rows)
-        layers += _training(rows) if key == "budget_epsilon" else []
+    if figure == METRIC and key == "budget_epsilon":
+        layers += _training(rows)
     return alt.layer(*layers)
 
 
@@ -113,7 +123,7 @@ def _training(rows: list[Row]) -> list[Any]:
         for row in trained
     ]
     tooltip = [alt.Tooltip("cell:N", title="private training"), "unit:N", alt.Tooltip("value:Q", format=".4~f")]
-    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0]}
+    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0], "opacity": 1}
     return [
         alt.Chart(values(mine)).mark_point(shape=shape, **marked).encode(x="x:Q", y="value:Q", tooltip=tooltip)
         for shape, records in (("square", True), ("triangle-down", False))
@@ -121,15 +131,17 @@ def _training(rows: list[Row]) -> list[Any]:
     ]
 
 
-def _limits(rows: list[Row]) -> list[Any]:
-    """The public model and the averages that are not private, as lines with their names."""
-    layers: list[Any] = []
+def _limits(rows: list[Row]) -> tuple[list[Any], list[Any]]:
+    """The lines of the public model and of models that are not private, and their names."""
+    lines: list[Any] = []
+    names: list[Any] = []
     shown = [row for row in rows if row["kind"] in _DASHES and METRIC in row]
     for place, row in enumerate(shown):
         line = alt.Chart(values([{"value": float(row[METRIC]), "text": str(row["label"])}]))
-        layers.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
+        lines.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
         # Beside each other, for lines may lie on each other.
         left = alt.ExprRef(f"4 + width * {place / len(shown):.3f}")
-        text = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, color=INK[0], fontSize=11)
-        layers.append(text.encode(y="value:Q", text="text:N"))
-    return layers
+        for look in ({"stroke": PAPER[0], "strokeWidth": 4}, {"color": INK[0]}):  # a ground that hides other lines
+            text = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
+            names.append(text.encode(y="value:Q", text="text:N"))
+    return lines, names

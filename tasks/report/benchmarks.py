@@ -229,13 +229,14 @@ def main(
     out: Annotated[Path, typer.Option(help="the page")] = PAGE,
 ) -> None:
     """Write the page of benchmarks from finished runs."""
-    told = answers_by_study(answers or [ANSWERS, *REPORTS.glob("*/prediction/results.json")])
+    answered = answers_by_study(answers or [ANSWERS, *REPORTS.glob("*/prediction/results.json")])
     studies = {study.name: study for study in read_studies(folders or [RUNS])}
-    if unknown := sorted({*(experiments or ())} - {*told, *studies}):
+    if unknown := sorted({*(experiments or ())} - {*answered, *studies}):
         raise ConfigError("--experiment", f"{unknown[0]!r} has no finished run", fix="give the name of one that ran")
-    chosen = experiments or sorted({*told, *studies})
+    chosen = experiments or sorted({*answered, *studies})
     write_text(
-        out, page([studies[one] for one in chosen if one in studies], [told[one] for one in chosen if one in told])
+        out,
+        page([studies[one] for one in chosen if one in studies], [answered[one] for one in chosen if one in answered]),
     )
     typer.echo(str(out))
 

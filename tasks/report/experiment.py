@@ -25,7 +25,7 @@ from tasks.charts.looks import Look, looks
 from tasks.charts.utility import NAMES, utility
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.experiment.listed import listed_cells, read_results
-from tasks.paths import AUDITS, EXPERIMENT, REPORT, RUNS
+from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
 from tasks.report.headline import best_cell, headline
@@ -46,24 +46,27 @@ CELLS, METRICS = "cells.json", "metrics.json"
 _MOST_CONTROLLERS = 24
 
 
-def report(name: str | None = None) -> None:
-    """Read every cell that the last experiment listed, and write data/report.
+def report(name: str | None = None, folder: Path = DATA) -> None:
+    """Read every cell that the last experiment listed, and write its report.
 
     Args:
         name: name of the experiment; None takes that of params.yaml.
+        folder: where the list of the cells lies, and the folder of the report; a study that is not params.yaml's has
+            its own.
     """
-    results = read_results(EXPERIMENT, RUNS)
-    ledgers = [RunFolder(RUNS / name).ledger for name in listed_cells(EXPERIMENT)]
+    listed, directory = folder / EXPERIMENT.name, folder / REPORT.name
+    results, cells = read_results(listed, RUNS), listed_cells(listed)
+    ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
-    others, name = unlisted_spendings(RUNS, listed_cells(EXPERIMENT)), name or load_settings().experiment.name
-    write_report(results, REPORT, name, read_audits(EXPERIMENT, AUDITS), limits, others)
+    others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
+    write_report(results, directory, name, read_audits(listed, AUDITS), limits, others)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
     write_index()
-    keep_pages(REPORT, name)
-    publish_steps(steps_needed(results), runs, REPORT / STEPS_FILE)
-    _to_mlflow(name, results, [ledger.parent for ledger in ledgers])
+    keep_pages(directory, name)
+    publish_steps(steps_needed(results), runs, directory / STEPS_FILE)
+    _to_mlflow(name, directory, results, [ledger.parent for ledger in ledgers])
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
@@ -226,14 +229,14 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _to_mlflow(name: str, results: list[Result], directories: Sequence[Path]) -> None:
+def _to_mlflow(name: str, pages: Path, results: list[Result], directories: Sequence[Path]) -> None:
     """Send the report and its headline to the experiment's run, and open its page with the headline."""
     timed = all(tracking.timed(result["telemetry"]) for result in results)
     parent = tracking.parent_run(name, {}, timed=timed)
     for file in (PAGE, ANSWER):
-        tracking.send(parent, REPORT / file, "report", timed=timed)
+        tracking.send(parent, pages / file, "report", timed=timed)
     for folder in (FIGURES, CONTROLLERS):
-        tracking.send(parent, REPORT / folder, f"report/{folder}", timed=timed)
+        tracking.send(parent, pages / folder, f"report/{folder}", timed=timed)
     found = headline(results)
     tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence}, timed=timed)
     private = all(result["telemetry"] == "private" for result in results)

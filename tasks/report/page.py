@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +20,7 @@ from markupsafe import Markup
 from dptune.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
-from tasks.paths import DATA, REPORT
+from tasks.paths import DATA, REPORT, REPORTS
 from tasks.report.numbers import digits4, epsilon_text, exact, spread_text
 
 INDEX = "index.html"
@@ -59,6 +60,7 @@ def write(
         "legends": {figure: [name for name in shown if name in names_in(spec)] for figure, spec in specs.items()},
         "pictures": _pictures(specs, path.parent),
         "dark": DARK,
+        "index": _index(path),
         "program": Markup(program()) if figures else "",
     }
     page = environment(shown).get_template(template).render(given | values)
@@ -69,6 +71,12 @@ def _pictures(names: Iterable[str], folder: Path) -> dict[str, str]:
     """The PNG of each figure that has one, relative to the folder of the page."""
     found = {name: next(folder.rglob(f"{name}.png"), None) for name in names}
     return {name: file.relative_to(folder).as_posix() for name, file in found.items() if file}
+
+
+def _index(path: Path) -> str:
+    """The index, relative to the folder of a page."""
+    ups = 3 if path.parts[-4:-3] == (REPORTS.name,) else 1
+    return f"{'../' * ups}{REPORT.name}/{INDEX}"
 
 
 def environment(looks: Mapping[str, Look]) -> Environment:
@@ -123,20 +131,29 @@ class Entry:
     Attributes:
         link: relative to the index.
         answer: the sentence that it opens with.
+        study: the folder of a study that is not the workspace's own; empty for the workspace's pages.
     """
 
     title: str
     link: str
     answer: str
+    study: str
 
 
 def write_index(data: Path = DATA) -> None:
-    """Write data/report/index.html over all pages in the folders of ``data`` that ``write`` wrote."""
-    directory = data / REPORT.name
-    found = [(path, _Head(path)) for path in sorted(data.glob("*/*.html")) if path != directory / INDEX]
-    found.sort(key=lambda one: one[0].parent != directory)  # the report first
+    """Write data/report/index.html over all pages that ``write`` wrote, those in data/reports last."""
+    directory, others = data / REPORT.name, data / REPORTS.name
+    pages = sorted(data.glob("*/*.html"), key=lambda path: (path.parent != directory, path))  # the report first
+    found = [(path, _Head(path)) for path in [*pages, *sorted(others.glob("*/*/*.html"))] if path.name != INDEX]
     entries = [
-        Entry(head.title, f"../{path.parent.name}/{path.name}", head.answer) for path, head in found if head.ours
+        Entry(
+            head.title,
+            quote(f"../{path.relative_to(data).as_posix()}"),
+            head.answer,
+            path.parts[-3] if path.is_relative_to(others) else "",
+        )
+        for path, head in found
+        if head.ours
     ]
     write("index.html.j2", directory / INDEX, entries=entries)
 

@@ -33,9 +33,9 @@ class Comparison:
 def write_page(result: dict[str, Any], directory: Path) -> None:
     """Write prediction.html and prediction.png for what ``tasks.prediction.answers.score`` returned."""
     rows = result["rows"]
-    told = result["telemetry"] == "research"
+    scores_allowed = result["telemetry"] == "research"
     (directory / PICTURE).unlink(missing_ok=True)  # a picture that was drawn under research telemetry must not stay
-    figures = [prediction(rows, result["serve"], synthetic=result["synthetic"])] if told else []
+    figures = [prediction(rows, result["serve"], synthetic=result["synthetic"])] if scores_allowed else []
     for figure in figures:
         save(figure, directory / PICTURE)
     found = list(comparisons(rows))
@@ -45,17 +45,17 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
         figures,
         protocol_looks(rows),
         result=result,
-        told=told,
-        opening=[answer(found, told=told)],
+        scores_allowed=scores_allowed,
+        opening=[answer(found, scores_allowed=scores_allowed)],
         rows=sorted(rows, key=_perplexity),
         comparisons=found,
         name_of=lambda row: protocol_name(row) if row["kind"] in ("answers", "published") else "",
     )
 
 
-def answer(found: list[Comparison], *, told: bool) -> str:
+def answer(found: list[Comparison], *, scores_allowed: bool) -> str:
     """The sentence that opens the page: how often answers are better than a trained model, and by how much."""
-    if not told:
+    if not scores_allowed:
         return "Telemetry is private, so no figure compares private answers with private training."
     if not found:
         return "No finished run has the certified ε, δ and unit of a protocol here, so nothing is compared."

@@ -1,6 +1,6 @@
 """Writes the page on a search: what was searched, its winner, and the price of choosing. Of other candidates, nothing.
 
-It is made of what ``tasks.search.run`` kept and of the public certificate, so it holds nothing that may not be told.
+It is made of what ``tasks.search.run`` kept and of the public certificate, so it holds nothing that must stay secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.report.page import write
 PAGE, PICTURE = "search.html", "choosing.png"
 #: The records that figures are about, by their key, in the order in which the first one opens the page.
 RECORDS = {"held_out": "held-out private records", "public": "public records"}
-Told = Mapping[str, Any]
+Results = Mapping[str, Any]
 _LAWS = {"uniform": "uniform", "log_uniform": "uniform in the logarithm"}
 _SCORED = {
     "held_out": "loss of {units} held-out units",
@@ -62,72 +62,77 @@ def write_page(folder: Path, directory: Path) -> str:
 
     Raises: DptuneError for a certificate that was edited.
     """
-    told: Told = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    certificate = None if told["rehearsed"] else read_certificate(RunFolder(folder).adapter / FILE)
+    results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    certificate = None if results["rehearsed"] else read_certificate(RunFolder(folder).adapter / FILE)
     figures = []
     (directory / PICTURE).unlink(missing_ok=True)
-    if (prices := told["prices"]) is not None:
-        figures.append(choosing(prices["curve"], told["expected"], told["epsilon"]))
+    if (prices := results["prices"]) is not None:
+        figures.append(choosing(prices["curve"], results["expected"], results["epsilon"]))
         save(figures[0], directory / PICTURE)
-    opening = answer(told)
+    opening = answer(results)
     write(
         "search.html.j2",
         directory / PAGE,
         figures,
         WAY_LOOKS,
-        told=told,
+        results=results,
         opening=[opening],
         folder=folder.as_posix(),
-        certified=float(told["epsilon_certified"]),
+        certified=float(results["epsilon_certified"]),
         records=RECORDS,
-        held_out="held_out" in told["perplexity"] or "held_out" in told["scores"],
-        space=searched(told["space"], winner_of(told, certificate)),
-        countings=countings(told),
+        held_out="held_out" in results["perplexity"] or "held_out" in results["scores"],
+        space=searched(results["space"], winner_of(results, certificate)),
+        countings=countings(results),
         law=None if certificate is None else law_text(certificate),
-        score=None if certificate is None else score_text(told),
-        tried=tried(told),
+        score=None if certificate is None else score_text(results),
+        tried=tried(results),
     )
     return opening
 
 
-def answer(told: Told) -> str:
+def answer(results: Results) -> str:
     """The sentence that opens the page, and MLflow's description of the run."""
-    certified, mechanism = epsilon_text(told["epsilon_certified"]), told["settings"]["mechanism"]
-    if told["rehearsed"]:
-        count = len(told["tried"])
-        how = f"The best of {count} settings that were rehearsed on public records, trained once at certified ε = "
-        return f"{how}{certified}: `{mechanism}`{_figure_text(told)}."
-    how = f"The best of {told['expected']:g} candidates on average, at certified ε = {certified} for the whole search"
-    return f"{how}: `{mechanism}`{_figure_text(told)}."
+    certified, mechanism = epsilon_text(results["epsilon_certified"]), results["settings"]["mechanism"]
+    if results["rehearsed"]:
+        how = f"the best of {len(results['tried'])} settings that were rehearsed on public records"
+        return f"At certified ε = {certified}, `{mechanism}` is {how}{_figure_text(results)}."
+    how = f"the best of a secret number of candidates, {results['expected']:g} on average"
+    return f"At certified ε = {certified} for the whole search, `{mechanism}` is {how}{_figure_text(results)}."
 
 
-def _figure_text(told: Told) -> str:
-    """One figure of the winner: its perplexity on held-out records where that may be told, else its noisy score on
+def _figure_text(results: Results) -> str:
+    """One figure of the winner: its perplexity on held-out records where telemetry allows it, else its noisy score on
     them, else a figure on public records.
     """
-    if "held_out" not in told["perplexity"] and "held_out" not in told["scores"] and told["score"]["on"] == "held_out":
-        score = told["score"]
-        much = f"{abs(score['value']):.3f} ± {score['deviation']:.3f} {_nats(told)}"
+    if (
+        "held_out" not in results["perplexity"]
+        and "held_out" not in results["scores"]
+        and results["score"]["on"] == "held_out"
+    ):
+        score = results["score"]
+        much = f"{abs(score['value']):.3f} ± {score['deviation']:.3f} {_nats(results)}"
         where = "below" if score["value"] >= 0 else "above"
-        return f", whose loss on held-out records is {much} {where} the base model's (within the guarantee)"
+        return (
+            f": its loss on held-out records is {much} {where} the base model's, by a score that the guarantee covers"
+        )
     for key, records in RECORDS.items():
-        if (pair := told["perplexity"].get(key)) is not None:
-            return f", perplexity {digits4(pair[0])} → {digits4(pair[1])} on {records}"
-        if (scores := told["scores"].get(key)) is not None:
-            return f", accuracy {100 * scores['accuracy'][1]:.1f} % on {records}"
+        if (pair := results["perplexity"].get(key)) is not None:
+            return f": perplexity {digits4(pair[0])} → {digits4(pair[1])} on {records}"
+        if (scores := results["scores"].get(key)) is not None:
+            return f": accuracy {100 * scores['accuracy'][1]:.1f} % on {records}"
     return ""
 
 
-def _nats(told: Told) -> str:
+def _nats(results: Results) -> str:
     """What losses are measured in: a classifier's are of whole records."""
-    return "nats a record" if told["settings"].get("task") == "classify" else "nats a token"
+    return "nats a record" if results["settings"].get("task") == "classify" else "nats a token"
 
 
-def winner_of(told: Told, certificate: SearchCertificate | None) -> Mapping[str, Any]:
+def winner_of(results: Results, certificate: SearchCertificate | None) -> Mapping[str, Any]:
     """The winner's configuration."""
     if certificate is not None:
         return {} if certificate.winner is None else certificate.winner.options
-    return dict(min(told["tried"], key=lambda one: float(one[1]))[0])
+    return dict(min(results["tried"], key=lambda one: float(one[1]))[0])
 
 
 def searched(space: Sequence[Mapping[str, Any]], winner: Mapping[str, Any]) -> list[tuple[str, list[SearchedSetting]]]:
@@ -159,11 +164,11 @@ def _value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def countings(told: Told) -> list[CountingRow]:
+def countings(results: Results) -> list[CountingRow]:
     """The ways to count, from the one that ignores the choice to the dearest."""
-    if told["prices"] is None:
+    if results["prices"] is None:
         return []
-    found = {one["way"]: one for one in told["prices"]["countings"]}
+    found = {one["way"]: one for one in results["prices"]["countings"]}
     single = found["single"]["noise_multiplier"]
     words = {
         "single": ("one run: the choice ignored", "no guarantee for a winner"),
@@ -205,24 +210,24 @@ def law_text(certificate: SearchCertificate) -> str:
     )
 
 
-def score_text(told: Told) -> str:
+def score_text(results: Results) -> str:
     """What candidates were compared by, and the winner's score with its noise."""
-    score = told["score"]
+    score = results["score"]
     what = _SCORED[score["on"]].format(units=score["units"])
     if score["on"] == "public":
         return f"Candidates were compared by the {what}."
     return (
         f"Candidates were compared by the {what}, against the base model, each unit's difference clipped to "
         f"{score['clip']:g} nats, with noise that the guarantee covers. The winner's score: {score['value']:+.4f} ± "
-        f"{score['deviation']:.4f} {_nats(told)} (one standard deviation of that noise; the best of several is a "
+        f"{score['deviation']:.4f} {_nats(results)} (one standard deviation of that noise; the best of several is a "
         "little flattered by it)."
     )
 
 
-def tried(told: Told) -> list[tuple[str, float]]:
+def tried(results: Results) -> list[tuple[str, float]]:
     """Every setting that a rehearsal tried on public records, the best first."""
     found = [
         (", ".join(f"{name} {_value_text(value)}" for name, value in options.items()), float(perplexity))
-        for options, perplexity in told.get("tried", [])
+        for options, perplexity in results.get("tried", [])
     ]
     return sorted(found, key=lambda one: one[1])

@@ -14,25 +14,25 @@ EXPERIMENT = "search"
 
 
 def publish(folder: Path, page: Path, answer: str) -> bool:
-    """Send what may be told of a search: the winner's settings and figures, its folder, and the page.
+    """Send what may be shown of a search: the winner's settings and figures, its folder, and the page.
 
     Nothing is stamped with a time, under either telemetry: when a search ended tells how many candidates there were.
 
     Returns: whether MLflow has all of it.
     """
-    told = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    tags = {"telemetry": told["telemetry"], "data": told["data"], tracking.NOTE: answer}
+    results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    tags = {"telemetry": results["telemetry"], "data": results["data"], tracking.NOTE: answer}
     parent = tracking.parent_run(EXPERIMENT, {}, timed=False)
     run = tracking.ChildRun(
         parent,
-        told["name"],
+        results["name"],
         RunFolder(folder).mlflow_run,
-        params_of(told),
+        params_of(results),
         tags | {"git_commit": tracking.git_commit()},
         timed=False,
         kept=False,
     )
-    run.log(0, figures_of(told))
+    run.log(0, figures_of(results))
     run.artifact(RunFolder(folder).adapter)
     run.artifact(page)
     sent = run.end()
@@ -40,27 +40,27 @@ def publish(folder: Path, page: Path, answer: str) -> bool:
     return sent
 
 
-def params_of(told: dict[str, Any]) -> dict[str, Any]:
+def params_of(results: dict[str, Any]) -> dict[str, Any]:
     """What was asked and what won."""
-    asked = {name: told[name] for name in ("model", "unit", "units", "delta", "rehearsed")}
-    expected = {} if told["rehearsed"] else {"candidates_on_average": told["expected"]}
-    won = {f"winner.{name.replace(' ', '_')}": value for name, value in told["settings"].items()}
-    return asked | expected | {"budget_epsilon": told["epsilon"], "space": json.dumps(told["space"])} | won
+    asked = {name: results[name] for name in ("model", "unit", "units", "delta", "rehearsed")}
+    expected = {} if results["rehearsed"] else {"candidates_on_average": results["expected"]}
+    won = {f"winner.{name.replace(' ', '_')}": value for name, value in results["settings"].items()}
+    return asked | expected | {"budget_epsilon": results["epsilon"], "space": json.dumps(results["space"])} | won
 
 
-def figures_of(told: dict[str, Any]) -> dict[str, float]:
+def figures_of(results: dict[str, Any]) -> dict[str, float]:
     """The guarantee, the price of choosing, and the winner's figures, by the names of MLflow's metrics."""
-    found = {"epsilon_certified": float(told["epsilon_certified"])}
-    if "value" in told["score"]:
-        found["winners_score"] = told["score"]["value"]
-    if (prices := told["prices"]) is not None:
+    found = {"epsilon_certified": float(results["epsilon_certified"])}
+    if "value" in results["score"]:
+        found["winners_score"] = results["score"]["value"]
+    if (prices := results["prices"]) is not None:
         found["noise_multiplier"] = prices["noise_multiplier"]
         for one in prices["countings"]:
             found[f"choosing.{one['way']}.epsilon"] = float(one["epsilon"])
             if one["noise_multiplier"] is not None:
                 found[f"choosing.{one['way']}.noise_multiplier"] = one["noise_multiplier"]
-    for records, pair in told["perplexity"].items():
+    for records, pair in results["perplexity"].items():
         found |= {f"{records}_perplexity.before": pair[0], f"{records}_perplexity": pair[1]}
-    for records, scores in told["scores"].items():
+    for records, scores in results["scores"].items():
         found |= {f"{records}_{score}": pair[1] for score, pair in scores.items()}
     return found

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_pipeline import built
 
 from tests.browser.chromium import NAMES, chromium, executable
+from tests.browser.real_pages import write_real_pages
 from tests.browser.samples import write_pages
 
 
@@ -25,6 +27,12 @@ def browser() -> Iterator[Any]:
         pytest.skip(f"no browser on the path: {', '.join(NAMES)}")
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def real_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with the pages of a search and of policies that were really run."""
+    return write_real_pages(built(tmp_path_factory), tmp_path_factory.mktemp("real") / "pipeline")
 
 
 @pytest.fixture(scope="session")

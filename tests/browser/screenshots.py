@@ -18,6 +18,19 @@ from tests.browser.chromium import chromium, executable, visit
 
 _COLOURS = 256
 _MOST_BYTES = 300_000
+#: How high a picture of the window may be, so that its edge cuts no line of text, no button and no chart.
+_WHOLE_LINES = """() => {
+    const boxes = [...document.querySelectorAll("svg, button")].map((one) => one.getBoundingClientRect());
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const range = document.createRange();
+        range.selectNodeContents(texts.currentNode);
+        boxes.push(...range.getClientRects());
+    }
+    let edge = innerHeight;
+    for (let cut; (cut = boxes.find((one) => one.top < edge && edge < one.bottom)); ) edge = Math.floor(cut.top);
+    return edge;
+}"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,8 @@ def take(browser: Any, shot: Shot, data: Path, directory: Path) -> Path:
     """Take one picture of the first screen. Raises: ValueError if it is larger than 300 kB."""
     address = shot.page if shot.page.startswith("http") else data / shot.page
     with visit(browser, address, shot.width, shot.scheme) as one:
-        return write(one.page, directory / f"{shot.name}.png")
+        clip = {"x": 0, "y": 0, "width": shot.width, "height": one.page.evaluate(_WHOLE_LINES)}
+        return write(one.page, directory / f"{shot.name}.png", clip=clip)
 
 
 def keep(page: Any, name: str) -> None:
@@ -61,9 +75,9 @@ def keep(page: Any, name: str) -> None:
         write(page, Path(folder) / f"{name}.png")
 
 
-def write(page: Any, path: Path) -> Path:
+def write(page: Any, path: Path, **options: Any) -> Path:
     """Write a picture of what a page shows now. Raises: ValueError if it is larger than 300 kB."""
-    image = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    image = Image.open(BytesIO(page.screenshot(**options))).convert("RGB")
     path.parent.mkdir(parents=True, exist_ok=True)
     image.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > _MOST_BYTES:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.browser.chromium import SCREENS, visit
 from tests.browser.screenshots import SHOTS, take
@@ -26,6 +27,26 @@ def test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(
         assert one.overflow() <= 0, "with everything open"
         assert one.said == []
         assert one.asked == []
+
+
+@pytest.mark.parametrize(("name", "width"), list(product(("report/search.html", "policy/policy.html"), SCREENS)))
+def test_pages_of_real_runs_too(browser: Any, real_pages: Path, name: str, width: int) -> None:
+    test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(browser, real_pages, name, width)
+
+
+def test_the_page_of_a_real_search_answers_and_draws_the_price_of_choosing(browser: Any, real_pages: Path) -> None:
+    with visit(browser, real_pages / "report/search.html") as one:
+        opening = one.page.locator(".answer").first.inner_text()
+        assert "is the best of a secret number of candidates, 3 on average: perplexity" in opening
+        rows = one.page.locator("table.answers tr.best")
+        assert rows.count() == 1
+        assert "best of a random number: this search" in rows.inner_text()
+        assert one.page.locator(".plot svg").count() == 1
+    with visit(browser, real_pages / "report/index.html") as one:
+        assert one.page.locator(".cards a").all_inner_texts() == [
+            "dptune search: tiny",
+            "dptune: private reinforcement learning",
+        ]
 
 
 def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any, pages: Path) -> None:
@@ -123,5 +144,10 @@ def test_a_label_with_markup_is_text(browser: Any, tmp_path: Path) -> None:
 
 def test_the_pictures_of_the_docs_are_taken_and_small(browser: Any, pages: Path, tmp_path: Path) -> None:
     (made,) = (take(browser, shot, pages, tmp_path) for shot in SHOTS if shot.name == "report-phone")
-    assert made.read_bytes().startswith(b"\x89PNG")
     assert made.stat().st_size < 300_000
+    with Image.open(made) as picture:
+        assert picture.width == 380
+        assert 0.5 * SCREENS[380] < picture.height <= SCREENS[380]
+        last = picture.convert("L").crop((0, picture.height - 1, 380, picture.height)).getcolors()
+    assert last is not None
+    assert len(last) == 1, "the edge goes through no line of text"

@@ -18,6 +18,7 @@ from tasks import tracking
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EXPERIMENT
+from tasks.tracking_digits import legible
 
 pytestmark = pytest.mark.system
 
@@ -47,7 +48,7 @@ def test_each_cell_is_attacked_once_and_mlflow_has_it(finished: Path, monkeypatc
     assert made == [finished]
     run = tracking.client().get_run((finished / "mlflow_run").read_text())
     found = read_json(audit_file(finished))
-    assert run.data.metrics["epsilon_audited"] == found["one_run"]["epsilon_audited"]
+    assert run.data.metrics["epsilon_audited"] == legible("epsilon_audited", found["one_run"]["epsilon_audited"])
     assert run.data.metrics["audit_canaries_calibrated_auc"] == found["canaries"]["calibrated"]["auc"]
     assert run.info.status == "FINISHED"
     names = {file.path for file in tracking.client().list_artifacts(run.info.run_id)}

@@ -21,6 +21,7 @@ from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
 from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
+from tasks.tracking_digits import legible
 
 pytestmark = pytest.mark.system
 
@@ -101,7 +102,7 @@ def _is_in_mlflow(rows: dict[str, Any]) -> None:
     experiment = client.get_experiment_by_name("tiny")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     run = runs["pmixed.record.eps8.T16.N2.w0.2"]
-    assert run.data.metrics["perplexity_pooled"] == rows["pmixed.record.eps8.T16.N2.w0.2"][METRIC]
+    assert run.data.metrics[METRIC] == legible(METRIC, rows["pmixed.record.eps8.T16.N2.w0.2"][METRIC])
     assert run.data.params["unit"] == "record"
     # MLflow keeps infinity as the largest double.
     assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon_certified"] > 1e300

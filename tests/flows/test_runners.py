@@ -235,14 +235,44 @@ def test_a_child_is_the_module_with_its_arguments_and_status(tmp_path: Path) -> 
     assert process.returncode == 7
 
 
-def test_a_child_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
-    process = parent(tmp_path, "import time\nprint('begun', flush=True)\ntime.sleep(120)\n")
+BEGUN = "import subprocess, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_and_what_it_started_end_with_a_parent_that_was_killed(tmp_path: Path, number: signal.Signals) -> None:
+    process = parent(tmp_path, BEGUN)
     assert process.stdout is not None
-    lines = sorted([process.stdout.readline().strip(), process.stdout.readline().strip()])
-    child = psutil.Process(int(lines[0]))
-    process.send_signal(signal.SIGKILL)
+    started = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]  # the child, and its own
+    process.send_signal(number)
     process.wait()
-    assert psutil.wait_procs([child], timeout=240)[1] == []
+    assert psutil.wait_procs(started, timeout=240)[1] == []
+
+
+RUN = f"""
+import os
+from flows.command import end_when_cancelled
+end_when_cancelled()
+assert "DPTUNE_SERVING" not in os.environ, "a flow that this one starts has another parent"
+print(os.getpid(), flush=True)
+{BEGUN}
+"""
+SERVING = """
+import os, subprocess, sys
+environment = {**os.environ, "DPTUNE_SERVING": str(os.getpid())}
+sys.exit(subprocess.call([sys.executable, "run.py"], env=environment))
+"""
+
+
+def test_a_flow_run_ends_with_the_killed_process_that_served_its_deployment(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(RUN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", SERVING]
+    serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
+    assert serving.stdout is not None
+    started = [psutil.Process(int(serving.stdout.readline())) for _ in range(2)]  # the run's process, and its own
+    serving.kill()
+    serving.wait()
+    assert psutil.wait_procs(started, timeout=240)[1] == []
 
 
 HOLDING = """

@@ -15,10 +15,12 @@ from dptune.files import write_text
 from flows.data import ALL_STAGES, DATA_STAGES
 from flows.deployments import study_form
 from flows.failures import FlowError
-from flows.study import study
+from flows.form import changes, file_values
+from flows.study import folder_of, study
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
-from tasks.paths import EXPERIMENT, REPORT
+from tasks.paths import DATA, EXPERIMENT, REPORT, REPORTS
+from tasks.settings.params import load_settings
 
 pytestmark = pytest.mark.system
 
@@ -60,22 +62,47 @@ def artifacts(kind: str) -> list[Any]:
 def test_a_study_from_a_form_ends_with_a_new_report_and_leaves_the_file_alone(checkout: Path) -> None:
     form = {"mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35, "overrides": {}}
     before = Path("params.yaml").read_bytes()
+    write_text(REPORT / "report.html", "the workspace's own")
+    write_text(EXPERIMENT, "{}")
     state = study_form(name="renamed", **form, return_state=True)
     assert state.is_completed(), state.message
     assert Path("asked").read_text() == f"repro {' '.join(DATA_STAGES)}"
-    page = (REPORT / "report.html").read_text()
+    (own,) = REPORTS.iterdir()
+    assert own.name.startswith(f"renamed-static-at-epsilon-{BUDGET:g}-1-seed-")
+    page = (own / "report" / "report.html").read_text()
     assert "<title>dptune report: renamed</title>" in page
-    assert read_json(EXPERIMENT)["name"] == "renamed"
+    assert read_json(own / "experiment.json")["name"] == "renamed"
+    assert (REPORT / "report.html").read_text() == "the workspace's own"
+    assert EXPERIMENT.read_text() == "{}", "otherwise make repro would run again"
+    assert f'href="../reports/{own.name}/report/report.html"' in (REPORT / "index.html").read_text()
+    assert 'href="../../../report/index.html"' in page
     assert Path("params.yaml").read_bytes() == before
     (results,) = [one for one in artifacts("markdown") if one.description == "The cells of renamed"]
     assert "| `static` | " in results.data
     assert "ε published | ε noise only | ε certified | ε audited" in results.data
-    assert str((REPORT / "report.html").resolve()) in results.data
+    assert str((own / "report" / "report.html").resolve()) in results.data
     assert "artifacts/report/report.html" in results.data, "MLflow's"
     done = [(one.key, one.data, one.description) for one in artifacts("progress")]  # those of other tests are there too
     assert ("study", 100.0, "done") in done
     assert ("cells", 100.0, "1 of 1 cells") in done
     assert ("audits", 100.0, "1 of 1 audits") in done
+
+
+def test_a_study_has_the_workspaces_report_only_with_the_files_own_values(pipeline: Path) -> None:
+    write_params(QUICK)
+    given = file_values("study", load_settings())
+
+    def folder(**other: Any) -> Path:
+        return folder_of(load_settings(overrides=changes("study", given | other)), load_settings())
+
+    assert folder() == folder(overrides={"search": {"epsilon": 3}}) == DATA
+    names = [folder(name="x" * 200), folder(name="Größe 大大" * 25), folder(epochs=0.5), folder(seeds=[1])]
+    names.append(folder(overrides={"audit": {"generations": 21}}))
+    assert len({*names}) == len(names), "other values have another folder"
+    assert folder(epochs=0.5) == folder(epochs=0.5), "a scheduled run finds its own again"
+    for name in names:
+        name.mkdir()
+        assert name.parent == REPORTS
 
 
 def test_a_stage_that_fails_ends_the_study_with_its_sentence(checkout: Path) -> None:

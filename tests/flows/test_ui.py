@@ -172,6 +172,12 @@ def trains_cells(process: psutil.Process) -> bool:
     return False
 
 
+def belongs_to_a_run(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool({"flows.child", "prefect.engine"} & {*process.cmdline()})
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface: Interface) -> None:
@@ -207,6 +213,14 @@ def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface:
     start()
     wait_for(lambda: releases() > paid)
     assert len(list(RUNS.glob("*/ledger.jsonl"))) == 1, "the same run goes on"
+    assert len(cells()) == 1
+    of_the_run = [one for one in interface.seen.values() if one.is_running() and belongs_to_a_run(one)]
+    assert len(of_the_run) >= 3, "what serves the deployments, the run, its cell"
+    interface.process.kill()  # as where memory is short: nothing is told to anything
+    started = time.monotonic()
+    psutil.wait_procs(of_the_run, timeout=600)
+    print(f"ended {time.monotonic() - started:.1f} s after the kill")
+    assert [one for one in of_the_run if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
 
 
 class Other(BaseHTTPRequestHandler):

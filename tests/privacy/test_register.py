@@ -176,7 +176,7 @@ def test_the_command_adds_up_all_units_too(tmp_path: Path) -> None:
 
 
 def test_all_units_of_the_same_records_add_up_too(tmp_path: Path) -> None:
-    """A customer's records are paid for as records and as a customer."""
+    """Searches by record and searches by customer both cost the customer, so their prices are added."""
     register = Register(tmp_path / "spent.jsonl")
     register.add_search("people", certificate())
     register.add_search("others", certificate(id="others"))

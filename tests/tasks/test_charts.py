@@ -17,7 +17,7 @@ from tasks.charts.controllers import controller
 from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS
 from tasks.charts.looks import looks
-from tasks.charts.prediction import METRIC, prediction
+from tasks.charts.prediction import METRIC, prediction, protocol_looks
 from tasks.charts.utility import utility
 
 LEAKY: dict[str, Any] = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}
@@ -140,7 +140,7 @@ def test_epsilon_begins_at_zero_for_those_alone_that_have_one_at_the_end() -> No
 
 
 def test_the_lines_of_private_prediction_have_their_names_beside_each_other() -> None:
-    """Of two lines close together, one name lay on the other."""
+    """Two lines may lie on each other; then each name must be readable, and no line may go through one."""
     kinds = (("public", "public model"), ("nonprivate", "average of 2"), ("nonprivate", "average of 8"))
     lines = [{"kind": kind, "label": label, METRIC: 2.6} for kind, label in kinds]
     answers = [
@@ -148,8 +148,25 @@ def test_the_lines_of_private_prediction_have_their_names_beside_each_other() ->
         for epsilon in (2.0, 8.0)
     ]
     figure = prediction([*answers, *lines], {"epsilon": 8}, synthetic=True)
-    places = [layer["mark"]["x"]["expr"] for layer in for_page(figure)[0]["layer"] if "text" in layer["encoding"]]
-    assert places == ["4 + width * 0.000", "4 + width * 0.333", "4 + width * 0.667"]
+    layers = for_page(figure)[0]["layer"]
+    names = [layer["mark"] for layer in layers if "text" in layer["encoding"]]
+    places = ["4 + width * 0.000", "4 + width * 0.333", "4 + width * 0.667"]
+    assert [name["x"]["expr"] for name in names[::2]] == [name["x"]["expr"] for name in names[1::2]] == places
+    assert [name.get("stroke") for name in names] == ["#ffffff", None] * 3, "a ground below each name"
+    marks = [layer["mark"]["type"] for layer in layers]
+    assert marks == ["rule"] * 3 + ["line"] + ["text"] * 6 + ["point"]
+
+
+def test_private_prediction_has_one_colour_and_a_marker_for_each_unit() -> None:
+    rows = [{"kind": kind, "unit": unit} for kind in ("answers", "published") for unit in ("patient", "record")]
+    shown = protocol_looks(rows)
+    every = looks(["static", "quantile", "rldp", "pmixed"])
+    assert {look.light for look in shown.values()} == {every["pmixed"].light}
+    assert {name: look.shape for name, look in shown.items() if look.hollow} == {
+        "pmixed_published, patient": "square",
+        "pmixed_published, record": "circle",
+    }
+    assert len({(look.light, look.shape) for look in every.values()}) == len(every)
 
 
 def test_altair_finds_every_chart_valid() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from jinja2 import UndefinedError
@@ -28,14 +29,26 @@ def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: P
     write("index.html.j2", tmp_path / "a" / "synthetic.html", entries=[], opening=["`A <b>` & B."])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "foreign.html").write_text("<html><head><title>no page of ours</title></head></html>")
+    write_report([result()], tmp_path / "reports" / "other 50 %" / "report", "yours")
+    write_index(tmp_path / "reports" / "other 50 %")  # as in an experiment of DVC, which is copied with its index
     made = index(tmp_path)
-    assert made.links == ["../report/report.html", "../a/synthetic.html"]
+    assert made.links == [
+        "../report/report.html",
+        "../a/synthetic.html",
+        "../reports/other%2050%20%25/report/report.html",
+    ]
+    assert "dptune report: yours" in made.words
+    assert "other 50 %" in made.words, "which study it is of"
     assert "dptune report: mine" in made.words
     assert "has the lowest held-out perplexity" in made.words
     assert "A <b> & B." in made.words
     assert "no page of ours" not in made.words
     for link in made.links:
-        assert (tmp_path / "report" / link).resolve().is_file()
+        page = (tmp_path / "report" / unquote(link)).resolve()
+        back = re.findall(r'<a href="([^"]*)">all pages</a>', page.read_text(encoding="utf-8"))
+        assert [(page.parent / one).resolve() for one in back] == [tmp_path / "report" / INDEX] * (
+            page.stem == "report"
+        )
 
 
 def test_the_index_and_a_page_without_charts_hold_no_program(tmp_path: Path) -> None:

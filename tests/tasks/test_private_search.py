@@ -235,12 +235,10 @@ def test_a_rehearsal_reads_public_records_and_trains_once(pipeline: Path, caplog
     assert (spent.entries, spent.epsilon) == (1, pytest.approx(float(told["epsilon_certified"])))
     sentence = write_page(out, REPORT)
     write_index()
-    assert sentence.startswith(
-        "The best of 2 settings that were rehearsed on public records, trained once at certified ε"
-    )
+    assert "` is the best of 2 settings that were rehearsed on public records: " in sentence
     page = (REPORT / PAGE).read_text(encoding="utf-8")
     assert "What was rehearsed" in page
     assert "The price of choosing" not in page
     index = (REPORT / "index.html").read_text(encoding="utf-8")
     assert "dptune search: tiny" in index
-    assert "The best of 2 settings" in index
+    assert "is the best of 2 settings" in index

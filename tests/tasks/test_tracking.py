@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
@@ -40,6 +42,7 @@ from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import DATA, TRAIN, planted_secrets
+from tasks.tracking_digits import legible
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.
@@ -181,9 +184,23 @@ def test_metrics_are_there_at_every_step_and_the_epsilons_grow(tracked: Tracked)
         assert [step for step, _ in metrics[name]] == list(range(1, STEPS + 1))
     for name in EPSILONS:
         assert [step for step, _ in metrics[name]] == [2, 4, 4], "while training, and of the whole ledger"
-        assert metrics[name][0][1] < metrics[name][1][1] == tracked.result[name]
-    assert metrics["eval_perplexity"] == [(STEPS, tracked.result["after"]["eval_perplexity"])]
-    assert dict(metrics["public_perplexity"])[STEPS] == tracked.result["after"]["public_perplexity"]
+        assert metrics[name][0][1] < metrics[name][1][1] == legible(name, tracked.result[name])
+        assert tracked.result[name] <= metrics[name][1][1] <= 1.001 * tracked.result[name], "rounded up, never down"
+    after = {name: legible(name, value) for name, value in tracked.result["after"].items()}
+    assert metrics["eval_perplexity"] == [(STEPS, after["eval_perplexity"])]
+    assert dict(metrics["public_perplexity"])[STEPS] == after["public_perplexity"]
+
+
+@given(st.floats(1e-6, 1e6))
+def test_an_epsilon_in_mlflow_is_no_less_than_what_was_paid_and_no_more_than_what_was_shown(value: float) -> None:
+    for name in ("epsilon_certified", "best_epsilon_published", "choosing.all.epsilon", "audit_step_mu_certified"):
+        assert value <= legible(name, value) <= 1.001 * value, name
+        assert len(f"{legible(name, value):.12g}".strip("0.").replace(".", "").partition("e")[0]) <= 4
+    for name in ("epsilon_audited", "audit_step_mu_audited", "audit_one_run_epsilon_alarm"):
+        assert 0.999 * value <= legible(name, value) <= value, name
+    assert legible("eval_perplexity", value) == pytest.approx(value, rel=1e-5)
+    assert legible("gradient_norm", value) == value
+    assert legible("epsilon_certified", math.inf) == math.inf
 
 
 def test_the_artifacts_are_there(tracked: Tracked, tmp_path: Path) -> None:

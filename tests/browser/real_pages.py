@@ -1,0 +1,60 @@
+"""Pages on a search and on policies, from tiny runs that were really made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import copied, prepare_environment, write_params
+
+from tasks.paths import POLICY, REPORT
+from tasks.policy.gradient import policy_cells, run_cell
+from tasks.report import policy, search
+from tasks.report.page import write_index
+from tasks.search.run import search_records
+from tasks.settings.params import load_settings
+
+_SEARCH: dict[str, Any] = {
+    "name": "tiny",
+    "epsilon": 1,
+    "space": {"learning_rate": {"log_uniform": [0.001, 0.02]}},
+    "candidates": 3,
+    "score": "public",
+    "bound": "one_shift",  # the older bound is computed at once
+}
+_POLICY: dict[str, Any] = {
+    "name": "tiny",
+    "delta": 1e-5,
+    "seeds": [0, 1],
+    "processes": 1,
+    "audit_trials": 0,
+    "studies": {
+        "swim": {
+            "environment": "dptune/Riverswim-v0",
+            "training": {
+                "users": 2,
+                "steps": 20,
+                "updates": 4,
+                "hidden": 0,
+                "critic_hidden": 0,
+                "evaluate_every": 2,
+            },
+            "runs": {"l2": {"algorithm": "l2", "epsilon": 3}, "kl": {"algorithm": "kl", "noise_multiplier": 1}},
+        }
+    },
+}
+
+
+def write_real_pages(pipeline: Path, directory: Path) -> Path:
+    """Search the records of a copy of a built pipeline, train policies, and write both pages. Returns its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_environment(patch, copied(pipeline, directory))
+        write_params({"experiment": {"telemetry": "research"}})
+        content = load_settings(overrides={"search": _SEARCH})
+        search.write_page(search_records(content, "cpu"), REPORT)
+        settings = type(content.policy).model_validate(_POLICY)
+        POLICY.mkdir(exist_ok=True)
+        policy.write_page([run_cell(cell) for cell in policy_cells(settings)], settings.delta, {}, POLICY)
+        write_index()
+    return directory / "data"
