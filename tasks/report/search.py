@@ -86,6 +86,7 @@ def write_page(folder: Path, directory: Path) -> str:
         law=None if certificate is None else law_text(certificate),
         score=None if certificate is None else score_text(told),
         tried=tried(told),
+        on=rehearsed_on(told),
     )
     return opening
 
@@ -95,10 +96,16 @@ def answer(told: Told) -> str:
     certified, mechanism = epsilon_text(told["epsilon_certified"]), told["settings"]["mechanism"]
     if told["rehearsed"]:
         count = len(told["tried"])
-        how = f"The best of {count} settings that were rehearsed on public records, trained once at certified ε = "
+        on = rehearsed_on(told)
+        how = f"The best of {count} settings that were rehearsed on {on}, trained once at certified ε = "
         return f"{how}{certified}: `{mechanism}`{_figure_text(told)}."
     how = f"The best of {told['expected']:g} candidates on average, at certified ε = {certified} for the whole search"
     return f"{how}: `{mechanism}`{_figure_text(told)}."
+
+
+def rehearsed_on(told: Told) -> str:
+    """What the records of a rehearsal are called; those of earlier versions were all public records."""
+    return str(told.get("rehearsed_on", RECORDS["public"]))
 
 
 def _figure_text(told: Told) -> str:

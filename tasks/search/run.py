@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dptune.corpus.reading.read import Sides
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.privacy.certificate import SearchCertificate
@@ -28,7 +29,7 @@ from dptune.tuning.base import Base, open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
 from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
 from dptune.tuning.run import run as run_once
-from dptune.tuning.search.rehearsal import rehearsed
+from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
 from dptune.tuning.search.search import NoWinnerError, id_of, search
 from dptune.tuning.settings import TuneSettings
 from dptune.units import RECORD
@@ -36,6 +37,7 @@ from tasks.paths import FAILURES, SEARCH, SPENT
 from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.prices import choice_prices
 from tasks.search.records import about_records, check_records, public_source, read_sides
+from tasks.search.twin import UNIT, twin_name, twin_source
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import keep_failure, keep_text, run_command
 
@@ -78,19 +80,31 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
     prepared = prepare_sides(sides, base, chosen, unit)
     for note in prepared.notes:
         _log.warning("%s", note)
-    asked, told, register = settings.search.asked, {}, Register(SPENT)
+    told, register = {}, Register(SPENT)
     if settings.search.rehearses:
-        found = rehearsed(public_source(sides), base, chosen, asked, len(prepared.units), out, _say_rehearsed)
-        prepared = prepare_sides(sides, base, found.settings, unit)
-        for warning in paid_before(register, prepared, out):
+        for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
             _log.warning("%s", warning)
+        found, on = _rehearsed(settings, sides, prepared, out)
+        prepared = prepare_sides(sides, base, found.settings, unit)
         tuned = run_once(prepared, out, register)
-        told = {"tried": [[configuration, str(perplexity)] for configuration, perplexity in found.tried]}
+        tried = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
+        told = {"tried": tried, "rehearsed_on": on}
     else:
         tuned = _best(settings, prepared, out, register)
     if not RunFolder(out).results.exists():
         write_json(RunFolder(out).results, _told(settings, prepared, tuned, base, about) | told)
     return out
+
+
+def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:
+    """The rehearsal, and what pages call the records that it read: all public."""
+    base, chosen, asked, units = prepared.base, prepared.settings, settings.search.asked, len(prepared.units)
+    if settings.search.rehearse_on == "public":
+        return rehearsed(public_source(sides), base, chosen, asked, units, out, _say_rehearsed), PUBLIC
+    kind, seed = prepared.units.kind, settings.search.twin_seed
+    twin, column = twin_source(units, kind, seed), None if kind == RECORD else UNIT
+    found = rehearsed(twin, base, chosen, asked, units, out, _say_rehearsed, column, {"twin_seed": seed})
+    return found, twin_name(units, kind, seed)
 
 
 def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Register) -> Tuned:
