@@ -24,7 +24,7 @@ from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent import Register
 from dptune.tuning.base import Base, open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
 from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
@@ -109,8 +109,8 @@ def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Pat
 
 def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Register) -> Tuned:
     asked = settings.search.asked
-    if asked.again and (earlier := register.earlier(prepared.fingerprint, besides=id_of(out))):
-        _log.warning("these records paid before (%s); what this search costs adds to that", said(earlier))
+    for warning in register.warnings(prepared.fingerprint, id_of(out), again=asked.again):
+        _log.warning("%s", warning)
     with _silent() as start:
         return search(prepared, asked, out, register, start)
 
