@@ -63,7 +63,8 @@ def write_page(folder: Path, directory: Path) -> str:
     Raises: DptuneError for a certificate that was edited.
     """
     told: Told = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    certificate = None if told["rehearsed"] else read_certificate(RunFolder(folder).adapter / FILE)
+    proof = (RunFolder(folder).adapter if released(told) else folder) / FILE
+    certificate = None if told["rehearsed"] else read_certificate(proof)
     figures = []
     (directory / PICTURE).unlink(missing_ok=True)
     if (prices := told["prices"]) is not None:
@@ -78,13 +79,15 @@ def write_page(folder: Path, directory: Path) -> str:
         told=told,
         opening=[opening],
         folder=folder.as_posix(),
+        released=released(told),
+        proof=proof.as_posix(),
         certified=float(told["epsilon_certified"]),
         records=RECORDS,
         held_out="held_out" in told["perplexity"] or "held_out" in told["scores"],
         space=searched(told["space"], winner_of(told, certificate)),
         countings=countings(told),
         law=None if certificate is None else law_text(certificate),
-        score=None if certificate is None else score_text(told),
+        score=None if certificate is None or not released(told) else score_text(told),
         tried=tried(told),
         on=rehearsed_on(told),
     )
@@ -93,7 +96,11 @@ def write_page(folder: Path, directory: Path) -> str:
 
 def answer(told: Told) -> str:
     """The sentence that opens the page, and MLflow's description of the run."""
-    certified, mechanism = epsilon_text(told["epsilon_certified"]), told["settings"]["mechanism"]
+    certified = epsilon_text(told["epsilon_certified"])
+    if not released(told):
+        cost = f"and the budget is spent all the same: certified ε = {certified} for the whole search"
+        return f"Every candidate failed, so the base model is the result: nothing was released, {cost}."
+    mechanism = told["settings"]["mechanism"]
     if told["rehearsed"]:
         count = len(told["tried"])
         on = rehearsed_on(told)
@@ -101,6 +108,16 @@ def answer(told: Told) -> str:
         return f"{how}{certified}: `{mechanism}`{_figure_text(told)}."
     how = f"The best of {told['expected']:g} candidates on average, at certified ε = {certified} for the whole search"
     return f"{how}: `{mechanism}`{_figure_text(told)}."
+
+
+def has_winner(folder: Path) -> bool:
+    """Whether the ended search in ``folder`` released anything."""
+    return released(json.loads(RunFolder(folder).results.read_text(encoding="utf-8")))
+
+
+def released(told: Told) -> bool:
+    """Whether there is a winner; results of earlier versions all have one."""
+    return bool(told.get("released", True))
 
 
 def rehearsed_on(told: Told) -> str:
