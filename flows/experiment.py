@@ -39,6 +39,7 @@ from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.listed import write_list
+from tasks.experiment.spent import paid_so_far
 from tasks.experiment.standing import standing
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
@@ -158,6 +159,8 @@ def experiment(
     end_server_with_me()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
+    if not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far()):
+        get_run_logger().info("%s", paid)
     _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device
     groups = group_cells(cells, settings.experiment.cells_together, places)

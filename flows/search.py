@@ -20,7 +20,7 @@ from flows.child import child
 from flows.command import run_flow
 from flows.data import check_overrides, make_data
 from flows.experiment import available_devices, run_process
-from flows.failures import CellError, flow_error
+from flows.failures import CellError, FlowError, flow_error
 from flows.names import search_name
 from flows.pages import show_file
 from flows.places import free_place
@@ -30,12 +30,12 @@ from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
-from tasks.report.search import PAGE, write_page
+from tasks.report.search import PAGE, has_winner, write_page
 from tasks.search.asked import check_search, folder_of
 from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
 from tasks.settings.params import Settings, load_settings
-from tasks.stage import run_command
+from tasks.stage import USER_ERROR, run_command
 
 #: The stages that make what a search reads; it reads no canaries.
 DATA_STAGES = ("split", "validation", "pretrain")
@@ -61,7 +61,7 @@ def write_search_page(settings: Settings) -> str:
     folder = folder_of(settings)
     answer = write_page(folder, REPORT)
     write_index()
-    if publish(folder, REPORT / PAGE, answer):
+    if publish(folder, REPORT / PAGE, answer) and has_winner(folder):
         remember_shown(settings, REPORT / PAGE, answer)
     return answer
 
@@ -74,7 +74,8 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         params: the parameter file; it is not written.
         overrides: sections to merge over the parameter file, such as ``{"search": {"epsilon": 4}}``.
 
-    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed.
+    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and if every
+        candidate did, after the page is written.
     """
     end_server_with_me()
     settings = load_settings(Path(params), overrides)
@@ -90,6 +91,10 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     show_file("the search", page, answer)
     show(1, "done")
     get_run_logger().info("%s The page is %s", answer, page.resolve())
+    if not has_winner(folder_of(settings)):
+        fix = "lower the learning rates of the space; another search adds its cost"
+        problem = f"every candidate failed, so the base model is the result; the page is {page}. Fix: {fix}."
+        raise FlowError("nothing was released, and the budget is spent", problem, USER_ERROR)
     return str(page)
 
 

@@ -50,7 +50,7 @@ TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
 #: Not DVC's: its lock would tell how many candidates a search had. Working folders lie here too, mode 0700.
 SEARCH = DATA / "search"
-#: The register of what searches of these records have cost, the owner's.
+#: The register of what searches, and cells of studies, of these records have cost, the owner's.
 SPENT = DATA / "spent.jsonl"
 #: Number of the experiment whose page MLflow shows.
 MLFLOW_PAGE = DATA / "mlflow_page.txt"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from dptune.errors import DptuneError
 from dptune.files import private_directory
-from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, TOKENS
+from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
 from tasks.settings.strict_yaml import load_yaml
 
 #: Ledgers, secrets and all else that no DVC command restores or removes.
 KEPT_FOLDERS = (RUNS, AUDITS, ENSEMBLES, POLICY, SECRETS, TOKENS, DATA / "mlartifacts")
-KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", FAILURES)
+KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", FAILURES, SPENT)
 #: Variable in which DVC gives a stage the name of the experiment that it runs for.
 EXPERIMENT_NAME = "DVC_EXP_NAME"
 _COPIES = (".dvc", "tmp", "exps")

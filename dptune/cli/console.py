@@ -120,4 +120,9 @@ def _text(value: Any) -> str:
 
 
 def _json_number(value: Any) -> Any:
+    """A value for JSON, which has no infinity, inside lists and tables neither."""
+    if isinstance(value, dict):
+        return {name: _json_number(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_number(one) for one in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value

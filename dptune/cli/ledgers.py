@@ -25,6 +25,9 @@ _COVERED = {
     ),
 }
 
+#: What the parts of a total are called; a study has a line for all of its cells.
+_PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}"}
+
 
 def verify(
     ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl or certificate.jsonl, or a folder that holds one.")],
@@ -113,7 +116,9 @@ def spent(
         show(listed | {"note": note}, as_json)
         return
     for total in (*totals, *whole):
-        show({name: value for name, value in asdict(total).items() if name != "records"}, as_json)
+        whole_of = {name: value for name, value in asdict(total).items() if name not in ("records", "parts")}
+        parts = {_PARTS[part.what].format(part.study): str(part) for part in total.parts}
+        show(whole_of | parts, as_json)
     typer.echo(note)
 
 

@@ -55,7 +55,7 @@ def tune_by_search(
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate
-    from dptune.privacy.spent import Register, said
+    from dptune.privacy.spent import Register
     from dptune.tuning.base import open_base
     from dptune.tuning.prepare import with_labels
     from dptune.tuning.search.search import id_of, planned_certificate, prepare_search, search
@@ -69,8 +69,8 @@ def tune_by_search(
     prepared = prepare_search(described, base, settings, asked)
     for note in prepared.notes:
         notice("warning", by_option(note))
-    if asked.again and (earlier := book.earlier(prepared.fingerprint, besides=id_of(out))):
-        notice("warning", f"these records paid before ({said(earlier)}); what this search costs adds to that")
+    for warning in book.warnings(prepared.fingerprint, id_of(out), again=asked.again):
+        notice("warning", warning)
     if dry:
         show(of_certificate(planned_certificate(prepared, asked)), as_json)
         return

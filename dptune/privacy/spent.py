@@ -2,8 +2,8 @@
 
 One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
 its own, so that the same records are recognised, and nobody else can test a guess. A run or search counts from its
-start: what becomes of it, or of its folder, changes nothing. Records that were edited in between are others to it; it
-says so.
+start: what becomes of it, or of its folder, changes nothing. A cell of a study counts from its result on, with what it
+released; before that its ledger lies in its folder. Records that were edited in between are others to it; it says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from dptune.errors import ConfigError
 from dptune.files import PRIVATE_FILE, fsync_directory, locked
 from dptune.privacy.certificate import SearchCertificate
-from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
+from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, encode, seal
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 
@@ -36,8 +36,9 @@ class Spent:
     Attributes:
         records: keyed digest of the records.
         id: id of the search, or of the run.
-        what: "search" or "run".
-        epsilon: certified epsilon at ``delta``, recomputed from the entry.
+        what: "search", "run" or "cell".
+        epsilon: certified epsilon at ``delta``, computed from the entry; infinite where nothing bounds it.
+        study: name of the study that the cell is of; empty for others.
     """
 
     records: str
@@ -47,6 +48,27 @@ class Spent:
     data: str
     epsilon: float
     delta: float
+    study: str = ""
+
+
+@dataclass(frozen=True)
+class SpentPart:
+    """Entries of one kind in a total: all searches, all runs, or the cells of one study.
+
+    Attributes:
+        bounded: what those with a finite epsilon cost together.
+        unbounded: number of those that nothing bounds.
+    """
+
+    what: str
+    study: str
+    entries: int
+    bounded: float
+    unbounded: int
+
+    def __str__(self) -> str:
+        """The part as a clause."""
+        return _clause(self.entries, self.bounded, self.unbounded)
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,7 @@ class SpentTotal:
     entries: int
     epsilon: float
     delta: float
+    parts: tuple[SpentPart, ...] = ()
 
 
 class Register:
@@ -92,16 +115,41 @@ class Register:
         releases = [[release.to_dict(), count] for release, count in planned.items()]
         self._add(records, "run", header.run_id, {"header": header.to_dict(), "releases": releases})
 
+    def add_cell(self, records: str, study: str, ledger: LedgerContents) -> None:
+        """Add a cell of a study with all that it released, once. Durable when this returns.
+
+        Args:
+            records: digest of the records, unkeyed. Private.
+            study: name of the study. Public.
+        """
+        header = ledger.header
+        releases = [[release.to_dict(), count] for release, count in ledger.composition.items()]
+        told = {"study": study, "certified": str(ledger.epsilons.certified)}
+        self._add(records, "cell", header.run_id, {"header": header.to_dict(), "releases": releases} | told)
+
     def earlier(self, records: str, besides: str = "") -> list[Spent]:
-        """The entries about these records, but for the one with the id ``besides``."""
+        """The entries about these records, but for the one with the id ``besides``.
+
+        Of cells it takes the epsilon that was written when they ended: many are too slow to price at every start.
+        """
         entries, salt = self._read()
         key = _keyed(records, salt)
-        return [_priced(entry) for entry in entries if entry["records"] == key and entry["id"] != besides]
+        return [_priced(entry, stated=True) for entry in entries if entry["records"] == key and entry["id"] != besides]
 
     def check(self, records: str, *, again: bool) -> None:
-        """Raise ConfigError if something was published from these records before, unless ``again``."""
+        """Raise ConfigError if a run or search of these records was published before, unless ``again``.
+
+        Cells of studies refuse nothing, for a study and the search after it are used together; their costs add up too.
+        """
         if not again:
             _refuse(self.earlier(records))
+
+    def warnings(self, records: str, besides: str = "", *, again: bool) -> list[str]:
+        """What to tell who starts a search of records that paid before; nothing where ``check`` refuses it."""
+        earlier = self.earlier(records, besides)
+        if not earlier or not (again or all(one.what == "cell" for one in earlier)):
+            return []
+        return [f"these records paid before ({said(earlier)}); what this search costs adds to that"]
 
     def totals(self) -> list[SpentTotal]:
         """What was spent on each set of records, by unit."""
@@ -128,7 +176,8 @@ class Register:
 
     def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any], *, again: bool = True) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.path.with_name(f".{self.path.name}.lock"), wait=True):
+        real = self.path.resolve()  # a link in a copy of the checkout: one lock for all who write the file
+        with locked(real.with_name(f".{real.name}.lock"), wait=True):
             if not self._lines():
                 self._append({"kind": "register", "salt": secrets.token_hex(32)}, GENESIS)
             entries, salt = self._read()
@@ -151,7 +200,7 @@ class Register:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            fsync_directory(self.path.parent)
+            fsync_directory(self.path.resolve().parent)
         except OSError as error:
             problem = f"{self.path}: cannot be written ({error.strerror})"
             raise LedgerError(f"{problem}. Fix: free space, or make it writable; nothing was charged.") from None
@@ -188,8 +237,8 @@ class Register:
 
 
 def _refuse(earlier: list[Spent]) -> None:
-    """Raise ConfigError if there is any earlier entry."""
-    if earlier:
+    """Raise ConfigError if there is any earlier entry but cells of studies."""
+    if any(one.what != "cell" for one in earlier):
         problem = f"these records paid before ({said(earlier)}), and a search adds its own cost"
         raise ConfigError("search.again", problem, fix="set search.again, if both may be published")
 
@@ -198,7 +247,26 @@ def said(found: list[Spent]) -> str:
     """Earlier entries as a clause."""
     total, delta = sum(one.epsilon for one in found), sum(one.delta for one in found)
     times = "once, " if len(found) == 1 else f"{len(found)} times, together "
-    return f"{times}epsilon {total:.4g} at delta {delta:g}"
+    bounded = [one.epsilon for one in found if math.isfinite(one.epsilon)]
+    known = f", {sum(bounded):.4g} without the {len(found) - len(bounded)} that nothing bounds"
+    return f"{times}epsilon {total:.4g} at delta {delta:g}{known if 0 < len(bounded) < len(found) else ''}"
+
+
+def _clause(entries: int, bounded: float, unbounded: int) -> str:
+    if unbounded == entries:
+        return f"{entries}, without bound"
+    return f"{entries}, epsilon {bounded:.4g}" + (f" and {unbounded} without bound" if unbounded else "")
+
+
+def _parts(found: list[Spent]) -> tuple[SpentPart, ...]:
+    """Searches, runs and studies, each in the order of its first entry."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for one in found:
+        groups.setdefault((one.what, one.study), []).append(one.epsilon)
+    return tuple(
+        SpentPart(what, study, len(own), math.fsum(filter(math.isfinite, own)), sum(map(math.isinf, own)))
+        for (what, study), own in groups.items()
+    )
 
 
 def _total(unit: str, found: list[Spent]) -> SpentTotal:
@@ -209,6 +277,7 @@ def _total(unit: str, found: list[Spent]) -> SpentTotal:
         len(found),
         sum(one.epsilon for one in found),
         sum(one.delta for one in found),
+        _parts(found),
     )
 
 
@@ -216,16 +285,21 @@ def _keyed(records: str, salt: str) -> str:
     return blake2b(records.encode(), key=bytes.fromhex(salt), digest_size=16).hexdigest() if salt else ""
 
 
-def _priced(entry: Mapping[str, Any]) -> Spent:
-    """An entry, priced from what it holds. What another version wrote and this one cannot price has no bound."""
+def _priced(entry: Mapping[str, Any], *, stated: bool = False) -> Spent:
+    """An entry, priced from what it holds. What another version wrote and this one cannot price has no bound.
+
+    Args:
+        stated: whether to take a cell's own figure in place of a computation.
+    """
     content, what = entry["content"], str(entry["kind"])
-    stated = content if what == "search" else content["header"]
-    named = str(stated["unit"]), str(stated["data"])
+    about = content if what == "search" else content["header"]
+    named = str(about["unit"]), str(about["data"])
     try:
-        epsilon = _price_of(content, what)
+        epsilon = float(content["certified"]) if stated and what == "cell" else _price_of(content, what)
     except (ConfigError, TypeError, ValueError, KeyError, AttributeError):  # the line is whole: its chain was checked
         epsilon = math.inf
-    return Spent(entry["records"], entry["id"], what, *named, epsilon, float(stated["delta"]))
+    study = str(content.get("study", ""))
+    return Spent(entry["records"], entry["id"], what, *named, epsilon, float(about["delta"]), study)
 
 
 def _price_of(content: Mapping[str, Any], what: str) -> float:
@@ -234,6 +308,7 @@ def _price_of(content: Mapping[str, Any], what: str) -> float:
     header = RunHeader.from_dict(content["header"])
     planned: Composition = Counter({Release.from_dict(release): int(count) for release, count in content["releases"]})
     certified = header.price(planned).certified if planned else math.inf
-    if header.renyi_filter is not None and header.epsilon is not None:  # it may move its noise, within the budget
+    if what == "run" and header.renyi_filter is not None and header.epsilon is not None:
+        # It may move its noise, within the budget. Of a cell the releases are those that it made.
         certified = max(certified, header.epsilon)
     return certified

@@ -44,7 +44,9 @@ from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.experiment.quality import first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
+from tasks.experiment.spent import register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
+from tasks.split_records import records_digest
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
 
@@ -168,7 +170,7 @@ def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train the given cells. Returns the errors of cells that failed, by their folders."""
-    shared = shared_inputs(cells[0], check_device(device))
+    shared, records = shared_inputs(cells[0], check_device(device)), records_digest()
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     training: list[_TrainingCell] = []
@@ -193,7 +195,7 @@ def _train_cells(
                 if isinstance(end, Exception):
                     raise end
                 with end as ledger:
-                    _finish(one, ledger, used, len(cells))
+                    _finish(one, ledger, records, used, len(cells))
         except Exception as error:
             errors[one.cell.directory] = _log_failure(one.cell.label, error)
             _fail(one)
@@ -273,8 +275,12 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
     return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
 
 
-def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> None:
-    """Write all results of a cell, and the ledger's last line after everything else."""
+def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, together: int) -> None:
+    """Write all results of a cell, and the ledger's last line after everything else.
+
+    Args:
+        records: digest by which the register knows the records; the cell counts there before it has a result.
+    """
     prepared, directory = one.prepared, one.cell.directory
     if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
         _add_point(one, one.last)
@@ -292,6 +298,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, device: str, together: int) -> N
     result |= restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
+    register_cell(records, one.cell, contents)
     write_json(RunFolder(directory).result, result)
     if one.child:
         one.child.flush()

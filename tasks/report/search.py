@@ -63,7 +63,8 @@ def write_page(folder: Path, directory: Path) -> str:
     Raises: DptuneError for a certificate that was edited.
     """
     results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    certificate = None if results["rehearsed"] else read_certificate(RunFolder(folder).adapter / FILE)
+    proof = (RunFolder(folder).adapter if released(results) else folder) / FILE
+    certificate = None if results["rehearsed"] else read_certificate(proof)
     figures = []
     (directory / PICTURE).unlink(missing_ok=True)
     if (prices := results["prices"]) is not None:
@@ -78,26 +79,48 @@ def write_page(folder: Path, directory: Path) -> str:
         results=results,
         opening=[opening],
         folder=folder.as_posix(),
+        released=released(results),
+        proof=proof.as_posix(),
         certified=float(results["epsilon_certified"]),
         records=RECORDS,
         held_out="held_out" in results["perplexity"] or "held_out" in results["scores"],
         space=searched(results["space"], winner_of(results, certificate)),
         countings=countings(results),
         law=None if certificate is None else law_text(certificate),
-        score=None if certificate is None else score_text(results),
+        score=None if certificate is None or not released(results) else score_text(results),
         tried=tried(results),
+        on=rehearsed_on(results),
     )
     return opening
 
 
 def answer(results: Results) -> str:
     """The sentence that opens the page, and MLflow's description of the run."""
-    certified, mechanism = epsilon_text(results["epsilon_certified"]), results["settings"]["mechanism"]
+    certified = epsilon_text(results["epsilon_certified"])
+    if not released(results):
+        cost = f"and the budget is spent all the same: certified ε = {certified} for the whole search"
+        return f"Every candidate failed, so the base model is the result: nothing was released, {cost}."
+    mechanism = results["settings"]["mechanism"]
     if results["rehearsed"]:
-        how = f"the best of {len(results['tried'])} settings that were rehearsed on public records"
+        how = f"the best of {len(results['tried'])} settings that were rehearsed on {rehearsed_on(results)}"
         return f"At certified ε = {certified}, `{mechanism}` is {how}{_figure_text(results)}."
     how = f"the best of a secret number of candidates, {results['expected']:g} on average"
     return f"At certified ε = {certified} for the whole search, `{mechanism}` is {how}{_figure_text(results)}."
+
+
+def has_winner(folder: Path) -> bool:
+    """Whether the ended search in ``folder`` released anything."""
+    return released(json.loads(RunFolder(folder).results.read_text(encoding="utf-8")))
+
+
+def released(results: Results) -> bool:
+    """Whether there is a winner; results of earlier versions all have one."""
+    return bool(results.get("released", True))
+
+
+def rehearsed_on(results: Results) -> str:
+    """What the records of a rehearsal are called; those of earlier versions were all public records."""
+    return str(results.get("rehearsed_on", RECORDS["public"]))
 
 
 def _figure_text(results: Results) -> str:

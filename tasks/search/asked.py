@@ -11,6 +11,7 @@ from dptune.tuning.search.space import Space
 from dptune.tuning.settings import TuneSettings
 from dptune.update_rule import UpdateRule
 from tasks.paths import SEARCH
+from tasks.search.twin import check_twin
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 
@@ -63,6 +64,8 @@ def check_search(settings: Settings) -> None:
         raise ConfigError("task.words", "are for cells: a search's classifiers train a head", fix="leave them out")
     if settings.search.rehearses and settings.task.classifies:
         raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")
+    if settings.search.rehearse_on == "twin":
+        check_twin(settings)
     try:
         tune_settings(settings, "records", None)
     except ConfigError as error:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
 from tasks import tracking
 
@@ -14,7 +15,8 @@ EXPERIMENT = "search"
 
 
 def publish(folder: Path, page: Path, answer: str) -> bool:
-    """Send what may be shown of a search: the winner's settings and figures, its folder, and the page.
+    """Send what may be shown of a search: the winner's settings and figures, its folder, and the page; with no
+    winner, its certificate and the page.
 
     Nothing is stamped with a time, under either telemetry: when a search ended tells how many candidates there were.
 
@@ -33,7 +35,8 @@ def publish(folder: Path, page: Path, answer: str) -> bool:
         kept=False,
     )
     run.log(0, figures_of(results))
-    run.artifact(RunFolder(folder).adapter)
+    adapter = RunFolder(folder).adapter
+    run.artifact(adapter if adapter.exists() else folder / FILE)
     run.artifact(page)
     sent = run.end()
     tracking.finish_parent(parent, failed=False, timed=False)

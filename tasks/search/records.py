@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dptune.corpus.reading.read import Records, Sides
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.corpus.reading.read import Sides
+from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
 from dptune.corpus.reading.source import RecordSource
-from dptune.corpus.records import decode_content, form_at, read_about, read_records
+from dptune.corpus.records import read_about
 from dptune.errors import ConfigError, DataError
 from dptune.units import RECORD
-from tasks.paths import EVAL, PUBLIC_VALIDATION, SPLITS
+from tasks.paths import EVAL, PUBLIC_VALIDATION
 from tasks.settings.params import Settings
+from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_records
 
-#: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.
-TRAIN_SIDE = SPLITS / "train.parquet"
-#: What attackers know of. No candidate reads it; it is read here so that a register knows the same records by another
-#: split.
-ATTACK_SIDE = SPLITS / "attack.parquet"
 _MADE_BY = {TRAIN_SIDE: "split", EVAL: "split", ATTACK_SIDE: "split", PUBLIC_VALIDATION: "validation"}
 
 
@@ -39,13 +34,14 @@ def read_sides(settings: Settings) -> Sides:
 
     Raises: DataError for unreadable files; ConfigError if candidates would be scored on units that also train.
     """
-    sides = Sides(_records(TRAIN_SIDE), eval=_records(EVAL), public=_records(PUBLIC_VALIDATION))
+    read = split_records
+    sides = Sides(read(TRAIN_SIDE), eval=read(EVAL), public=read(PUBLIC_VALIDATION))
     shared = sides.shared_units
     if settings.data.unit != RECORD and settings.search.asked.score.on == "held_out" and shared:
         some = "some" if settings.experiment.telemetry == "private" else shared
         problem = f"is noisy, and {some} units have records on both sides of the split"
         raise ConfigError("search.score", problem, fix="use public, or {on: train}, or another data.parts")
-    return replace(sides, test=_records(ATTACK_SIDE))
+    return replace(sides, test=split_records(ATTACK_SIDE))
 
 
 def about_records() -> dict[str, Any]:
@@ -56,15 +52,6 @@ def about_records() -> dict[str, Any]:
 def public_source(sides: Sides) -> RecordSource:
     """The public records as the library reads rows, for rehearsals."""
     return RecordSource((), public=[_row(record.content) for record in sides.public])
-
-
-def _records(file: Path) -> Records:
-    stored = read_records(file)
-    form = form_at(stored.about)
-    return tuple(
-        Record(decode_content(text, form), int(unit), file.name, row)
-        for row, (unit, text) in enumerate(zip(stored.unit, stored.text.to_pylist(), strict=True), start=1)
-    )
 
 
 def _row(content: Content) -> dict[str, Any]:

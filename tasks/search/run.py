@@ -19,23 +19,26 @@ from typing import Annotated, Any
 
 import typer
 
+from dptune.corpus.reading.read import Sides
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
-from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent import Register
 from dptune.tuning.base import Base, open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
 from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
 from dptune.tuning.run import run as run_once
-from dptune.tuning.search.rehearsal import rehearsed
+from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
 from dptune.tuning.search.search import NoWinnerError, id_of, search
 from dptune.tuning.settings import TuneSettings
 from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
 from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
+from tasks.search.before import refuse_paid
 from tasks.search.prices import choice_prices
 from tasks.search.records import about_records, check_records, public_source, read_sides
+from tasks.search.twin import UNIT, twin_name, twin_source
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import keep_failure, keep_text, run_command
 
@@ -55,13 +58,14 @@ def search_records(settings: Settings, device: str | None = None) -> Path:
     Guarantee: the folder ``adapter`` in the returned one is (``search.epsilon``, delta)-DP under adding or removing one
     unit on its side of the split. Private: the records. Secret: the working folder beside it, and how long it took.
 
-    Returns: the search's folder; ``RunFolder.results`` in it holds what may be told.
+    Returns: the search's folder; ``RunFolder.results`` in it holds what may be told. Where every candidate failed, that
+        is that nothing was released, and that the budget is spent.
 
-    Raises: ConfigError and DataError before anything is charged; NoWinnerError if every candidate failed; SearchError
-        if something else stopped it.
+    Raises: ConfigError and DataError before anything is charged; SearchError if something else stopped it.
     """
     check_search(settings)
     check_records(settings)
+    refuse_paid(settings)  # before the model is read and any noise is calibrated
     out, about = folder_of(settings), about_records()
     private_directory(SEARCH)
     try:
@@ -78,25 +82,44 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
     prepared = prepare_sides(sides, base, chosen, unit)
     for note in prepared.notes:
         _log.warning("%s", note)
-    asked, told, register = settings.search.asked, {}, Register(SPENT)
+    told, register = {}, Register(SPENT)
     if settings.search.rehearses:
-        found = rehearsed(public_source(sides), base, chosen, asked, len(prepared.units), out, _say_rehearsed)
-        prepared = prepare_sides(sides, base, found.settings, unit)
-        for warning in paid_before(register, prepared, out):
+        for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
             _log.warning("%s", warning)
+        found, on = _rehearsed(settings, sides, prepared, out)
+        prepared = prepare_sides(sides, base, found.settings, unit)
         tuned = run_once(prepared, out, register)
-        told = {"tried": [[configuration, str(perplexity)] for configuration, perplexity in found.tried]}
+        tried = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
+        told = {"tried": tried, "rehearsed_on": on}
     else:
-        tuned = _best(settings, prepared, out, register)
+        try:
+            tuned = _best(settings, prepared, out, register)
+        except NoWinnerError as error:
+            _log.warning("%s", error)
+            write_json(
+                RunFolder(out).results, _told_of_nothing(settings, prepared, about, read_certificate(out / FILE))
+            )
+            return out
     if not RunFolder(out).results.exists():
         write_json(RunFolder(out).results, _told(settings, prepared, tuned, base, about) | told)
     return out
 
 
+def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:
+    """The rehearsal, and what pages call the records that it read: all public."""
+    base, chosen, asked, units = prepared.base, prepared.settings, settings.search.asked, len(prepared.units)
+    if settings.search.rehearse_on == "public":
+        return rehearsed(public_source(sides), base, chosen, asked, units, out, _say_rehearsed), PUBLIC
+    kind, seed = prepared.units.kind, settings.search.twin_seed
+    twin, column = twin_source(units, kind, seed), None if kind == RECORD else UNIT
+    found = rehearsed(twin, base, chosen, asked, units, out, _say_rehearsed, column, {"twin_seed": seed})
+    return found, twin_name(units, kind, seed)
+
+
 def _best(settings: Settings, prepared: PreparedRun, out: Path, register: Register) -> Tuned:
     asked = settings.search.asked
-    if asked.again and (earlier := register.earlier(prepared.fingerprint, besides=id_of(out))):
-        _log.warning("these records paid before (%s); what this search costs adds to that", said(earlier))
+    for warning in register.warnings(prepared.fingerprint, id_of(out), again=asked.again):
+        _log.warning("%s", warning)
     with _silent() as start:
         return search(prepared, asked, out, register, start)
 
@@ -177,7 +200,6 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
     Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
     epsilon covers those.
     """
-    name, _ = model_of(settings)
     result = json.loads(RunFolder(tuned.folder).result.read_text(encoding="utf-8"))
     measured = {
         "perplexity": {_KEYS[records]: pair for records, pair in tuned.perplexity.items()},
@@ -185,6 +207,34 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
     }
     if settings.experiment.telemetry == "research" and tuned.certificate is not None:
         measured = _with_held_out(measured, prepared, tuned, base)
+    return _asked(settings, prepared, about) | {
+        "released": True,
+        "epsilon_certified": str(tuned.epsilons.certified),
+        "settings": result["settings"],
+        "score": _score(tuned.certificate),
+        **measured,
+        "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
+    }
+
+
+def _told_of_nothing(
+    settings: Settings, prepared: PreparedRun, about: dict[str, Any], certificate: SearchCertificate
+) -> dict[str, Any]:
+    """What may be told of a search all of whose candidates failed: that, and what it costs."""
+    return _asked(settings, prepared, about) | {
+        "released": False,
+        "epsilon_certified": str(certificate.certified),
+        "settings": {},
+        "score": {"on": certificate.score.on, "units": certificate.score.units},
+        "perplexity": {},
+        "scores": {},
+        "prices": None,
+    }
+
+
+def _asked(settings: Settings, prepared: PreparedRun, about: dict[str, Any]) -> dict[str, Any]:
+    """What was searched, on which records: the same whatever was found."""
+    name, _ = model_of(settings)
     return {
         "name": settings.search.name,
         "model": name,
@@ -195,14 +245,9 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
         "units": len(prepared.units),
         "telemetry": settings.experiment.telemetry,
         "epsilon": settings.search.epsilon,
-        "epsilon_certified": str(tuned.epsilons.certified),
         "delta": prepared.schedule.delta,
         "expected": settings.search.candidates,
         "space": settings.search.asked.space.to_json(),
-        "settings": result["settings"],
-        "score": _score(tuned.certificate),
-        **measured,
-        "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
     }
 
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from dptune.bounds import Epsilon, NotNegative, Rows
+from dptune.bounds import Epsilon, NotNegative, Rows, Seed
 from dptune.errors import ConfigError
 from dptune.privacy.selection import Bound
 from dptune.privacy.selection_law import DEFAULT_SHAPE
@@ -22,7 +22,7 @@ Score = Literal["noisy", "public", "rehearsal"] | Table
 Candidates = Annotated[float, Ge(1.001), Le(10_000)]
 Shape = NotNegative | Literal["inf"]
 #: Entries of the pipeline alone; the others are those of the library's own file of a search.
-_OWN = ("name", "model", "epsilon")
+_OWN = ("name", "model", "epsilon", "rehearse_on", "twin_seed")
 
 
 class Search(StrictModel):
@@ -42,6 +42,9 @@ class Search(StrictModel):
         most: the most candidates there can be; empty leaves out a thousandth of the law.
         score: what candidates are compared by: "noisy" (losses of held-out units, with noise within the guarantee),
             "public" records, or a table; "rehearsal" searches on public records alone.
+        rehearse_on: of a rehearsal: "public" is the public records of data/validation; "twin" a cohort that the public
+            generator makes, of as many units as the private records have (synthetic and uci).
+        twin_seed: seed of that cohort; public.
         bound: bound by which the search is priced.
         together: candidates that are trained in the same forward passes; changes speed only.
         keep_losers: keep the secret working folder, for the owner.
@@ -56,6 +59,8 @@ class Search(StrictModel):
     shape: Shape = DEFAULT_SHAPE
     most: int | None = None
     score: Score = "noisy"
+    rehearse_on: Literal["public", "twin"] = "public"
+    twin_seed: Seed = 20
     bound: Bound = SearchSettings.bound
     together: Rows = SearchSettings.together
     keep_losers: bool = SearchSettings.keep_losers
@@ -77,6 +82,8 @@ class Search(StrictModel):
             _ = self.asked
         except ConfigError as error:
             raise _located(error, self) from None
+        if self.rehearse_on == "twin" and not self.rehearses:
+            raise ValueError("rehearse_on: is twin, and score rehearses nothing: use score: rehearsal, or public here")
         return self
 
 

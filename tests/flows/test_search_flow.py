@@ -16,9 +16,11 @@ import pytest
 import yaml
 from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_params
 
+from dptune.errors import DivergedError
 from dptune.files import write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
+from dptune.training.run import Run
 from dptune.tuning.search.candidates import CANDIDATES
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
@@ -236,6 +238,22 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
         state = search_form(**FORM, overrides=overrides, return_state=True)
         assert named in str(state.message)
     assert not (REPORT / "search.html").exists()
+
+
+def test_a_search_whose_candidates_all_failed_has_a_page_and_ends_with_its_sentence(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(run: Any) -> None:
+        raise DivergedError("the run diverged.")
+
+    monkeypatch.setattr(Run, "end", fail)
+    state = search_form(**FORM, overrides=QUICK, return_state=True)
+    assert state.is_failed()
+    said = "nothing was released, and the budget is spent: every candidate failed, so the base model is the result; "
+    assert str(state.message).startswith(said + "the page is data/report/search.html. Fix: lower the learning rates")
+    assert "nothing was released" in (REPORT / "search.html").read_text(encoding="utf-8")
+    (run,) = [row for row in rows("runs") if row["name"] == "tiny"]
+    assert tracking.client().get_run(run["run_uuid"]).data.metrics.keys() == {"epsilon_certified"}
 
 
 def test_dvc_makes_all_that_a_search_reads() -> None:

@@ -12,22 +12,23 @@ import pytest
 from tiny_pipeline import mode, params, read_json, write_params
 
 from dptune.corpus.records import read_about, read_records
-from dptune.errors import ConfigError, DataError
+from dptune.errors import ConfigError, DataError, DivergedError
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent import Register
+from dptune.training.run import Run
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
 from tasks.paths import FAILURES, REPORT, SEARCH, SPENT, TRAIN
 from tasks.report.page import write_index
-from tasks.report.search import PAGE, PICTURE, answer, countings, write_page
+from tasks.report.search import PAGE, PICTURE, answer, countings, has_winner, write_page
 from tasks.search import run as run_module
 from tasks.search.asked import check_search
 from tasks.search.prices import _of_winner, _scaled, choice_prices
-from tasks.search.publish import figures_of
+from tasks.search.publish import figures_of, params_of
 from tasks.search.records import TRAIN_SIDE, read_sides
 from tasks.search.run import SearchError, search_records
 from tasks.settings.params import Settings, load_settings
@@ -173,9 +174,45 @@ def test_a_stopped_search_goes_on_and_says_nothing_of_its_candidates(
     _others_are_refused(settings)
 
 
+def test_a_search_without_a_winner_says_that_the_budget_is_spent(
+    pipeline: Path, three: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its candidates diverged or crashed; a second call says the same, and costs nothing."""
+    ends = iter([DivergedError("the run diverged."), RuntimeError("a crash"), DivergedError("the run diverged.")])
+
+    def fail(run: Any) -> None:
+        raise next(ends, None) or RuntimeError("a crash")
+
+    monkeypatch.setattr(Run, "end", fail)
+    for _ in range(2):
+        caplog.clear()
+        out = search_records(settings_of(), "cpu")
+        assert "every candidate failed, so the base model is the result, and the budget is spent" in caplog.text
+    assert not RunFolder(out).adapter.exists()
+    assert not has_winner(out)
+    certificate = read_certificate(out / FILE)
+    told = read_json(RunFolder(out).results)
+    assert float(told["epsilon_certified"]) == certificate.certified <= 1
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (1, pytest.approx(certificate.certified))
+    sentence = write_page(out, REPORT)
+    assert sentence.startswith("Every candidate failed, so the base model is the result: nothing was released")
+    page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
+    assert sentence in page
+    assert "the budget is spent all the same: certified ε = 1 for the whole search" in page
+    assert f"dptune verify {(out / FILE).as_posix()}" in page
+    assert "0.001 to 0.02, uniform in the logarithm" in page
+    for gone in ("winner", "The price of choosing", "Perplexity", "adapter"):
+        assert gone not in page
+    assert figures_of(told) == {"epsilon_certified": certificate.certified}
+    assert not {*params_of(told)} & {"winner.mechanism"}
+
+
 def _others_are_refused(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match=r"search\.again: these records paid before \(once"):
-        search_records(settings_of(name="second"), "cpu")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_module, "open_base", lambda *_: pytest.fail("the model was read first"))
+        with pytest.raises(ConfigError, match=r"search\.again: these records paid before \(once"):
+            search_records(settings_of(name="second"), "cpu")
     with pytest.raises(ConfigError, match=r"search\.name: .* other settings .* another search\.name") as caught:
         search_records(settings_of(epsilon=2), "cpu")
     assert caught.value.field == "search.name"

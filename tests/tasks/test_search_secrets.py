@@ -114,7 +114,7 @@ def test_a_refusal_counts_no_units_under_private_telemetry(
     telemetry: str, said: str, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = sides(5, 4, 1)
-    monkeypatch.setattr(records_module, "_records", lambda file: found.get(file, ()))
+    monkeypatch.setattr(records_module, "split_records", lambda file: found.get(file, ()))
     with pytest.raises(ConfigError, match="both sides of the split") as caught:
         read_sides(settings_of(telemetry))
     assert said in str(caught.value)
@@ -126,7 +126,7 @@ def test_the_attackers_side_is_known_to_the_register_and_to_nothing_else(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = sides(3, 4, 2)
-    monkeypatch.setattr(records_module, "_records", lambda file: found.get(file, ()))
+    monkeypatch.setattr(records_module, "split_records", lambda file: found.get(file, ()))
     read = read_sides(settings_of("private"))
     assert read.test == found[ATTACK_SIDE]
     assert not {*read.test} & {*read.train, *read.eval}

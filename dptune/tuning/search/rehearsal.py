@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,23 @@ def rehearsed(
     units: int,
     out: Path,
     on_trial: Callable[[Configuration, float], None] = lambda configuration, perplexity: None,
+    unit: str | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Rehearsed:
-    """The rehearsal for the run in ``out``: the one on disk, if the same was asked, else a new one. See below."""
+    """The rehearsal for the run in ``out``: the one on disk, if the same was asked, else a new one. See below.
+
+    Args:
+        told: what else names the public records, so that others are rehearsed on anew.
+    """
     path = rehearsal_file(out)
-    asked = json.loads(json.dumps({"settings": asdict(settings), "search": search.to_json(), "units": units}))
+    asked = {"settings": asdict(settings), "search": search.to_json(), "units": units} | dict(told or {})
+    asked = json.loads(json.dumps(asked))
     if path.exists():
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["asked"] == asked:
             tried = tuple((dict(configuration), float(found)) for configuration, found in known["tried"])
             return Rehearsed(settings_of(settings, known["chosen"]), tried)
-    found = rehearse_space(source, base, settings, search, units, on_trial)
+    found = rehearse_space(source, base, settings, search, units, on_trial, unit)
     chosen = min(found.tried, key=lambda one: one[1])[0]
     shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
     write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
@@ -77,11 +84,13 @@ def rehearse_space(
     search: SearchSettings,
     units: int,
     on_trial: Callable[[Configuration, float], None] = lambda configuration, perplexity: None,
+    unit: str | None = None,
 ) -> Rehearsed:
     """Choose the settings of a run on ``units`` private units by public records alone.
 
     Args:
         source: the run's source, of which only ``public`` is read.
+        unit: the column of the public records that names their units; None: each is a unit of its own.
 
     Raises: ConfigError without public records, with fewer than a batch, or for a point that cannot be trained;
         DivergedError if every candidate diverged.
@@ -90,7 +99,7 @@ def rehearse_space(
         raise ConfigError("public", "is missing, and score: rehearsal trains on public records", fix="give them")
     if settings.task == "classify":
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
-    public = replace(source, data=source.public, public=None, unit=None, id=None)
+    public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
     # Built and checked before anything is trained, so that no late candidate fails by its settings.
     for _, configuration in search.space.kinds():

@@ -1,0 +1,25 @@
+"""The register of what these records have cost, as studies write and read it."""
+
+from __future__ import annotations
+
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.spent import Register, said
+from tasks.experiment.cells import Cell
+from tasks.paths import SPENT
+from tasks.split_records import records_digest
+
+
+def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
+    """Add a cell that is about to have a result, once; a resumed one has the same ledger, and so the same entry.
+
+    Args:
+        records: ``records_digest`` of the records that it trained on. Private.
+    """
+    Register(SPENT).add_cell(records, cell.experiment, ledger)
+
+
+def paid_so_far() -> str | None:
+    """One sentence on what was published from the pipeline's records so far; None if nothing was."""
+    if not SPENT.exists() or not (earlier := Register(SPENT).earlier(records_digest())):
+        return None
+    return f"these records paid before ({said(earlier)}); new cells add to that: `dptune spent {SPENT}`"

@@ -1,0 +1,86 @@
+"""The register of the pipeline: a cell counts when it has its result, whatever kills it, and a study says so once."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import cells, mode, read_json, static, write_params
+
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.spent import Register
+from tasks.experiment import finetune
+from tasks.experiment.finetune import run_cell, run_cells
+from tasks.experiment.spent import paid_so_far
+from tasks.paths import SPENT
+from tasks.search.before import refuse_paid
+from tasks.search.records import read_sides
+from tasks.settings.params import load_settings
+from tasks.split_records import records_digest
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def test_finished_cells_are_in_the_register_of_the_records_that_a_search_reads(pipeline: Path) -> None:
+    both = cells({"experiment": {"cells_together": 2}})
+    assert paid_so_far() is None
+    run_cells(both, "cpu")
+    run_cells(both, "cpu")
+    settings = load_settings()
+    assert records_digest() == read_sides(settings).fingerprint
+    found = {one.id: one for one in Register(SPENT).earlier(read_sides(settings).fingerprint)}
+    results = [read_json(RunFolder(cell.directory).result) for cell in both]
+    assert sorted(one.epsilon for one in found.values()) == sorted(float(one["epsilon_certified"]) for one in results)
+    assert {one.study for one in found.values()} == {"tiny"}
+    assert math.inf in [one.epsilon for one in found.values()]
+    assert mode(SPENT) == 0o600
+    told = str(paid_so_far())
+    assert told.startswith("these records paid before (2 times, together epsilon inf")
+    assert "`dptune spent data/spent.jsonl`" in told
+    assert "\n" not in told
+    refuse_paid(settings)  # a search after a study is warned, not refused
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_cell_that_is_killed_around_its_result_counts_once(
+    last: bool, pipeline: Path, opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = static()
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        if last:
+            patched.setattr(Ledger, "finish", die)
+        else:
+            patched.setattr(finetune, "write_json", die)
+        with pytest.raises(Killed):
+            run_cell(cell, "cpu")
+    for ledger in opened:
+        ledger.close()
+    assert RunFolder(cell.directory).result.exists() is last
+    assert Register(SPENT).totals()[0].entries == 1, "no result without its entry"
+    result = run_cell(cell, "cpu")
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (1, pytest.approx(float(result["epsilon_certified"])))
+
+
+def test_a_search_after_a_study_says_one_line(pipeline: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from tasks.search.run import search_records
+
+    run_cell(static(), "cpu")
+    write_params({"training": {"expected_batch_size": 8, "epochs": 0.15}})
+    space = {"learning_rate": {"log_uniform": [0.001, 0.02]}}
+    over = {"name": "after", "epsilon": 1, "space": space, "candidates": 2, "score": "rehearsal", "rehearse_on": "twin"}
+    caplog.set_level(logging.WARNING)
+    search_records(load_settings(overrides={"search": over}), "cpu")
+    assert caplog.text.count("these records paid before (once, epsilon") == 1
+    (total,) = Register(SPENT).totals()
+    assert [part.what for part in total.parts] == ["cell", "run"]
