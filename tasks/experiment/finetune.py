@@ -44,9 +44,8 @@ from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.experiment.quality import first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
-from tasks.experiment.spent import register_cell
+from tasks.experiment.spent import digest_of_records, register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
-from tasks.split_records import records_digest
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
 
@@ -170,7 +169,7 @@ def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train the given cells. Returns the errors of cells that failed, by their folders."""
-    shared, records = shared_inputs(cells[0], check_device(device)), records_digest()
+    shared, records = shared_inputs(cells[0], check_device(device)), digest_of_records()
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     training: list[_TrainingCell] = []
@@ -276,11 +275,8 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
 
 
 def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, together: int) -> None:
-    """Write all results of a cell, and the ledger's last line after everything else.
-
-    Args:
-        records: digest by which the register knows the records; the cell counts there before it has a result.
-    """
+    """Write all results of a cell, before them its entry under ``records`` in the register, and the ledger's last line
+    after everything else."""
     prepared, directory = one.prepared, one.cell.directory
     if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
         _add_point(one, one.last)
@@ -293,9 +289,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
-    result["together"] = together
-    result |= written
-    result |= restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
+    result |= {"together": together} | written | restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
     register_cell(records, one.cell, contents)

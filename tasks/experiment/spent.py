@@ -9,11 +9,16 @@ from tasks.paths import SPENT
 from tasks.split_records import records_digest
 
 
+def digest_of_records() -> str:
+    """What the register knows the pipeline's records by; read before a run, so that a missing file stops it early."""
+    return records_digest()
+
+
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
     """Add a cell that is about to have a result, once; a resumed one has the same ledger, and so the same entry.
 
     Args:
-        records: ``records_digest`` of the records that it trained on. Private.
+        records: ``digest_of_records`` before it trained. Private.
     """
     Register(SPENT).add_cell(records, cell.experiment, ledger)
 
