@@ -144,7 +144,7 @@ def test_a_search_on_a_twin_trains_once_and_says_what_it_read(pipeline: Path, mo
     assert told["rehearsed_on"] == f"a generated cohort (SYNTHETIC, {units} records, seed 20)"
     assert len(told["tried"]) == 2
     sentence = write_page(out, REPORT)
-    assert sentence.startswith(f"The best of 2 settings that were rehearsed on {told['rehearsed_on']}, trained once")
+    assert f"is the best of 2 settings that were rehearsed on {told['rehearsed_on']}: " in sentence
     assert f"2 settings, on {told['rehearsed_on']}" in (REPORT / PAGE).read_text(encoding="utf-8")
     monkeypatch.setattr(rehearsal_module, "trial", lambda *_: pytest.fail("it was rehearsed already"))
     assert search_records(settings, "cpu") == out

@@ -269,8 +269,8 @@ MUTANTS = (
         "register_without_a_lock",
         "of two lines that are written together one would be lost",
         REGISTER,
-        'with locked(self.path.with_name(f".{self.path.name}.lock"), wait=True):',
-        "if self.path.name:",
+        'with locked(real.with_name(f".{real.name}.lock"), wait=True):',
+        "if real.name:",
         (f"{REGISTERS}::test_a_line_waits_for_who_writes_one",),
     ),
     Mutant(

@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "planted_secrets_searched",
         "an auditor's secrets would train, and count as units",
-        "tasks/search/records.py",
+        "tasks/split_records.py",
         'TRAIN_SIDE = SPLITS / "train.parquet"',
         'TRAIN_SIDE = Path("data/canaries/train.parquet")',
         (f"{PIPELINE}::test_the_records_are_those_of_the_split_without_canaries",),
