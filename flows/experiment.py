@@ -159,7 +159,8 @@ def experiment(
     end_server_with_me()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
-    if not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far()):
+    open_log = settings.experiment.telemetry == "research"  # whether records are those of before is private
+    if open_log and not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far()):
         get_run_logger().info("%s", paid)
     _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device

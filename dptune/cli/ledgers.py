@@ -109,7 +109,8 @@ def spent(
     totals, whole = book.totals(), book.of_all_units()
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
-        "template or column, count as others: theirs add to these where they hold the same people."
+        "template or column, count as others: theirs add to these where they hold the same people. Cells that did not "
+        "end their training, and private answers, are in no register: what their own ledgers hold comes on top."
     )
     if as_json:
         listed = {"totals": [asdict(total) for total in totals], "all_units": [asdict(total) for total in whole]}
@@ -117,7 +118,7 @@ def spent(
         return
     for total in (*totals, *whole):
         whole_of = {name: value for name, value in asdict(total).items() if name not in ("records", "parts")}
-        parts = {_PARTS[part.what].format(part.study): str(part) for part in total.parts}
+        parts = {_PARTS.get(part.what, part.what).format(part.study): str(part) for part in total.parts}
         show(whole_of | parts, as_json)
     typer.echo(note)
 

@@ -2,8 +2,9 @@
 
 One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
 its own, so that the same records are recognised, and nobody else can test a guess. A run or search counts from its
-start: what becomes of it, or of its folder, changes nothing. A cell of a study counts from its result on, with what it
-released; before that its ledger lies in its folder. Records that were edited in between are others to it; it says so.
+start: what becomes of it, or of its folder, changes nothing. A cell of a study counts from the end of its training on,
+with what it released; before that its ledger lies in its folder. Records that were edited in between are others to it;
+it says so.
 """
 
 from __future__ import annotations
@@ -126,6 +127,15 @@ class Register:
         releases = [[release.to_dict(), count] for release, count in ledger.composition.items()]
         told = {"study": study, "certified": str(ledger.epsilons.certified)}
         self._add(records, "cell", header.run_id, {"header": header.to_dict(), "releases": releases} | told)
+
+    def add_lost_cell(self, records: str, study: str, header: RunHeader) -> None:
+        """Add a run of a cell whose ledger tells no longer what it released, once: nothing bounds it.
+
+        Args:
+            header: the cell's, with an id that the lost run is known by.
+        """
+        told = {"study": study, "certified": str(math.inf)}
+        self._add(records, "cell", header.run_id, {"header": header.to_dict(), "releases": []} | told)
 
     def earlier(self, records: str, besides: str = "") -> list[Spent]:
         """The entries about these records, but for the one with the id ``besides``.

@@ -277,14 +277,14 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
 def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, together: int) -> None:
     """Write all results of a cell, before them its entry under ``records`` in the register, and the ledger's last line
     after everything else."""
-    prepared, directory = one.prepared, one.cell.directory
+    prepared, directory, contents = one.prepared, one.cell.directory, _contents(ledger)
+    register_cell(records, one.cell, contents)  # a run that diverged has paid as well
     if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
         _add_point(one, one.last)
     after = _evaluate(prepared, final=True)
     check_converged(one.cell.label, after)
     written = text_scores(prepared, directory)
     write_adapter(prepared.spec.model, directory)
-    contents = _contents(ledger)
     write_policy(prepared, contents, directory)
     write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
@@ -292,7 +292,6 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     result |= {"together": together} | written | restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result["adapter_sha256"] = adapter_digest(directory)
     draw_curves([result], directory / "curves.png")
-    register_cell(records, one.cell, contents)
     write_json(RunFolder(directory).result, result)
     if one.child:
         one.child.flush()

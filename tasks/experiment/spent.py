@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dptune.privacy.ledger_file import LedgerContents
+from dataclasses import replace
+
+from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent import Register, said
 from tasks.experiment.cells import Cell
 from tasks.paths import SPENT
@@ -15,12 +19,21 @@ def digest_of_records() -> str:
 
 
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
-    """Add a cell that is about to have a result, once; a resumed one has the same ledger, and so the same entry.
+    """Add a cell that trained to its end, once, and its runs that were set aside; a resumed one has the same ledger,
+    and so the same entry.
 
     Args:
         records: ``digest_of_records`` before it trained. Private.
     """
-    Register(SPENT).add_cell(records, cell.experiment, ledger)
+    register = Register(SPENT)
+    for folder in earlier_runs(cell.directory):
+        if (spending := spending_of(folder)) is None:
+            continue
+        if spending.problem:
+            register.add_lost_cell(records, cell.experiment, replace(ledger.header, run_id=folder.name))
+        else:
+            register.add_cell(records, cell.experiment, read_ledger(RunFolder(folder).ledger))
+    register.add_cell(records, cell.experiment, ledger)
 
 
 def paid_so_far() -> str | None:

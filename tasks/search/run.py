@@ -191,7 +191,7 @@ def _say_rehearsed(configuration: dict[str, Any], perplexity: float) -> None:
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in configuration.items()
     )
-    _log.info("rehearsed on public records: %s: perplexity %.4g", named, perplexity)
+    _log.info("rehearsed: %s: perplexity %.4g", named, perplexity)
 
 
 def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, about: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tiny_pipeline import cells, mode, read_json, static, write_params
 
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cell, run_cells
@@ -70,6 +71,39 @@ def test_a_cell_that_is_killed_around_its_result_counts_once(
     result = run_cell(cell, "cpu")
     (total,) = Register(SPENT).totals()
     assert (total.entries, total.epsilon) == (1, pytest.approx(float(result["epsilon_certified"])))
+
+
+def test_a_run_that_was_set_aside_counts_beside_the_one_that_replaced_it(pipeline: Path) -> None:
+    cell = static()
+    first = run_cell(cell, "cpu")
+    SPENT.unlink()  # so that the entry of the first is not what is found
+    set_aside(cell.directory)
+    second = run_cell(cell, "cpu")
+    (total,) = Register(SPENT).totals()
+    assert total.entries == 2
+    assert total.epsilon == pytest.approx(float(first["epsilon_certified"]) + float(second["epsilon_certified"]))
+
+
+def test_a_lost_ledger_of_a_run_that_was_set_aside_has_no_bound(pipeline: Path) -> None:
+    cell = static()
+    run_cell(cell, "cpu")
+    SPENT.unlink()
+    aside, _ = set_aside(cell.directory)
+    RunFolder(aside).ledger.unlink()
+    run_cell(cell, "cpu")
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (2, math.inf)
+
+
+def test_a_cell_that_diverged_has_paid(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: Any) -> None:
+        raise finetune.DivergedError("diverged")
+
+    monkeypatch.setattr(finetune, "check_converged", diverge)
+    with pytest.raises(finetune.DivergedError):
+        run_cell(static(), "cpu")
+    assert not (static().directory / "adapter").exists()
+    assert Register(SPENT).totals()[0].entries == 1
 
 
 def test_a_search_after_a_study_says_one_line(pipeline: Path, caplog: pytest.LogCaptureFixture) -> None:

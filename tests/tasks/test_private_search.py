@@ -266,7 +266,7 @@ def test_a_rehearsal_reads_public_records_and_trains_once(pipeline: Path, caplog
     out = search_records(chosen, "cpu")
     told = read_json(RunFolder(out).results)
     assert len(told["tried"]) == 2
-    assert caplog.text.count("rehearsed on public records") == 2
+    assert caplog.text.count("rehearsed: ") == 2
     assert not (RunFolder(out).adapter / FILE).exists()
     (spent,) = Register(SPENT).totals()
     assert (spent.entries, spent.epsilon) == (1, pytest.approx(float(told["epsilon_certified"])))
