@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class LedgerContents:
     complete: bool
     last: Release | None = None
 
-    @property
+    @cached_property
     def epsilons(self) -> Epsilons:
         """The three epsilons, recomputed from the file alone. A candidate of a search has no certified one."""
         prices = self.header.price(self.composition)

@@ -44,8 +44,9 @@ from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.experiment.quality import first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
-from tasks.experiment.spent import digest_of_records, register_cell
+from tasks.experiment.spent import register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
+from tasks.split_records import records_digest
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
 
@@ -169,7 +170,7 @@ def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
 ) -> dict[Path, Exception]:
     """Train the given cells. Returns the errors of cells that failed, by their folders."""
-    shared, records = shared_inputs(cells[0], check_device(device)), digest_of_records()
+    shared, records = shared_inputs(cells[0], check_device(device)), records_digest()
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     training: list[_TrainingCell] = []

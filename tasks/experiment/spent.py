@@ -13,17 +13,12 @@ from tasks.paths import SPENT
 from tasks.split_records import records_digest
 
 
-def digest_of_records() -> str:
-    """What the register knows the pipeline's records by; read before a run, so that a missing file stops it early."""
-    return records_digest()
-
-
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
     """Add a cell that trained to its end, once, and its runs that were set aside; a resumed one has the same ledger,
     and so the same entry.
 
     Args:
-        records: ``digest_of_records`` before it trained. Private.
+        records: ``records_digest`` before it trained. Private.
     """
     register = Register(SPENT)
     for folder in earlier_runs(cell.directory):
@@ -37,7 +32,7 @@ def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
 
 
 def paid_so_far() -> str | None:
-    """One sentence on what was published from the pipeline's records so far; None if nothing was."""
+    """The sentence that says what the pipeline's records have paid so far; None if they have paid nothing."""
     if not SPENT.exists() or not (earlier := Register(SPENT).earlier(records_digest())):
         return None
     return f"these records paid before ({said(earlier)}); new cells add to that: `dptune spent {SPENT}`"

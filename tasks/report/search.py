@@ -124,8 +124,8 @@ def rehearsed_on(results: Results) -> str:
 
 
 def _figure_text(results: Results) -> str:
-    """One figure of the winner: its perplexity on held-out records where telemetry allows it, else its noisy score on
-    them, else a figure on public records.
+    """A clause with one figure of the winner: perplexity on held-out records where telemetry allows it, else the noisy
+    score on them, else a figure on public records.
     """
     if (
         "held_out" not in results["perplexity"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pipeline import copied, prepare_environment, write_params
+from tiny_pipeline import SWIM, copied, prepare_environment, write_params
 
 from tasks.paths import POLICY, REPORT
 from tasks.policy.gradient import policy_cells, run_cell
@@ -30,18 +30,8 @@ _POLICY: dict[str, Any] = {
     "processes": 1,
     "audit_trials": 0,
     "studies": {
-        "swim": {
-            "environment": "dptune/Riverswim-v0",
-            "training": {
-                "users": 2,
-                "steps": 20,
-                "updates": 4,
-                "hidden": 0,
-                "critic_hidden": 0,
-                "evaluate_every": 2,
-            },
-            "runs": {"l2": {"algorithm": "l2", "epsilon": 3}, "kl": {"algorithm": "kl", "noise_multiplier": 1}},
-        }
+        "swim": SWIM
+        | {"runs": {"l2": {"algorithm": "l2", "epsilon": 3}, "kl": {"algorithm": "kl", "noise_multiplier": 1}}}
     },
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_pipeline import ROOT, params, prepare_environment, read_json
+from tiny_pipeline import ROOT, SWIM, params, prepare_environment, read_json
 
 from flows import policy as module
 from flows.policy import policy
@@ -28,18 +28,7 @@ QUICK: dict[str, Any] = {
         "seeds": [0],
         "audit_trials": 0,
         "studies": {
-            "swim": {
-                "environment": "dptune/Riverswim-v0",
-                "training": {
-                    "users": 2,
-                    "steps": 20,
-                    "updates": 4,
-                    "hidden": 0,
-                    "critic_hidden": 0,
-                    "evaluate_every": 2,
-                },
-                "runs": {"l2": {"algorithm": "l2", "epsilon": 3}},
-            }
+            "swim": SWIM | {"runs": {"l2": {"algorithm": "l2", "epsilon": 3}}},
         },
     }
 }

@@ -353,7 +353,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
 
     def train(spec: Any, directory: Any, entropy: Any, on_step: Callable[..., None], ranks: Any) -> Any:
         def observe(report: running.StepReport) -> None:
-            # Of few digits, such as a share of 0.2, a figure may be found in another one.
+            # A figure of few digits, such as a share of 0.2, may stand in a file as a part of another figure.
             raw.extend(value for value in report.private.values() if len(repr(value)) > 8)
             on_step(report)
 

@@ -62,7 +62,7 @@ def given_rows(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
 def test_private_records_decide_nothing_of_the_twin_but_their_number(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another data set of the same size gives the same bytes."""
+    """The twin of another private data set of the same size has the same bytes."""
     settings = settings_of()
     twin, unit = given_rows(settings, monkeypatch)
     assert unit is None

@@ -27,6 +27,11 @@ UNITS = 166
 STEPS = 4
 #: Small, because strong noise is priced fast.
 BUDGET = 0.3
+#: A policy's study of milliseconds, without its runs.
+SWIM: dict[str, Any] = {
+    "environment": "dptune/Riverswim-v0",
+    "training": {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2},
+}
 _BUILT: list[Path] = []
 
 _CHANGES: dict[str, Any] = {
