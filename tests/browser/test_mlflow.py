@@ -28,6 +28,7 @@ from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cells
 from tasks.page_links import PageLinks
 from tasks.report.headline import headline
+from tasks.tracking_digits import legible
 from tasks.tracking_page import run_ids, show
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]
@@ -170,13 +171,14 @@ def visit(chromium: Any) -> Iterator[Visit]:
     context.close()
 
 
-def four_digits(result: dict[str, Any]) -> str:
-    return f"{result['after']['eval_perplexity']:.6f}"[:6]
+def shown(result: dict[str, Any]) -> str:
+    """A cell's perplexity as its page shows it: 454.4896 is 454.49 there, so that a cut would look for 454.48."""
+    return f"{legible('eval_perplexity', result['after']['eval_perplexity']):.6g}"
 
 
 def test_the_printed_link_shows_perplexities_and_four_epsilons_without_a_click(served: Served, visit: Visit) -> None:
     visit.page.goto(served.links.table)
-    visit.see(*served.runs.values(), *(four_digits(result) for result in served.results))
+    visit.see(*served.runs.values(), *(shown(result) for result in served.results))
     visit.see("epsilon published", "epsilon noise_only", "epsilon certified", "∞", f"{BUDGET:g}", exact=True)
     visit.see("2 matching runs")
     visit.close_assistant()
@@ -207,12 +209,12 @@ def test_the_experiments_plain_page_opens_with_the_answer_and_leads_to_the_chart
 
 
 def test_a_later_run_of_one_cell_leaves_that_cell_alone(served: Served, visit: Visit) -> None:
-    (first, shown), (_, gone) = served.runs.items()
+    (first, kept), (_, gone) = served.runs.items()
     try:
         links = show(served.parent, [first], "research")
         assert links == served.links
         visit.page.goto(served.links.table)
-        visit.see(shown, "1 matching run")
+        visit.see(kept, "1 matching run")
         assert visit.page.get_by_text(gone).count() == 0
     finally:
         show(served.parent, served.runs, "research")
