@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.search.space import Domain, Range, Space
 from tasks.charts.canvas import save
 from tasks.charts.search import WAY_LOOKS, choosing
-from tasks.report.numbers import digits4, epsilon_text
+from tasks.report.numbers import digits4
 from tasks.report.page import write
 
 PAGE, PICTURE = "search.html", "choosing.png"
@@ -96,7 +97,7 @@ def write_page(folder: Path, directory: Path) -> str:
 
 def answer(results: Results) -> str:
     """The sentence that opens the page, and MLflow's description of the run."""
-    certified = epsilon_text(results["epsilon_certified"])
+    certified = at_most(results["epsilon_certified"])
     if not released(results):
         cost = f"and the budget is spent all the same: certified ε = {certified} for the whole search"
         return f"Every candidate failed, so the base model is the result: nothing was released, {cost}."
