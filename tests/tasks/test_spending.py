@@ -69,16 +69,15 @@ def test_a_run_that_cannot_go_on_is_priced_into_the_next(
     checkpoint = cell.directory / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     spent = read_ledger(cell.directory / "ledger.jsonl").epsilons.certified
-    with pytest.raises(
-        CheckpointError, match=rf"dptune set-aside {re.escape(str(cell.directory))}.*{at_most(spent, 4)}"
-    ):
+    advice = rf"dptune set-aside {re.escape(str(cell.directory))}.*{at_most(spent, 4)}"
+    with pytest.raises(CheckpointError, match=advice):
         run_cell(cell, "cpu")
     kept, _ = set_aside(cell.directory)
     after = run_cell(cell, "cpu")
     assert after["releases"] == STEPS
     assert after["set_aside"] == [{"folder": kept.name, "epsilon_certified": spent}]
     together = after["epsilon_certified"] + spent
-    assert f"with them, epsilon is {together:.4g} and delta 2e-05 (basic composition)" in after["guarantee"]
+    assert f"with them, epsilon is {at_most(together, 4)} and delta 2e-05 (basic composition)" in after["guarantee"]
     write_json(EXPERIMENT, {"name": "tiny", "cells": [cell.directory.name]})
     monkeypatch.setattr(tracking, "send", lambda *_, **__: None)
     report.report()
