@@ -16,7 +16,7 @@ from tasks.prediction.ensembles import scored_protocols, served_protocol
 from tasks.settings.params import Settings, load_settings
 
 SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
-RATES = ("bench-sst2-rates", "bench-wikitext-rates")
+RATES = ("bench-sst2-rates", "bench-wikitext-rates", "bench-e2e-rates")
 PROFILES = (*SMALL, *RATES, "bench-sst2", "bench-e2e", "bench-wikitext")
 
 

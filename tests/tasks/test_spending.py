@@ -83,7 +83,7 @@ def test_a_run_that_cannot_go_on_is_priced_into_the_next(
     report.report()
     words = " ".join(page(Path("data/report")).words.split())
     assert kept.name in words
-    assert f"2 runs together cost at most ε = {together:.3g}, δ = 2e-05 about one record" in words
+    assert f"2 runs together cost at most ε = {at_most(together)}, δ = 2e-05 about one record" in words
     assert together > BUDGET
 
 
