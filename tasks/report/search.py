@@ -63,7 +63,7 @@ def write_page(folder: Path, directory: Path) -> str:
     Raises: DptuneError for a certificate that was edited.
     """
     results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    proof = (RunFolder(folder).adapter if released(results) else folder) / FILE
+    proof = proof_of(folder, results)
     certificate = None if results["rehearsed"] else read_certificate(proof)
     figures = []
     (directory / PICTURE).unlink(missing_ok=True)
@@ -99,7 +99,8 @@ def answer(results: Results) -> str:
     certified = epsilon_text(results["epsilon_certified"])
     if not released(results):
         cost = f"and the budget is spent all the same: certified ε = {certified} for the whole search"
-        return f"Every candidate failed, so the base model is the result: nothing was released, {cost}."
+        why = failure(results)
+        return f"{why[0].upper()}{why[1:]}, so the base model is the result: nothing was released, {cost}."
     mechanism = results["settings"]["mechanism"]
     if results["rehearsed"]:
         how = f"the best of {len(results['tried'])} settings that were rehearsed on {rehearsed_on(results)}"
@@ -108,9 +109,23 @@ def answer(results: Results) -> str:
     return f"At certified ε = {certified} for the whole search, `{mechanism}` is {how}{_figure_text(results)}."
 
 
-def has_winner(folder: Path) -> bool:
-    """Whether the ended search in ``folder`` released anything."""
-    return released(json.loads(RunFolder(folder).results.read_text(encoding="utf-8")))
+def failure(results: Results) -> str:
+    """Why an ended search has no result, as a clause."""
+    if results["rehearsed"]:
+        return f"the private run diverged at the settings that were rehearsed on {rehearsed_on(results)}"
+    return "every candidate failed"
+
+
+def failure_of(folder: Path) -> str | None:
+    """Why the ended search in ``folder`` released nothing, as a clause; None if it released a winner."""
+    results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    return None if released(results) else failure(results)
+
+
+def proof_of(folder: Path, results: Results) -> Path:
+    """What prices an ended search: its certificate, or the ledger of a rehearsal's one run."""
+    place = RunFolder(folder).adapter if released(results) else folder
+    return RunFolder(place).ledger if results["rehearsed"] else place / FILE
 
 
 def released(results: Results) -> bool:

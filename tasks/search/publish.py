@@ -16,7 +16,7 @@ EXPERIMENT = "search"
 
 def publish(folder: Path, page: Path, answer: str) -> bool:
     """Send what may be shown of a search: the winner's settings and figures, its folder, and the page; with no
-    winner, its certificate and the page.
+    winner, its certificate (of a rehearsal, the ledger of its one run) and the page.
 
     Nothing is stamped with a time, under either telemetry: when a search ended tells how many candidates there were.
 
@@ -35,8 +35,9 @@ def publish(folder: Path, page: Path, answer: str) -> bool:
         kept=False,
     )
     run.log(0, figures_of(results))
-    adapter = RunFolder(folder).adapter
-    run.artifact(adapter if adapter.exists() else folder / FILE)
+    adapter, ledger = RunFolder(folder).adapter, RunFolder(folder).ledger
+    alone = ledger if results["rehearsed"] else folder / FILE
+    run.artifact(adapter if adapter.exists() else alone)
     run.artifact(page)
     sent = run.end()
     tracking.finish_parent(parent, failed=False, timed=False)

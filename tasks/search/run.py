@@ -20,14 +20,15 @@ from typing import Annotated, Any
 import typer
 
 from dptune.corpus.reading.read import Sides
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
+from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
-from dptune.tuning.base import Base, open_base
+from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
+from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, check_same, figures_of, paid_before
 from dptune.tuning.run import run as run_once
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
 from dptune.tuning.search.search import NoWinnerError, id_of, search
@@ -45,6 +46,11 @@ from tasks.stage import keep_failure, keep_text, run_command
 _log = logging.getLogger("tasks.search")  # this module is also run as a command
 #: Short names of the records that figures are about.
 _KEYS = {HELD_OUT: "held_out", PUBLIC: "public"}
+#: As ``NoWinnerError`` says it of a search.
+_DIVERGED = (
+    "the private run diverged, so the base model is the result, and the budget is spent. "
+    "Fix: lower the learning rates of the space; another search adds its cost."
+)
 _SECRET = "the number of candidates is secret, so no progress is shown"
 
 
@@ -82,27 +88,53 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
     prepared = prepare_sides(sides, base, chosen, unit)
     for note in prepared.notes:
         _log.warning("%s", note)
-    told, register = {}, Register(SPENT)
-    if settings.search.rehearses:
-        for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
-            _log.warning("%s", warning)
-        found, on = _rehearsed(settings, sides, prepared, out)
-        prepared = prepare_sides(sides, base, found.settings, unit)
-        tuned = run_once(prepared, out, register)
-        tried = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
-        told = {"tried": tried, "rehearsed_on": on}
-    else:
-        try:
-            tuned = _best(settings, prepared, out, register)
-        except NoWinnerError as error:
-            _log.warning("%s", error)
-            write_json(
-                RunFolder(out).results, _told_of_nothing(settings, prepared, about, read_certificate(out / FILE))
-            )
-            return out
-    if not RunFolder(out).results.exists():
-        write_json(RunFolder(out).results, _told(settings, prepared, tuned, base, about) | told)
+    by = _by_rehearsal if settings.search.rehearses else _by_selection
+    if (told := by(settings, sides, prepared, about, out)) is not None:
+        write_json(RunFolder(out).results, told)
     return out
+
+
+def _by_selection(
+    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
+) -> dict[str, Any] | None:
+    """Search among private candidates. Returns what may be told; None where that is kept already."""
+    try:
+        tuned = _best(settings, prepared, out, Register(SPENT))
+    except NoWinnerError as error:
+        _log.warning("%s", error)
+        certificate = read_certificate(out / FILE)
+        score = {"on": certificate.score.on, "units": certificate.score.units}
+        return _told_of_nothing(settings, prepared, about, certificate.certified, score)
+    return None if RunFolder(out).results.exists() else _told(settings, prepared, tuned, about)
+
+
+def _by_rehearsal(
+    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
+) -> dict[str, Any] | None:
+    """Rehearse, and run the winner once on the private records. Returns as ``_by_selection``.
+
+    A run that diverged has ended: it is not resumed, though with other noise it might end well.
+    """
+    register = Register(SPENT)
+    for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
+        _log.warning("%s", warning)
+    found, on = _rehearsed(settings, sides, prepared, out)
+    unit = None if settings.data.unit == RECORD else settings.data.unit
+    prepared = prepare_sides(sides, prepared.base, found.settings, unit)
+    told = {"tried": [[options, str(perplexity)] for options, perplexity in found.tried], "rehearsed_on": on}
+    results = RunFolder(out).results
+    if results.exists() and not json.loads(results.read_text(encoding="utf-8")).get("released", True):
+        check_same(prepared, RunFolder(out))
+        _log.warning("%s: %s", out, _DIVERGED)
+        return None
+    try:
+        tuned = run_once(prepared, out, register)
+    except DivergedError as error:
+        _log.warning("%s", error)
+        _log.warning("%s: %s", out, _DIVERGED)
+        cost = price(prepared.mechanism.mechanism, prepared.schedule.priced, prepared.mechanism.renyi_filter)
+        return _told_of_nothing(settings, prepared, about, cost.certified, {"on": "rehearsal"}) | told
+    return None if results.exists() else _told(settings, prepared, tuned, about) | told
 
 
 def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:
@@ -194,7 +226,7 @@ def _say_rehearsed(configuration: dict[str, Any], perplexity: float) -> None:
     _log.info("rehearsed: %s: perplexity %.4g", named, perplexity)
 
 
-def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, about: dict[str, Any]) -> dict[str, Any]:
+def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, about: dict[str, Any]) -> dict[str, Any]:
     """What may be told of a finished search, for page and MLflow: the winner, its figures, and the price of choosing.
 
     Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
@@ -206,7 +238,7 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
         "scores": {_KEYS[records]: scores for records, scores in tuned.scores.items()},
     }
     if settings.experiment.telemetry == "research" and tuned.certificate is not None:
-        measured = _with_held_out(measured, prepared, tuned, base)
+        measured = _with_held_out(measured, prepared, tuned)
     return _asked(settings, prepared, about) | {
         "released": True,
         "epsilon_certified": str(tuned.epsilons.certified),
@@ -218,14 +250,18 @@ def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, a
 
 
 def _told_of_nothing(
-    settings: Settings, prepared: PreparedRun, about: dict[str, Any], certificate: SearchCertificate
+    settings: Settings, prepared: PreparedRun, about: dict[str, Any], certified: float, score: dict[str, Any]
 ) -> dict[str, Any]:
-    """What may be told of a search all of whose candidates failed: that, and what it costs."""
+    """What may be told of a search without a result: that, and what it costs.
+
+    Args:
+        certified: epsilon of all that was planned, as the register counts it.
+    """
     return _asked(settings, prepared, about) | {
         "released": False,
-        "epsilon_certified": str(certificate.certified),
+        "epsilon_certified": str(certified),
         "settings": {},
-        "score": {"on": certificate.score.on, "units": certificate.score.units},
+        "score": score,
         "perplexity": {},
         "scores": {},
         "prices": None,
@@ -266,7 +302,7 @@ def _score(certificate: SearchCertificate | None) -> dict[str, Any]:
     }
 
 
-def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned, base: Base) -> dict[str, Any]:
+def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned) -> dict[str, Any]:
     """The figures with those of held-out records: before and after of a causal model, after alone of a classifier."""
     alone = replace(prepared, public=None)
     if (after := figures_of(alone, tuned.model).get(HELD_OUT)) is None:
@@ -274,7 +310,7 @@ def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned
     if prepared.settings.task == "classify":
         scores = {score: (value, value) for score, value in after.items()}
         return measured | {"scores": measured["scores"] | {"held_out": scores}}
-    before = figures_of(alone, base.load())[HELD_OUT]
+    before = figures_of(alone, prepared.base.load())[HELD_OUT]
     pairs = [(before[figure], after[figure]) for figure in after]
     return measured | {"perplexity": measured["perplexity"] | {"held_out": pairs[0]}}
 

@@ -21,6 +21,7 @@ from dptune.files import write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
+from dptune.tuning.search import rehearsal
 from dptune.tuning.search.candidates import CANDIDATES
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
@@ -240,16 +241,24 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
     assert not (REPORT / "search.html").exists()
 
 
-def test_a_search_whose_candidates_all_failed_has_a_page_and_ends_with_its_sentence(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        ("noisy", "every candidate failed"),
+        ("rehearsal", "the private run diverged at the settings that were rehearsed on public records"),
+    ],
+)
+def test_a_search_that_released_nothing_has_a_page_and_ends_with_its_sentence(
+    score: str, why: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(run: Any) -> None:
         raise DivergedError("the run diverged.")
 
     monkeypatch.setattr(Run, "end", fail)
-    state = search_form(**FORM, overrides=QUICK, return_state=True)
+    monkeypatch.setattr(rehearsal, "trial", lambda *_: 3.0)
+    state = search_form(**{**FORM, "score": score}, overrides=QUICK, return_state=True)
     assert state.is_failed()
-    said = "nothing was released, and the budget is spent: every candidate failed, so the base model is the result; "
+    said = f"nothing was released, and the budget is spent: {why}, so the base model is the result; "
     assert str(state.message).startswith(said + "the page is data/report/search.html. Fix: lower the learning rates")
     assert "nothing was released" in (REPORT / "search.html").read_text(encoding="utf-8")
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]

@@ -373,4 +373,30 @@ MUTANTS = (
         "replace(source, data=source.data, public=None",
         ("tests/tuning/test_search_rehearsal.py::test_a_rehearsal_reads_no_private_record",),
     ),
+    Mutant(
+        "diverged_run_of_a_rehearsal_resumed",
+        "a page that says that nothing was released would be followed by a winner",
+        "tasks/search/run.py",
+        'get("released", True):',
+        'get("released", True) is None:',
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "price_of_a_diverged_run_forgotten",
+        "a run that diverged would be told to be free",
+        "tasks/search/run.py",
+        "about, cost.certified, {",
+        "about, 0.0, {",
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "rehearsal_drawn_again_after_its_run",
+        "settings of a run would be lost, and no change of settings could bring them back",
+        "dptune/tuning/search/rehearsal.py",
+        "        if RunFolder(out).ledger.exists():\n",
+        "        if RunFolder(out).checkpoint.is_dir():\n",
+        (
+            "tests/tuning/test_search_rehearsal.py::test_the_best_on_public_records_is_trained_once_within_the_whole_budget",
+        ),
+    ),
 )
