@@ -16,11 +16,11 @@ from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.search.space import Domain, Range, Space
 from tasks.charts.canvas import save
-from tasks.charts.search import WAY_LOOKS, choosing
+from tasks.charts.search import WAY_LOOKS, choosing, ranking
 from tasks.report.numbers import digits4, epsilon_text
 from tasks.report.page import write
 
-PAGE, PICTURE = "search.html", "choosing.png"
+PAGE, PICTURE, RANKING = "search.html", "choosing.png", "ranking.png"
 #: The records that figures are about, by their key, in the order in which the first one opens the page.
 RECORDS = {"held_out": "held-out private records", "public": "public records"}
 Results = Mapping[str, Any]
@@ -66,10 +66,14 @@ def write_page(folder: Path, directory: Path) -> str:
     proof = proof_of(folder, results)
     certificate = None if results["rehearsed"] else read_certificate(proof)
     figures = []
-    (directory / PICTURE).unlink(missing_ok=True)
+    for picture in (PICTURE, RANKING):
+        (directory / picture).unlink(missing_ok=True)
     if (prices := results["prices"]) is not None:
         figures.append(choosing(prices["curve"], results["expected"], results["epsilon"]))
         save(figures[0], directory / PICTURE)
+    if "ranking" in results:
+        figures.append(ranking(ranked(results), _named(winner_of(results, certificate))))
+        save(figures[-1], directory / RANKING)
     opening = answer(results)
     write(
         "search.html.j2",
@@ -89,6 +93,7 @@ def write_page(folder: Path, directory: Path) -> str:
         law=None if certificate is None else law_text(certificate),
         score=None if certificate is None or not released(results) else score_text(results),
         tried=tried(results),
+        carried=ranking_text(results) if "ranking" in results else [],
         on=rehearsed_on(results),
     )
     return opening
@@ -264,8 +269,38 @@ def score_text(results: Results) -> str:
 
 def tried(results: Results) -> list[tuple[str, float]]:
     """Every setting that a rehearsal tried on public records, the best first."""
-    found = [
-        (", ".join(f"{name} {_value_text(value)}" for name, value in options.items()), float(perplexity))
-        for options, perplexity in results.get("tried", [])
-    ]
+    found = [(_named(options), float(perplexity)) for options, perplexity in results.get("tried", [])]
     return sorted(found, key=lambda one: one[1])
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_value_text(value)}" for name, value in options.items())
+
+
+def ranked(results: Results) -> list[tuple[str, float, float]]:
+    """Every setting that was run on the private records too: its perplexities in the rehearsal and on held-out ones."""
+    return [
+        (_named(options), float(rehearsed), float(held_out))
+        for options, rehearsed, held_out in results["ranking"]["points"]
+    ]
+
+
+def ranking_text(results: Results) -> list[str]:
+    """How well a rehearsal's ranking carries over, and what it cost to know."""
+    ranking, points = results["ranking"], ranked(results)
+    worst = sum(math.isinf(rehearsed) or math.isinf(held_out) for _, rehearsed, held_out in points)
+    but = f", of which {worst} diverged and {'rank' if worst > 1 else 'ranks'} last" if worst else ""
+    over = f"over {len(points)} settings{but}"
+    if ranking["correlation"] is None:
+        first = f"There is no rank correlation {over}: it takes three, and perplexities that differ."
+    else:
+        first = (
+            f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with those of "
+            f"held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same order, 0 is chance."
+        )
+    cost = (
+        f"For this, {ranking['runs']} settings beside the chosen one were run on the private records too, which cost "
+        f"certified ε = {epsilon_text(ranking['epsilon'])} at δ = {ranking['delta']:g} together. That adds to what the "
+        "chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
+    )
+    return [first, cost]

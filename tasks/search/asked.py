@@ -66,6 +66,9 @@ def check_search(settings: Settings) -> None:
         raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")
     if settings.search.rehearse_on == "twin":
         check_twin(settings)
+    if settings.search.check_ranking and settings.experiment.telemetry == "private":
+        problem = "is true, and it tells perplexities of held-out private records, which private telemetry keeps back"
+        raise ConfigError("search.check_ranking", problem, fix="use false, or experiment.telemetry: research")
     try:
         tune_settings(settings, "records", None)
     except ConfigError as error:

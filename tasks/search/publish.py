@@ -63,6 +63,10 @@ def figures_of(results: dict[str, Any]) -> dict[str, float]:
             found[f"choosing.{one['way']}.epsilon"] = float(one["epsilon"])
             if one["noise_multiplier"] is not None:
                 found[f"choosing.{one['way']}.noise_multiplier"] = one["noise_multiplier"]
+    if (ranking := results.get("ranking")) is not None:
+        found["ranking.epsilon_certified"] = float(ranking["epsilon"])
+        if ranking["correlation"] is not None:
+            found |= {"ranking.correlation": ranking["correlation"], "ranking.settings": len(ranking["points"])}
     for records, pair in results["perplexity"].items():
         found |= {f"{records}_perplexity.before": pair[0], f"{records}_perplexity": pair[1]}
     for records, scores in results["scores"].items():

@@ -33,7 +33,7 @@ from flows.search import DATA_STAGES, search
 from tasks import tracking
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import before
-from tasks.search import run as run_module
+from tasks.search import told as told_module
 from tasks.search.records import TRAIN_SIDE
 from tasks.search.run import search_records
 from tasks.settings.params import load_settings, merge
@@ -71,7 +71,7 @@ def checkout(server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """A pipeline whose DVC is a stand-in, and whose searches run in this process."""
     write_text(Path("dvc/__main__.py"), 'import pathlib, sys\npathlib.Path("asked").write_text(" ".join(sys.argv[1:]))')
     write_text(Path("dvc/__init__.py"), "")
-    monkeypatch.setattr(run_module, "choice_prices", lambda certificate: Prices())
+    monkeypatch.setattr(told_module, "choice_prices", lambda certificate: Prices())
 
     def run(label: str, command: list[str]) -> None:
         assert (label, command[command.index("--device") + 1]) == ("search", "cpu")

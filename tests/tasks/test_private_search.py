@@ -28,6 +28,7 @@ from tasks.paths import FAILURES, REPORT, SEARCH, SPENT, TRAIN
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
 from tasks.search import run as run_module
+from tasks.search import told as told_module
 from tasks.search.asked import check_search
 from tasks.search.prices import _of_winner, _scaled, choice_prices
 from tasks.search.publish import figures_of, params_of
@@ -49,7 +50,7 @@ def settings_of(telemetry: str = "private", **changes: Any) -> Settings:
 def _unpriced(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The ways to count take seconds, and most tests are about something else."""
     if "price" not in request.node.name:
-        monkeypatch.setattr(run_module, "choice_prices", lambda certificate: NoPrices())
+        monkeypatch.setattr(told_module, "choice_prices", lambda certificate: NoPrices())
 
 
 class NoPrices:

@@ -14,6 +14,7 @@ VERIFIED, KINDS = "tests/tuning/test_search_verified.py", "tests/tuning/test_sea
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
+RANKED = "tests/tasks/test_search_ranking.py"
 REGISTERED, PIPED = "tests/tuning/test_search_register.py", "tests/tasks/test_search_secrets.py"
 
 MUTANTS = (
@@ -398,5 +399,37 @@ MUTANTS = (
         (
             "tests/tuning/test_search_rehearsal.py::test_the_best_on_public_records_is_trained_once_within_the_whole_budget",
         ),
+    ),
+    Mutant(
+        "ranking_under_private_telemetry",
+        "perplexities of held-out private records would be told, and no guarantee covers them",
+        "tasks/search/asked.py",
+        'if settings.search.check_ranking and settings.experiment.telemetry == "private":',
+        "if settings.search.check_ranking and not settings.search.rehearses:",
+        (f"{RANKED}::test_private_telemetry_refuses_it_by_name_and_it_is_off_by_default",),
+    ),
+    Mutant(
+        "runs_of_a_ranking_forgotten",
+        "runs on the private records would be in no register",
+        "tasks/search/ranking.py",
+        "return run(prepared, out, register)",
+        'return run(prepared, out, Register(out / "spent.jsonl"))',
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "winner_of_a_ranking_run_twice",
+        "the winner would be trained, and paid for, a second time",
+        "tasks/search/ranking.py",
+        "if prepared.settings == found.settings:",
+        "if prepared.settings is found.settings:",
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "setting_drawn_twice_is_paid_twice",
+        "equal settings would be paid for once for each draw",
+        "tasks/search/ranking.py",
+        "groups.setdefault(json.dumps(one[0], sort_keys=True), []).append(one)",
+        "groups[str(len(groups))] = [one]",
+        (f"{RANKED}::test_a_setting_that_was_drawn_twice_is_run_once",),
     ),
 )
