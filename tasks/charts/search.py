@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from tasks.charts.canvas import Figure, Panel, faded, marks, values
+from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
 from tasks.charts.looks import BLUE, INK, PURPLE, VERMILLION, Look
 
 #: Name and look of each way to count that is drawn, by its key.
@@ -57,7 +57,7 @@ def _is_own(point: dict[str, Any], expected: float) -> bool:
     return point["mechanism"] == WAYS["search"][0] and abs(point["x"] / expected - 1) < 1e-5
 
 
-def ranking(points: Sequence[tuple[str, float, float]], chosen: str) -> Figure:
+def ranking(points: Sequence[tuple[str, float, float]], chosen: str, *, synthetic: bool) -> Figure:
     """Perplexity of rehearsed settings on held-out private records against that in the rehearsal.
 
     Args:
@@ -79,4 +79,5 @@ def ranking(points: Sequence[tuple[str, float, float]], chosen: str) -> Figure:
         own.mark_point(shape="circle", size=260, color=INK[0], strokeWidth=1.4),
         own.mark_text(dy=18, color=INK[0], fontSize=12).encode(text="text:N"),
     ]
-    return Figure("ranking", "Perplexity on held-out private records", (Panel(alt.layer(*layers), "", 300),))
+    title = titled("Perplexity on held-out private records", synthetic=synthetic)
+    return Figure("ranking", title, (Panel(alt.layer(*layers), "", 300),))

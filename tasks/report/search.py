@@ -72,7 +72,8 @@ def write_page(folder: Path, directory: Path) -> str:
         figures.append(choosing(prices["curve"], results["expected"], results["epsilon"]))
         save(figures[0], directory / PICTURE)
     if "ranking" in results:
-        figures.append(ranking(ranked(results), _named(winner_of(results, certificate))))
+        chosen = _named(winner_of(results, certificate))
+        figures.append(ranking(ranked(results), chosen, synthetic=results["synthetic"]))
         save(figures[-1], directory / RANKING)
     opening = answer(results)
     write(

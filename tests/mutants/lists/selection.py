@@ -14,6 +14,7 @@ VERIFIED, KINDS = "tests/tuning/test_search_verified.py", "tests/tuning/test_sea
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
+OUTCOMES = "tests/tuning/test_search_outcomes.py"
 RANKED = "tests/tasks/test_search_ranking.py"
 REGISTERED, PIPED = "tests/tuning/test_search_register.py", "tests/tasks/test_search_secrets.py"
 
@@ -431,5 +432,25 @@ MUTANTS = (
         "groups.setdefault(json.dumps(one[0], sort_keys=True), []).append(one)",
         "groups[str(len(groups))] = [one]",
         (f"{RANKED}::test_a_setting_that_was_drawn_twice_is_run_once",),
+    ),
+    Mutant(
+        "candidates_of_one_run_id",
+        "a loser's ledger would pass for the winner's",
+        RUN,
+        "run_id=candidate.name)",
+        "run_id=shared.plan.id)",
+        (f"{OUTCOMES}::test_no_two_candidates_have_one_run_id",),
+    ),
+    Mutant(
+        "candidate_that_ends_before_its_outcome",
+        "one that is killed in between has ended without a score, and its search could not go on",
+        RUN,
+        """        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+        ledger.finish()
+""",
+        """        ledger.finish()
+        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+""",
+        (f"{OUTCOMES}::test_a_candidates_outcome_is_on_disk_before_its_ledger_ends",),
     ),
 )
