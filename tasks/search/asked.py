@@ -117,6 +117,8 @@ def _entry(name: str, space: Space) -> str:
     searched = {setting for table in space.tables for setting in table.domains}
     if name in searched or name.startswith("options."):
         return f"search.space.{name}"
+    if f"options.{name}" in searched:  # as the part that refuses it calls it
+        return f"search.space.options.{name}"
     if name.startswith("model."):
         return f"experiment.models: {name.removeprefix('model.')}"
     return _ENTRIES.get(name, name)

@@ -88,9 +88,7 @@ class Search(StrictModel):
         if self.rehearse_on == "twin" and not self.rehearses:
             raise ValueError("rehearse_on: is twin, and score rehearses nothing: use score: rehearsal, or public here")
         if self.check_ranking and not self.rehearses:
-            raise ValueError(
-                "check_ranking: is true, and score ranks nothing in advance: use score: rehearsal, or false"
-            )
+            raise ValueError("check_ranking: is true, and score rehearses nothing: use score: rehearsal, or false here")
         return self
 
 

@@ -25,7 +25,7 @@ from tasks.paths import DATA, EVAL, FAILURES
 from tasks.report.search import answer, countings
 from tasks.search import prices as prices_module
 from tasks.search import records as records_module
-from tasks.search.asked import tune_settings
+from tasks.search.asked import in_the_file, tune_settings
 from tasks.search.prices import _of_winner, choice_prices
 from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, public_source, read_sides
 from tasks.search.run import SearchError, _silent
@@ -187,3 +187,10 @@ def test_a_rehearsal_in_the_pipeline_is_given_public_records_alone() -> None:
 
     source = public_source(Sides(some("train"), eval=some("eval"), test=some("attack"), public=some("public")))
     assert (source.data, source.public) == ((), [{"text": "public"}])
+
+
+def test_a_refused_option_is_named_as_the_space_has_it(empty: Path) -> None:
+    chosen = settings_of("private", space={"mechanism": ["geoclip"], "options.rank": [0, 4]})
+    refused = ConfigError("rank", "0 means a full covariance", fix="use a rank such as 32")
+    assert in_the_file(refused, chosen).field == "search.space.options.rank"
+    assert in_the_file(ConfigError("epsilon", "is 0", fix="raise it"), chosen).field == "search.epsilon"

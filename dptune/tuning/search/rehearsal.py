@@ -21,9 +21,9 @@ from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.base import Base
-from dptune.tuning.prepare import calibrate_mechanism, check_mechanism
+from dptune.tuning.prepare import calibrate_mechanism
 from dptune.tuning.search.asked import FREE, changes
-from dptune.tuning.search.kinds import candidate_schedule, settings_of
+from dptune.tuning.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Configuration
 from dptune.tuning.settings import TuneSettings
@@ -116,9 +116,7 @@ def rehearse_space(
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
     public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
-    # Built and checked before anything is trained, so that no late candidate fails by its settings.
-    for _, configuration in search.space.kinds():
-        check_mechanism(settings_of(settings, configuration), base)
+    check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
     for _ in range(math.ceil(search.law.uncapped_mean - 1e-9)):

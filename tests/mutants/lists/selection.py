@@ -15,6 +15,7 @@ PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
 OUTCOMES = "tests/tuning/test_search_outcomes.py"
+SPACE_KINDS = "dptune/tuning/search/kinds.py"
 RANKED = "tests/tasks/test_search_ranking.py"
 REGISTERED, PIPED = "tests/tuning/test_search_register.py", "tests/tasks/test_search_secrets.py"
 
@@ -452,5 +453,37 @@ MUTANTS = (
         write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
 """,
         (f"{OUTCOMES}::test_a_candidates_outcome_is_on_disk_before_its_ledger_ends",),
+    ),
+    Mutant(
+        "starts_of_candidates_unchecked",
+        "a point that a mechanism refuses would be a candidate that fails, after the budget is spent",
+        SPACE_KINDS,
+        "    _check_starts(priced_kinds, search, settings, base, units)\n",
+        "",
+        (f"{KINDS}::test_what_a_mechanism_refuses_at_its_final_noise_is_refused_before_anything_is_drawn",),
+    ),
+    Mutant(
+        "first_point_alone_is_started",
+        "later points of a space would be refused after its plan is drawn, or by nobody",
+        SPACE_KINDS,
+        "            if (key := _start_of(own, schedule)) not in started:\n                started.add(key)\n                probe",
+        "            if not started:\n                started.add(_start_of(own, schedule))\n                probe",
+        (f"{KINDS}::test_what_a_mechanism_refuses_at_its_start_is_refused_before_any_noise_is_priced",),
+    ),
+    Mutant(
+        "every_point_is_started",
+        "a large space would be checked for as long as it takes to start each of its points",
+        SPACE_KINDS,
+        "[settings.mechanism, schedule.options, schedule.batch,",
+        "[settings.mechanism, settings.optimizer, schedule.options, schedule.batch,",
+        (f"{KINDS}::test_settings_that_start_alike_are_started_once",),
+    ),
+    Mutant(
+        "ranges_of_the_first_table",
+        "the ranges of other tables would be checked by nobody",
+        "dptune/tuning/search/space.py",
+        "(kind, kind | table.upper) if table.upper else (kind,)",
+        "(kind, kind | self.tables[0].upper) if table.upper else (kind,)",
+        ("tests/tuning/test_search_space.py::test_each_kind_is_checked_at_both_ends_of_its_own_ranges",),
     ),
 )
