@@ -466,8 +466,12 @@ MUTANTS = (
         "first_point_alone_is_started",
         "later points of a space would be refused after its plan is drawn, or by nobody",
         SPACE_KINDS,
-        "            if (key := _start_of(own, schedule)) not in started:\n                started.add(key)\n                probe",
-        "            if not started:\n                started.add(_start_of(own, schedule))\n                probe",
+        """            if (key := _start_of(own, schedule)) not in started:
+                started.add(key)
+                probe""",
+        """            if not started:
+                started.add(_start_of(own, schedule))
+                probe""",
         (f"{KINDS}::test_what_a_mechanism_refuses_at_its_start_is_refused_before_any_noise_is_priced",),
     ),
     Mutant(
