@@ -74,8 +74,8 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         params: the parameter file; it is not written.
         overrides: sections to merge over the parameter file, such as ``{"search": {"epsilon": 4}}``.
 
-    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and if every
-        candidate did, after the page is written.
+    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and where nothing
+        was released, after the page is written.
     """
     end_server_with_me()
     settings = load_settings(Path(params), overrides)

@@ -75,9 +75,9 @@ def rank_privately(
     return {
         "points": [[configuration, str(rehearsed), str(held_out)] for configuration, rehearsed, held_out in points],
         "correlation": rank_correlation([(rehearsed, held_out) for _, rehearsed, held_out in points]),
-        "runs": further,
+        "runs": len(costs),
         "epsilon": str(math.fsum(costs)),
-        "delta": further * winner.ledger.header.delta,
+        "delta": len(costs) * winner.ledger.header.delta,
     }
 
 
