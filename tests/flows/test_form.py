@@ -42,6 +42,30 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
         assert all(entry["description"] for entry in schema.properties.values())
 
 
+def test_a_form_takes_no_boolean_and_no_text_for_a_number(pipeline: Path) -> None:
+    """The server checks what a page or a command gives against the form before there is a run."""
+    from jsonschema import Draft202012Validator
+
+    write_params()
+    for name, deployment in served().items():
+        assert deployment.enforce_parameter_schema
+        form, given = Draft202012Validator(deployment._parameter_openapi_schema.model_dump()), deployment.parameters
+        form.validate(given)
+        for field, value in given.items():
+            one = value[0] if isinstance(value, list) else value
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                for bad in (True, str(one)):
+                    wrong = given | {field: [bad] if isinstance(value, list) else bad}
+                    assert not form.is_valid(wrong), f"{name}: {field}={wrong[field]!r}"
+
+
+def test_the_form_says_that_an_entrys_own_epsilons_stay(pipeline: Path) -> None:
+    write_params()
+    for name in ("study", "experiment"):
+        said = served()[name]._parameter_openapi_schema.properties["epsilons"]["description"]
+        assert "An entry of params.yaml with `epsilons` of its own keeps those" in " ".join(said.split())
+
+
 def test_mechanisms_are_chosen_from_those_of_the_file(pipeline: Path) -> None:
     write_params({"mechanisms": {"mine": {"like": "static", "max_grad_norm": 0.2}}})
     offered = served()["study"]._parameter_openapi_schema.properties["mechanisms"]["items"]["enum"]
