@@ -57,7 +57,7 @@ def _plain(part: Any) -> Any:
         return part
     kind = part.get("type")
     if kind in _CHECKS:
-        return core_schema.no_info_before_validator_function(_CHECKS[kind], part)  # type: ignore[arg-type]
+        return core_schema.no_info_before_validator_function(_CHECKS[kind], part)
     if kind == "bool":
         return part | {"strict": True}
     if kind == "function-before" and part["function"]["function"] in _CHECKS.values():
