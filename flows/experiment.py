@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.client.schemas.objects import State, TaskRun
@@ -45,6 +45,7 @@ from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
+from tasks.settings.plain_numbers import PlainNumbers
 from tasks.stage import ERROR_FILE, run_stage
 from tasks.tracking_page import run_ids, show
 
@@ -134,9 +135,9 @@ def _environment(context: DispatchContext) -> dict[str, str]:
 
 @flow(name="experiment", log_prints=True)
 def experiment(
-    epsilons: list[float] | None = None,
+    epsilons: Annotated[list[float], PlainNumbers()] | None = None,
     mechanisms: list[str] | None = None,
-    seeds: list[int] | None = None,
+    seeds: Annotated[list[int], PlainNumbers()] | None = None,
     runner: str | None = None,
     params: str = "params.yaml",
     overrides: dict[str, Any] | None = None,

@@ -11,6 +11,7 @@ from tiny_pipeline import BUDGET, write_params
 
 from flows import deployments as module
 from flows.deployments import deployments
+from flows.experiment import experiment
 from flows.form import FIELDS, OVERRIDES, changes, file_values
 from flows.names import grid_words
 from flows.ui import _page_settings
@@ -57,6 +58,15 @@ def test_a_form_takes_no_boolean_and_no_text_for_a_number(pipeline: Path) -> Non
                 for bad in (True, str(one)):
                     wrong = given | {field: [bad] if isinstance(value, list) else bad}
                     assert not form.is_valid(wrong), f"{name}: {field}={wrong[field]!r}"
+
+
+@pytest.mark.parametrize("given", [{"epsilons": [True]}, {"epsilons": ["8"]}, {"seeds": [True]}, {"seeds": ["1"]}])
+def test_the_flow_itself_takes_none_either(given: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError  # ``flows`` has to be imported before prefect
+
+    with pytest.raises(ParameterTypeError, match=rf"{next(iter(given))}\.0: Input should be a valid"):
+        experiment.validate_parameters(given)
+    assert experiment.validate_parameters({"epsilons": [2], "seeds": [1]})["epsilons"] == [2.0]
 
 
 def test_the_form_says_that_an_entrys_own_epsilons_stay(pipeline: Path) -> None:
