@@ -102,7 +102,7 @@ def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
 
 # --------------------------------------------------------------------------------------------------------- dptune
 
-#: As in params.yaml and profiles/comparison.yaml; without dp_lora_fed, whose step is a round of local training.
+#: As in params.yaml, and RLDP's design AB; without dp_lora_fed, whose step is a round of local training.
 ENTRIES: dict[str, dict[str, Any]] = {name: {} for name in MECHANISMS if name != "dp_lora_fed"} | {
     "banded": {"bands": 4},
     "rldp": {"interval": 8, "warmup": 8, "batch_size": 4},

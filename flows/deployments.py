@@ -30,6 +30,7 @@ from flows.experiment import experiment
 from flows.failures import FlowError
 from flows.form import Label, changes, file_values
 from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name, search_form_name
+from flows.own_folder import audit_folder_of, folder_of
 from flows.pages import show_file, show_results
 from flows.policy import policy
 from flows.prediction import prediction
@@ -93,8 +94,9 @@ def experiment_form(
     given = changes("experiment", locals())
 
     def work() -> Any:
-        folders = experiment.fn(overrides=given)
-        show_results(load_settings(PARAMS, given).experiment.name)
+        folder = folder_of(given)
+        folders = experiment.fn(overrides=given, folder=folder)
+        show_results(load_settings(PARAMS, given).experiment.name, folder)
         return folders
 
     return _outcome(work)
@@ -122,8 +124,9 @@ def audit_form(
     given = changes("audit", locals())
 
     def work() -> Any:
-        files = audit.fn(overrides=given)
-        show_results(load_settings(PARAMS, given).experiment.name)
+        folder = audit_folder_of(given)
+        files = audit.fn(overrides=given, folder=folder)
+        show_results(load_settings(PARAMS, given).experiment.name, folder)
         return files
 
     return _outcome(work)

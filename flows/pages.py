@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
+from dptune.digits import at_least, at_most
 from tasks import tracking
 from tasks.charts.groups import Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import NAMES
@@ -17,7 +18,7 @@ from tasks.page_links import remembered, server
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_audits
-from tasks.report.numbers import digits4, epsilon_text, spread_text
+from tasks.report.numbers import digits4, spread_text
 from tasks.report.table import Audit, ResultRow, table
 
 _HEAD = ("mechanism", "ε published", "ε noise only", "ε certified", "ε audited", "perplexity", "gain kept")
@@ -67,16 +68,16 @@ def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:
 
 def _row(row: ResultRow) -> str:
     first, group = row.group.first, row.group
-    audited = _ABSENT if row.audited is None else epsilon_text(row.audited)
+    audited = _ABSENT if row.audited is None else at_least(row.audited)
     if row.audited is not None and row.most is not None:
-        audited += f" of {epsilon_text(row.most)}"
+        audited += f" of {at_least(row.most)}"
     spread = f" ± {spread_text(group.spread, group.mean)}" if len(group.results) > 1 else ""
-    prices = [epsilon_text(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
+    prices = [at_most(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
     notes = "".join(f" ({remark.note})" for remark in row.warnings)
     name = (f"**`{group.mechanism}`**" if row.best else f"`{group.mechanism}`") + notes
     kept = _ABSENT if row.share is None or not math.isfinite(row.share) else f"{100 * row.share:.0f} %"
     worth = f"{digits4(group.mean)}{spread}"
-    return _line([name, *prices, f"**{epsilon_text(first['epsilon_certified'])}**", audited, worth, kept])
+    return _line([name, *prices, f"**{at_most(first['epsilon_certified'])}**", audited, worth, kept])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
-from tasks.report.search import PAGE, has_winner, write_page
+from tasks.report.search import PAGE, failure_of, write_page
 from tasks.search.asked import check_search, folder_of
 from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
@@ -61,7 +61,7 @@ def write_search_page(settings: Settings) -> str:
     folder = folder_of(settings)
     answer = write_page(folder, REPORT)
     write_index()
-    if publish(folder, REPORT / PAGE, answer) and has_winner(folder):
+    if publish(folder, REPORT / PAGE, answer) and failure_of(folder) is None:
         remember_shown(settings, REPORT / PAGE, answer)
     return answer
 
@@ -74,8 +74,8 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         params: the parameter file; it is not written.
         overrides: sections to merge over the parameter file, such as ``{"search": {"epsilon": 4}}``.
 
-    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and if every
-        candidate did, after the page is written.
+    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and where nothing
+        was released, after the page is written.
     """
     end_server_with_me()
     settings = load_settings(Path(params), overrides)
@@ -91,9 +91,9 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     show_file("the search", page, answer)
     show(1, "done")
     get_run_logger().info("%s The page is %s", answer, page.resolve())
-    if not has_winner(folder_of(settings)):
+    if (why := failure_of(folder_of(settings))) is not None:
         fix = "lower the learning rates of the space; another search adds its cost"
-        problem = f"every candidate failed, so the base model is the result; the page is {page}. Fix: {fix}."
+        problem = f"{why}, so the base model is the result; the page is {page}. Fix: {fix}."
         raise FlowError("nothing was released, and the budget is spent", problem, USER_ERROR)
     return str(page)
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
 
-from dptune.files import private_directory
 from flows.audit import audit
 from flows.data import ALL_STAGES, check_overrides, make_data
 from flows.experiment import experiment
-from flows.names import grid_name
+from flows.own_folder import folder_of
 from flows.pages import show_results
 from flows.progress_page import progress_page
 from flows.server import end_server_with_me
 from tasks.experiment.checks import check_inputs, check_models
-from tasks.paths import DATA, REPORT, REPORTS
+from tasks.paths import DATA, REPORT
 from tasks.report.experiment import PAGE, report
-from tasks.settings.params import Settings, load_settings
+from tasks.settings.params import load_settings
 
 _PARTS = ("data", "experiment", "audit", "report")
-#: The sections that a study reads; others make no other study.
-_READ = ("plugins", "data", "task", "canaries", "pretrain", "lora", "training", "mechanisms", "experiment", "audit")
-_MOST = 60  # characters: each may take four bytes of the 255 that a folder's name may have
 
 
 @task(name="report", task_run_name="report")
@@ -53,7 +46,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     settings = load_settings(Path(params), overrides)
     check_overrides(overrides or {})
     check_models(settings)
-    folder = folder_of(settings, load_settings(Path(params)))
+    folder = folder_of(overrides, Path(params))
     show, name, logger = progress_page("study"), settings.experiment.name, get_run_logger()
     reached: list[str] = []
 
@@ -74,16 +67,3 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     show(1, "done")
     logger.info("the report is %s", Path(path).resolve())
     return path
-
-
-def folder_of(settings: Settings, of_the_file: Settings) -> Path:
-    """The folder of a study's lists and report: data, or one of data/reports for what the file does not say."""
-    if (digest := _digest(settings)) == _digest(of_the_file):
-        return DATA
-    words = re.sub(r"[^\w.]+", "-", grid_name(settings))[:_MOST].strip("-.")
-    return private_directory(REPORTS) / f"{words}-{digest[:6]}"
-
-
-def _digest(settings: Settings) -> str:
-    content = settings.model_dump(mode="json", include=set(_READ))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from types import FrameType
 from typing import Annotated, Literal
@@ -48,7 +47,7 @@ def run_ui() -> None:
             processes.append(_start(server, {**os.environ, **_page_settings(url)}))
             _wait_for(f"{url}/api/health", processes[-1])
             print(f"Prefect UI:  {url}   (Deployments -> study -> Run, or add a schedule)", flush=True)
-        processes.append(_start(child("flows.ui", "deployments")[2:], environment))
+        processes.append(_start(["flows.ui", "deployments"], environment))
         if mlflow:
             _wait_for(f"http://{HOST}:{MLFLOW_PORT}/health", mlflow)
             print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}", flush=True)
@@ -89,8 +88,8 @@ def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[
 
 
 def _start(module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    # A session of its own, so that a server's worker processes end with it.
-    return subprocess.Popen([sys.executable, "-m", *module], env=environment, start_new_session=True)
+    # A session of its own, so that a server's worker processes end with it; a child ends even if this one is killed.
+    return subprocess.Popen(child(*module), env=environment, start_new_session=True)
 
 
 def _check_free(port: int, variable: str) -> None:

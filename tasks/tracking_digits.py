@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+
+from dptune.digits import at_least, at_most
 
 _DIGITS = 4
 _DIGITS_OF_PERPLEXITY = 6
@@ -24,5 +25,4 @@ def legible(name: str, value: float) -> float:
         return float(f"{value:.{_DIGITS_OF_PERPLEXITY}g}")
     if not _PRICE.search(name):
         return value
-    rounding = ROUND_FLOOR if _SHOWN.search(name) else ROUND_CEILING
-    return float(Context(prec=_DIGITS, rounding=rounding).create_decimal(repr(value)))
+    return float((at_least if _SHOWN.search(name) else at_most)(value, _DIGITS))

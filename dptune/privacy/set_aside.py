@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked
 from dptune.privacy.certificate import FILE as CERTIFICATE
@@ -55,10 +56,11 @@ class Spending:
         """The cost as a clause, for messages."""
         if self.problem:
             return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
-        one = f" about one {self.unit}" if self.unit else ""
+        about = f" about one {self.unit}" if self.unit else ""
+        price = f"epsilon {at_most(self.epsilon, 4)}, delta {self.delta:g}{about}"
         if self.search:
-            return f"the whole search costs epsilon {self.epsilon:.4g}, delta {self.delta:g}{one}, from its start"
-        return f"it has spent epsilon {self.epsilon:.4g}, delta {self.delta:g}{one} ({self.releases} releases)"
+            return f"the whole search costs {price}, from its start"
+        return f"it has spent {price} ({self.releases} releases)"
 
 
 def spending_of(folder: Path) -> Spending | None:

@@ -51,7 +51,7 @@ class Base:
         quantization: how the weights are held, such as "bitsandbytes (4 bit)"; None where each is a number of its own.
         positions: the most tokens of a text; None if the model sets no bound.
         layers, width, vocabulary: sizes of the transformer, for estimates.
-        pairs: number of LoRA pairs, and a classifier's head; they have ``dimension`` parameters together.
+        pair_sizes: number of parameters of each LoRA pair, and of a classifier's head.
         notes: sentences that the user should read, such as one about a missing padding token.
         checkpoint: where ``load`` reads the weights; None for a loaded model.
         loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
@@ -73,8 +73,7 @@ class Base:
     layers: int
     width: int
     vocabulary: int
-    pairs: int
-    dimension: int
+    pair_sizes: tuple[int, ...]
     notes: tuple[str, ...]
     checkpoint: ModelSource | None
     loaded_model: Any = field(repr=False)
@@ -85,6 +84,16 @@ class Base:
     def weights(self) -> str | None:
         """How the frozen weights are held, for the card: "bfloat16", or in 4 bits; None for float32."""
         return self.quantization or ("bfloat16" if self.bytes_each == 2 else None)
+
+    @property
+    def pairs(self) -> int:
+        """Number of LoRA pairs, and a classifier's head."""
+        return len(self.pair_sizes)
+
+    @property
+    def dimension(self) -> int:
+        """Number of parameters of all of them."""
+        return sum(self.pair_sizes)
 
     def load(self) -> Any:
         """The frozen model on its device. A model that was given stays as it is: adapters go on a copy of its layers.
@@ -181,7 +190,6 @@ def _describe_base(
     if checkpoint is not None and checkpoint.load_in_4bit:
         quantization = f"{METHOD} (4 bit)"
     parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
-    pairs = trained_blocks(attach_lora(copy, lora, 0, head))
     return Base(
         name=name,
         revision=revision,
@@ -197,8 +205,7 @@ def _describe_base(
         layers=int(config.num_hidden_layers),
         width=int(config.hidden_size),
         vocabulary=rows,
-        pairs=len(pairs),
-        dimension=sum(pair.size for pair in pairs),
+        pair_sizes=tuple(pair.size for pair in trained_blocks(attach_lora(copy, lora, 0, head))),
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,

@@ -111,7 +111,7 @@ def run(
     check_folder(out)
     with locked(private_directory(out) / folder.lock.name):
         check_folder(out)  # again: a search may have begun in between
-        header = replace(prepared.header, run_id=_check_same(prepared, folder))
+        header = replace(prepared.header, run_id=check_same(prepared, folder))
         register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
         on_start()
         model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
@@ -261,7 +261,7 @@ def _lost_its_ledger(folder: RunFolder) -> bool:
     return not folder.ledger.exists() and bool(_known(folder).get(_CHARGES))
 
 
-def _check_same(prepared: PreparedRun, folder: RunFolder) -> str:
+def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
 
     The digest of the records is keyed by a salt in the same file, which only its owner can read.

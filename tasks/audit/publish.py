@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from decimal import ROUND_FLOOR
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_least
 from dptune.files import sha256, write_text
 from dptune.privacy.run_folder import RunFolder
-from tasks.experiment.cell_run import epsilon_text, main_metrics
+from tasks.experiment.cell_run import main_metrics
 from tasks.experiment.cells import PUBLISHED
 from tasks.tracking import add_to_run, timed
 
@@ -22,7 +22,7 @@ def publish_audit(directory: Path, audit: Path) -> None:
     metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
     telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
     shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
-    tags = {} if shown is None else {"epsilon audited": f"≥ {epsilon_text(shown, ROUND_FLOOR)}"}
+    tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}"}
     if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
         write_text(marker, digest)
 

@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from dptune.digits import at_least
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed
 from tasks.charts.groups import CERTIFIED, PUBLISHED, Result, budget_of
@@ -83,7 +84,7 @@ def _mark(cell: str, what: str, epsilon: float, end: float) -> dict[str, Any]:
         "cell": cell,
         "what": what,
         "value": min(epsilon, end),
-        "shown": "∞" if math.isinf(epsilon) else f"{epsilon:.3g}",
+        "shown": at_least(epsilon),
     }
 
 

@@ -1,4 +1,5 @@
-"""The price of choosing: noise that candidates need against how many there are on average."""
+"""The price of choosing: noise that candidates need against how many there are on average; and what a rehearsal's
+ranking is worth."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from tasks.charts.canvas import Figure, Panel, faded, marks, values
+from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
 from tasks.charts.looks import BLUE, INK, PURPLE, VERMILLION, Look
 
 #: Name and look of each way to count that is drawn, by its key.
@@ -54,3 +55,29 @@ def choosing(curve: Sequence[Sequence[Any]], expected: float, epsilon: float) ->
 
 def _is_own(point: dict[str, Any], expected: float) -> bool:
     return point["mechanism"] == WAYS["search"][0] and abs(point["x"] / expected - 1) < 1e-5
+
+
+def ranking(points: Sequence[tuple[str, float, float]], chosen: str, *, synthetic: bool) -> Figure:
+    """Perplexity of rehearsed settings on held-out private records against that in the rehearsal.
+
+    Args:
+        points: (settings, in the rehearsal, on private records); those that diverged have no place.
+        chosen: the settings that won the rehearsal, which are marked.
+    """
+    rows = [{"settings": name, "x": rehearsed, "value": held_out} for name, rehearsed, held_out in points]
+    x = alt.X("x:Q", title="perplexity in the rehearsal", scale=alt.Scale(zero=False, padding=16))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, padding=16))
+    tooltip = [
+        alt.Tooltip("settings:N", title="settings"),
+        alt.Tooltip("x:Q", title="in the rehearsal", format=".4~f"),
+        alt.Tooltip("value:Q", title="on held-out private records", format=".4~f"),
+    ]
+    dots = alt.Chart(values(rows)).encode(x=x, y=y, tooltip=tooltip)
+    own = alt.Chart(values([row | {"text": "chosen"} for row in rows if row["settings"] == chosen])).encode(x=x, y=y)
+    layers: list[Any] = [
+        dots.mark_point(size=70, filled=True, color=BLUE[0], opacity=1),
+        own.mark_point(shape="circle", size=260, color=INK[0], strokeWidth=1.4),
+        own.mark_text(dy=18, color=INK[0], fontSize=12).encode(text="text:N"),
+    ]
+    title = titled("Perplexity on held-out private records", synthetic=synthetic)
+    return Figure("ranking", title, (Panel(alt.layer(*layers), "", 300),))

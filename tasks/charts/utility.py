@@ -13,6 +13,7 @@ from typing import Any
 
 import altair as alt
 
+from dptune.digits import at_most
 from tasks.charts.canvas import SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.groups import (
     CERTIFIED,
@@ -155,7 +156,7 @@ def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str)
         "high": group.mean + group.spread,
         "seeds": len(group.results),
         "budget": budget_of(group.first),
-        **{name: f"{float(group.first[name]):.3g}".replace("inf", "∞") for name in EPSILONS},
+        **{name: at_most(group.first[name]) for name in EPSILONS},
     }
 
 

@@ -9,7 +9,6 @@ import os
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,6 @@ def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     radii = [value for name, value in metrics.items() if name.startswith(_RADIUS)]
     shown = {**metrics, **({"radius": statistics.fmean(radii)} if radii else {})}
     return {name: shown[name] for name in MAIN_METRICS if name in shown and math.isfinite(shown[name])}
-
-
-def epsilon_text(value: float, rounding: str = ROUND_CEILING) -> str:
-    """Three digits, rounded up unless told otherwise: what is shown never promises more than the ledger."""
-    if not math.isfinite(value):
-        return "∞"
-    return f"{float(Context(prec=3, rounding=rounding).create_decimal(repr(float(value)))):g}"
 
 
 class CellRun(ChildRun):

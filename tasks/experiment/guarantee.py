@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dptune.digits import at_most
+
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
     "private": (
@@ -33,6 +35,6 @@ def guarantee(
     if together:
         more += (
             " Runs of this cell that were set aside released about the same records: with them, "
-            f"epsilon is {together[0]:.4g} and delta {together[1]:.3g} (basic composition)."
+            f"epsilon is {at_most(together[0], 4)} and delta {together[1]:.3g} (basic composition)."
         )
     return GUARANTEE[telemetry] + more

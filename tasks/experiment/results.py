@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dptune.corpus.records import read_about
+from dptune.digits import at_most
 from dptune.files import jsonable, naming, write_text
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from tasks.experiment.adapter_model import write_model
-from tasks.experiment.cell_run import CellRun, epsilon_text, main_metrics, steps_table
+from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED
 from tasks.experiment.guarantee import guarantee
 from tasks.experiment.input_data import input_data
@@ -200,7 +201,7 @@ def _send_results(directory: Path, parent: str, result: dict[str, Any]) -> str |
     child = ChildRun(parent, name, folder.mlflow_run, {}, {}, **when)
     epsilons = contents.epsilons.to_dict()
     child.log(contents.releases, main_metrics({key: float(value) for key, value in result["after"].items()} | epsilons))
-    shown = {key.replace("_", " ", 1): epsilon_text(value) for key, value in epsilons.items()}
+    shown = {key.replace("_", " ", 1): at_most(value) for key, value in epsilons.items()}
     described = {"guarantee": result["guarantee"], NOTE: f"{result['guarantee']}\n\n{_LOAD.format(run=child.run_id)}"}
     child.tag({"ledger_run_id": contents.header.run_id, **described, **shown})
     files = [folder.ledger, folder.result, directory / "curves.png", steps_table(directory)]

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 
 from scipy.stats import ttest_ind_from_stats
 
+from dptune.digits import at_most
 from tasks.charts.groups import (
     SAME_EPSILON,
     Result,
@@ -128,7 +129,7 @@ def sentence(ranking: Ranking, where: str = "", *, several_models: bool = False)
         several_models: whether the model must be named.
     """
     place = "".join([f" on {where}" if where else "", f" with model `{ranking.model}`" if several_models else ""])
-    return f"At certified ε = {ranking.epsilon:.3g}{place}, {_verdict(ranking)}{_rivals(ranking)}{_kept(ranking)}."
+    return f"At certified ε = {at_most(ranking.epsilon)}{place}, {_verdict(ranking)}{_rivals(ranking)}{_kept(ranking)}."
 
 
 def _verdict(ranking: Ranking) -> str:

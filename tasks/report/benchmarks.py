@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.files import write_text
 from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
@@ -77,7 +78,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
                 row["source"],
                 row["model"],
                 row["mechanism"],
-                _epsilon(epsilon),
+                at_most(epsilon, 4),
                 _certified(row),
                 *map(_digits, values),
                 _share_printed(row, values, claimed),
@@ -90,7 +91,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
 
 
 def _certified(row: dict[str, Any]) -> str:
-    return _epsilon(row["certified"]) if "certified" in row else "not known"
+    return at_most(row["certified"], 4) if "certified" in row else "not known"
 
 
 def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[str, Any]) -> str:
@@ -147,8 +148,8 @@ def _line(
         group.mechanism,
         str(first["accounting"]).replace("_", " ") if first["budget_epsilon"] is not None else _NONE,
         _NONE if first["budget_epsilon"] is None else f"{first['budget_epsilon']:g}",
-        _epsilon(float(first["epsilon_published"])),
-        _epsilon(group.certified),
+        at_most(first["epsilon_published"], 4),
+        at_most(group.certified, 4),
         *(_with_deviation(*value) for value in own),
         f"{share:.2f}" if math.isfinite(share) else _NONE,
         str(len(group.results)),
@@ -185,7 +186,7 @@ def _answers(found: Sequence[dict[str, Any]]) -> Iterator[str]:
                 [
                     str(row["label"]),
                     str(row["unit"]),
-                    _epsilon(float(row["epsilon_certified"])),
+                    at_most(row["epsilon_certified"], 4),
                     _digits(float(row["perplexity_pooled"])),
                     _digits(float(row["perplexity_per_block"])),
                 ]
@@ -200,11 +201,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "|" + " --- |" * len(head)
     yield from ("| " + " | ".join(row) + " |" for row in rows)
     yield ""
-
-
-def _epsilon(value: float | str) -> str:
-    number = float(value)
-    return "∞" if math.isinf(number) else f"{number:.4g}"
 
 
 def _digits(value: float) -> str:

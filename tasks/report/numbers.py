@@ -27,12 +27,6 @@ def spread_text(spread: float, mean: float) -> str:
     return f"{spread:.{decimals}f}" if math.isfinite(spread) else DIVERGED
 
 
-def epsilon_text(value: float | str) -> str:
-    """Three digits, or the sign for infinity."""
-    number = float(value)
-    return f"{number:.3g}" if math.isfinite(number) else "∞"
-
-
 def exact(value: float | str) -> Markup:
     """A perplexity of four digits, with four decimals under the pointer."""
     return Markup('<data value="{0}" title="{0}">{1}</data>').format(f"{float(value):.4f}", digits4(value))

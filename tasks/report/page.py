@@ -17,11 +17,12 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from dptune.digits import at_least, at_most
 from dptune.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.report.numbers import digits4, epsilon_text, exact, spread_text
+from tasks.report.numbers import digits4, exact, spread_text
 
 INDEX = "index.html"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -85,7 +86,8 @@ def environment(looks: Mapping[str, Look]) -> Environment:
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=_Missing
     )
     made.filters |= {
-        "epsilon": epsilon_text,
+        "epsilon": at_most,
+        "shown": at_least,
         "exact": exact,
         "digits4": digits4,
         "spread": spread_text,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_most
 from tasks.charts.canvas import save
 from tasks.charts.looks import looks
 from tasks.charts.policy import algorithm_of, by_label, noise_of, reward_looks, rewards, spread, study
 from tasks.report.answer import listed, told_apart
-from tasks.report.numbers import digits4, epsilon_text
+from tasks.report.numbers import digits4
 from tasks.report.page import write
 
 PAGE = "policy.html"
@@ -100,7 +101,7 @@ def answer(section: Section) -> str:
         row for row in certified if math.isclose(*(float(one.epsilon_certified) for one in (row, best)), rel_tol=0.01)
     ]
     tied = [row for row in equal if row is best or not told_apart(best.values, row.values)]
-    where = f"{section.name}, at certified ε = {epsilon_text(best.epsilon_certified)}"
+    where = f"{section.name}, at certified ε = {at_most(best.epsilon_certified)}"
     said = _verdict(best, tied, alone=len(equal) == 1)
     baselines = [row for row in section.rows if row.noise is None]
     beside = f", against {digits4(baselines[0].mean)} for `{baselines[0].label}` without privacy" if baselines else ""

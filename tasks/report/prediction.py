@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_most
 from tasks.charts.canvas import save
 from tasks.charts.prediction import METRIC, Row, prediction, protocol_looks, protocol_name
 from tasks.report.numbers import digits4
@@ -63,7 +64,7 @@ def answer(found: list[Comparison], *, scores_allowed: bool) -> str:
     one = min(found, key=lambda one: float(one.answers[METRIC]))
     best = (
         f"the best answers have perplexity {digits4(one.answers[METRIC])} (certified ε = "
-        f"{float(one.answers['epsilon_certified']):.3g}, {one.answers['tokens']} tokens, one {one.answers['unit']}), "
+        f"{at_most(one.answers['epsilon_certified'])}, {one.answers['tokens']} tokens, one {one.answers['unit']}), "
         f"training at the same ε, δ and unit {digits4(one.training[METRIC])}"
     )
     if not won:

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.search.space import Domain, Range, Space
 from tasks.charts.canvas import save
-from tasks.charts.search import WAY_LOOKS, choosing
-from tasks.report.numbers import digits4, epsilon_text
+from tasks.charts.search import WAY_LOOKS, choosing, ranking
+from tasks.report.numbers import digits4
 from tasks.report.page import write
 
-PAGE, PICTURE = "search.html", "choosing.png"
+PAGE, PICTURE, RANKING = "search.html", "choosing.png", "ranking.png"
 #: The records that figures are about, by their key, in the order in which the first one opens the page.
 RECORDS = {"held_out": "held-out private records", "public": "public records"}
 Results = Mapping[str, Any]
@@ -63,13 +64,18 @@ def write_page(folder: Path, directory: Path) -> str:
     Raises: DptuneError for a certificate that was edited.
     """
     results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
-    proof = (RunFolder(folder).adapter if released(results) else folder) / FILE
+    proof = proof_of(folder, results)
     certificate = None if results["rehearsed"] else read_certificate(proof)
     figures = []
-    (directory / PICTURE).unlink(missing_ok=True)
+    for picture in (PICTURE, RANKING):
+        (directory / picture).unlink(missing_ok=True)
     if (prices := results["prices"]) is not None:
         figures.append(choosing(prices["curve"], results["expected"], results["epsilon"]))
         save(figures[0], directory / PICTURE)
+    if "ranking" in results:
+        chosen = _named(winner_of(results, certificate))
+        figures.append(ranking(ranked(results), chosen, synthetic=results["synthetic"]))
+        save(figures[-1], directory / RANKING)
     opening = answer(results)
     write(
         "search.html.j2",
@@ -89,6 +95,7 @@ def write_page(folder: Path, directory: Path) -> str:
         law=None if certificate is None else law_text(certificate),
         score=None if certificate is None or not released(results) else score_text(results),
         tried=tried(results),
+        carried=ranking_text(results) if "ranking" in results else [],
         on=rehearsed_on(results),
     )
     return opening
@@ -96,10 +103,11 @@ def write_page(folder: Path, directory: Path) -> str:
 
 def answer(results: Results) -> str:
     """The sentence that opens the page, and MLflow's description of the run."""
-    certified = epsilon_text(results["epsilon_certified"])
+    certified = at_most(results["epsilon_certified"])
     if not released(results):
         cost = f"and the budget is spent all the same: certified ε = {certified} for the whole search"
-        return f"Every candidate failed, so the base model is the result: nothing was released, {cost}."
+        why = failure(results)
+        return f"{why[0].upper()}{why[1:]}, so the base model is the result: nothing was released, {cost}."
     mechanism = results["settings"]["mechanism"]
     if results["rehearsed"]:
         how = f"the best of {len(results['tried'])} settings that were rehearsed on {rehearsed_on(results)}"
@@ -108,9 +116,23 @@ def answer(results: Results) -> str:
     return f"At certified ε = {certified} for the whole search, `{mechanism}` is {how}{_figure_text(results)}."
 
 
-def has_winner(folder: Path) -> bool:
-    """Whether the ended search in ``folder`` released anything."""
-    return released(json.loads(RunFolder(folder).results.read_text(encoding="utf-8")))
+def failure(results: Results) -> str:
+    """Why an ended search has no result, as a clause."""
+    if results["rehearsed"]:
+        return f"the private run diverged at the settings that were rehearsed on {rehearsed_on(results)}"
+    return "every candidate failed"
+
+
+def failure_of(folder: Path) -> str | None:
+    """Why the ended search in ``folder`` released nothing, as a clause; None if it released a winner."""
+    results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    return None if released(results) else failure(results)
+
+
+def proof_of(folder: Path, results: Results) -> Path:
+    """What prices an ended search: its certificate, or the ledger of a rehearsal's one run."""
+    place = RunFolder(folder).adapter if released(results) else folder
+    return RunFolder(place).ledger if results["rehearsed"] else place / FILE
 
 
 def released(results: Results) -> bool:
@@ -249,8 +271,38 @@ def score_text(results: Results) -> str:
 
 def tried(results: Results) -> list[tuple[str, float]]:
     """Every setting that a rehearsal tried on public records, the best first."""
-    found = [
-        (", ".join(f"{name} {_value_text(value)}" for name, value in options.items()), float(perplexity))
-        for options, perplexity in results.get("tried", [])
-    ]
+    found = [(_named(options), float(perplexity)) for options, perplexity in results.get("tried", [])]
     return sorted(found, key=lambda one: one[1])
+
+
+def _named(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_value_text(value)}" for name, value in options.items())
+
+
+def ranked(results: Results) -> list[tuple[str, float, float]]:
+    """Every setting that was run on the private records too: its perplexities in the rehearsal and on held-out ones."""
+    return [
+        (_named(options), float(rehearsed), float(held_out))
+        for options, rehearsed, held_out in results["ranking"]["points"]
+    ]
+
+
+def ranking_text(results: Results) -> list[str]:
+    """How well a rehearsal's ranking carries over, and what it cost to know."""
+    ranking, points = results["ranking"], ranked(results)
+    worst = sum(math.isinf(rehearsed) or math.isinf(held_out) for _, rehearsed, held_out in points)
+    but = f", of which {worst} diverged and {'rank' if worst > 1 else 'ranks'} last" if worst else ""
+    over = f"over {len(points)} settings{but}"
+    if ranking["correlation"] is None:
+        first = f"There is no rank correlation {over}: it takes three, and perplexities that differ."
+    else:
+        first = (
+            f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with those of "
+            f"held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same order, 0 is chance."
+        )
+    cost = (
+        f"For this, {ranking['runs']} settings beside the chosen one were run on the private records too, which cost "
+        f"certified ε = {at_most(ranking['epsilon'])} at δ = {ranking['delta']:g} together. That adds to what the "
+        "chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
+    )
+    return [first, cost]

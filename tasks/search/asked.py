@@ -66,6 +66,9 @@ def check_search(settings: Settings) -> None:
         raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")
     if settings.search.rehearse_on == "twin":
         check_twin(settings)
+    if settings.search.check_ranking and settings.experiment.telemetry == "private":
+        problem = "is true, and it tells perplexities of held-out private records, which private telemetry keeps back"
+        raise ConfigError("search.check_ranking", problem, fix="use false, or experiment.telemetry: research")
     try:
         tune_settings(settings, "records", None)
     except ConfigError as error:
@@ -114,6 +117,8 @@ def _entry(name: str, space: Space) -> str:
     searched = {setting for table in space.tables for setting in table.domains}
     if name in searched or name.startswith("options."):
         return f"search.space.{name}"
+    if f"options.{name}" in searched:  # as the part that refuses it calls it
+        return f"search.space.options.{name}"
     if name.startswith("model."):
         return f"experiment.models: {name.removeprefix('model.')}"
     return _ENTRIES.get(name, name)

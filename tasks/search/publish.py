@@ -16,7 +16,7 @@ EXPERIMENT = "search"
 
 def publish(folder: Path, page: Path, answer: str) -> bool:
     """Send what may be shown of a search: the winner's settings and figures, its folder, and the page; with no
-    winner, its certificate and the page.
+    winner, its certificate (of a rehearsal, the ledger of its one run) and the page.
 
     Nothing is stamped with a time, under either telemetry: when a search ended tells how many candidates there were.
 
@@ -35,8 +35,9 @@ def publish(folder: Path, page: Path, answer: str) -> bool:
         kept=False,
     )
     run.log(0, figures_of(results))
-    adapter = RunFolder(folder).adapter
-    run.artifact(adapter if adapter.exists() else folder / FILE)
+    adapter, ledger = RunFolder(folder).adapter, RunFolder(folder).ledger
+    alone = ledger if results["rehearsed"] else folder / FILE
+    run.artifact(adapter if adapter.exists() else alone)
     run.artifact(page)
     sent = run.end()
     tracking.finish_parent(parent, failed=False, timed=False)
@@ -62,6 +63,10 @@ def figures_of(results: dict[str, Any]) -> dict[str, float]:
             found[f"choosing.{one['way']}.epsilon"] = float(one["epsilon"])
             if one["noise_multiplier"] is not None:
                 found[f"choosing.{one['way']}.noise_multiplier"] = one["noise_multiplier"]
+    if (ranking := results.get("ranking")) is not None:
+        found["ranking.epsilon_certified"] = float(ranking["epsilon"])
+        if ranking["correlation"] is not None:
+            found |= {"ranking.correlation": ranking["correlation"], "ranking.settings": len(ranking["points"])}
     for records, pair in results["perplexity"].items():
         found |= {f"{records}_perplexity.before": pair[0], f"{records}_perplexity": pair[1]}
     for records, scores in results["scores"].items():

@@ -13,22 +13,23 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dptune.corpus.reading.read import Sides
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
+from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
-from dptune.tuning.base import Base, open_base
+from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of, paid_before
+from dptune.tuning.run import PUBLIC, Tuned, check_same, paid_before
 from dptune.tuning.run import run as run_once
+from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
 from dptune.tuning.search.search import NoWinnerError, id_of, search
 from dptune.tuning.settings import TuneSettings
@@ -36,15 +37,19 @@ from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
 from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.before import refuse_paid
-from tasks.search.prices import choice_prices
+from tasks.search.ranking import check_held_out, rank_privately
 from tasks.search.records import about_records, check_records, public_source, read_sides
+from tasks.search.told import told_of, told_of_nothing
 from tasks.search.twin import UNIT, twin_name, twin_source
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import keep_failure, keep_text, run_command
 
 _log = logging.getLogger("tasks.search")  # this module is also run as a command
-#: Short names of the records that figures are about.
-_KEYS = {HELD_OUT: "held_out", PUBLIC: "public"}
+#: As ``NoWinnerError`` says it of a search.
+_DIVERGED = (
+    "the private run diverged, so the base model is the result, and the budget is spent. "
+    "Fix: lower the learning rates of the space; another search adds its cost."
+)
 _SECRET = "the number of candidates is secret, so no progress is shown"
 
 
@@ -82,27 +87,62 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
     prepared = prepare_sides(sides, base, chosen, unit)
     for note in prepared.notes:
         _log.warning("%s", note)
-    told, register = {}, Register(SPENT)
-    if settings.search.rehearses:
-        for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
-            _log.warning("%s", warning)
-        found, on = _rehearsed(settings, sides, prepared, out)
-        prepared = prepare_sides(sides, base, found.settings, unit)
-        tuned = run_once(prepared, out, register)
-        tried = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
-        told = {"tried": tried, "rehearsed_on": on}
-    else:
-        try:
-            tuned = _best(settings, prepared, out, register)
-        except NoWinnerError as error:
-            _log.warning("%s", error)
-            write_json(
-                RunFolder(out).results, _told_of_nothing(settings, prepared, about, read_certificate(out / FILE))
-            )
-            return out
-    if not RunFolder(out).results.exists():
-        write_json(RunFolder(out).results, _told(settings, prepared, tuned, base, about) | told)
+    by = _by_rehearsal if settings.search.rehearses else _by_selection
+    if (told := by(settings, sides, prepared, about, out)) is not None:
+        write_json(RunFolder(out).results, told)
     return out
+
+
+def _by_selection(
+    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
+) -> dict[str, Any] | None:
+    """Search among private candidates. Returns what may be told; None where that is kept already."""
+    try:
+        tuned = _best(settings, prepared, out, Register(SPENT))
+    except NoWinnerError as error:
+        _log.warning("%s", error)
+        certificate = read_certificate(out / FILE)
+        score = {"on": certificate.score.on, "units": certificate.score.units}
+        return told_of_nothing(settings, prepared, about, certificate.certified, score)
+    return None if RunFolder(out).results.exists() else told_of(settings, prepared, tuned, about)
+
+
+def _by_rehearsal(
+    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
+) -> dict[str, Any] | None:
+    """Rehearse, and run the winner once on the private records. Returns as ``_by_selection``.
+
+    A run that diverged has ended: it is not resumed, though with other noise it might end well.
+    """
+    register, results = Register(SPENT), RunFolder(out).results
+    for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
+        _log.warning("%s", warning)
+    if settings.search.check_ranking:
+        check_held_out(prepared)
+    found, on = _rehearsed(settings, sides, prepared, out)
+    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+
+    def prepare(own: TuneSettings) -> PreparedRun:
+        return prepare_sides(sides, prepared.base, own, None if settings.data.unit == RECORD else settings.data.unit)
+
+    chosen = prepare(found.settings)
+    rehearsal = {"tried": [[options, str(perplexity)] for options, perplexity in found.tried], "rehearsed_on": on}
+    if not known.get("released", True):
+        check_same(chosen, RunFolder(out))
+        _log.warning("%s: %s", out, _DIVERGED)
+        return None
+    try:
+        tuned = run_once(chosen, out, register)
+    except DivergedError as error:
+        _log.warning("%s", error)
+        _log.warning("%s: %s", out, _DIVERGED)
+        cost = price(chosen.mechanism.mechanism, chosen.schedule.priced, chosen.mechanism.renyi_filter)
+        return told_of_nothing(settings, chosen, about, cost.certified, {"on": "rehearsal"}) | rehearsal
+    told = known or told_of(settings, chosen, tuned, about) | rehearsal
+    if settings.search.check_ranking and "ranking" not in told:
+        trained = rank_privately(found, tuned, lambda one: prepare(settings_of(prepared.settings, one)), register)
+        return told | {"ranking": trained}
+    return None if known else told
 
 
 def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:
@@ -192,91 +232,6 @@ def _say_rehearsed(configuration: dict[str, Any], perplexity: float) -> None:
         for name, value in configuration.items()
     )
     _log.info("rehearsed: %s: perplexity %.4g", named, perplexity)
-
-
-def _told(settings: Settings, prepared: PreparedRun, tuned: Tuned, base: Base, about: dict[str, Any]) -> dict[str, Any]:
-    """What may be told of a finished search, for page and MLflow: the winner, its figures, and the price of choosing.
-
-    Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
-    epsilon covers those.
-    """
-    result = json.loads(RunFolder(tuned.folder).result.read_text(encoding="utf-8"))
-    measured = {
-        "perplexity": {_KEYS[records]: pair for records, pair in tuned.perplexity.items()},
-        "scores": {_KEYS[records]: scores for records, scores in tuned.scores.items()},
-    }
-    if settings.experiment.telemetry == "research" and tuned.certificate is not None:
-        measured = _with_held_out(measured, prepared, tuned, base)
-    return _asked(settings, prepared, about) | {
-        "released": True,
-        "epsilon_certified": str(tuned.epsilons.certified),
-        "settings": result["settings"],
-        "score": _score(tuned.certificate),
-        **measured,
-        "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
-    }
-
-
-def _told_of_nothing(
-    settings: Settings, prepared: PreparedRun, about: dict[str, Any], certificate: SearchCertificate
-) -> dict[str, Any]:
-    """What may be told of a search all of whose candidates failed: that, and what it costs."""
-    return _asked(settings, prepared, about) | {
-        "released": False,
-        "epsilon_certified": str(certificate.certified),
-        "settings": {},
-        "score": {"on": certificate.score.on, "units": certificate.score.units},
-        "perplexity": {},
-        "scores": {},
-        "prices": None,
-    }
-
-
-def _asked(settings: Settings, prepared: PreparedRun, about: dict[str, Any]) -> dict[str, Any]:
-    """What was searched, on which records: the same whatever was found."""
-    name, _ = model_of(settings)
-    return {
-        "name": settings.search.name,
-        "model": name,
-        "rehearsed": settings.search.rehearses,
-        "data": str(about["label"]),
-        "synthetic": bool(about["synthetic"]),
-        "unit": prepared.units.kind,
-        "units": len(prepared.units),
-        "telemetry": settings.experiment.telemetry,
-        "epsilon": settings.search.epsilon,
-        "delta": prepared.schedule.delta,
-        "expected": settings.search.candidates,
-        "space": settings.search.asked.space.to_json(),
-    }
-
-
-def _score(certificate: SearchCertificate | None) -> dict[str, Any]:
-    """What candidates were compared by, and the winner's score with the standard deviation of its noise."""
-    if certificate is None or certificate.winner is None:
-        return {"on": "rehearsal"}
-    terms = certificate.score
-    deviation = terms.noise_multiplier * terms.clip / terms.units
-    return {
-        "on": terms.on,
-        "units": terms.units,
-        "clip": terms.clip,
-        "value": certificate.winner.score,
-        "deviation": deviation,
-    }
-
-
-def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned, base: Base) -> dict[str, Any]:
-    """The figures with those of held-out records: before and after of a causal model, after alone of a classifier."""
-    alone = replace(prepared, public=None)
-    if (after := figures_of(alone, tuned.model).get(HELD_OUT)) is None:
-        return measured
-    if prepared.settings.task == "classify":
-        scores = {score: (value, value) for score, value in after.items()}
-        return measured | {"scores": measured["scores"] | {"held_out": scores}}
-    before = figures_of(alone, base.load())[HELD_OUT]
-    pairs = [(before[figure], after[figure]) for figure in after]
-    return measured | {"perplexity": measured["perplexity"] | {"held_out": pairs[0]}}
 
 
 def main(

@@ -22,7 +22,7 @@ Score = Literal["noisy", "public", "rehearsal"] | Table
 Candidates = Annotated[float, Ge(1.001), Le(10_000)]
 Shape = NotNegative | Literal["inf"]
 #: Entries of the pipeline alone; the others are those of the library's own file of a search.
-_OWN = ("name", "model", "epsilon", "rehearse_on", "twin_seed")
+_OWN = ("name", "model", "epsilon", "rehearse_on", "twin_seed", "check_ranking")
 
 
 class Search(StrictModel):
@@ -45,6 +45,8 @@ class Search(StrictModel):
         rehearse_on: of a rehearsal: "public" is the public records of data/validation; "twin" a cohort that the public
             generator makes, of as many units as the private records have (synthetic and uci).
         twin_seed: seed of that cohort; public.
+        check_ranking: of a rehearsal: run every setting that it tried on the private records too, and tell how well its
+            ranking carries over. Each of those runs costs ``epsilon`` again, and telemetry must be research.
         bound: bound by which the search is priced.
         together: candidates that are trained in the same forward passes; changes speed only.
         keep_losers: keep the secret working folder, for the owner.
@@ -61,6 +63,7 @@ class Search(StrictModel):
     score: Score = "noisy"
     rehearse_on: Literal["public", "twin"] = "public"
     twin_seed: Seed = 20
+    check_ranking: bool = False
     bound: Bound = SearchSettings.bound
     together: Rows = SearchSettings.together
     keep_losers: bool = SearchSettings.keep_losers
@@ -84,6 +87,8 @@ class Search(StrictModel):
             raise _located(error, self) from None
         if self.rehearse_on == "twin" and not self.rehearses:
             raise ValueError("rehearse_on: is twin, and score rehearses nothing: use score: rehearsal, or public here")
+        if self.check_ranking and not self.rehearses:
+            raise ValueError("check_ranking: is true, and score rehearses nothing: use score: rehearsal, or false here")
         return self
 
 

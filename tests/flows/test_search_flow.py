@@ -21,6 +21,7 @@ from dptune.files import write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
+from dptune.tuning.search import rehearsal
 from dptune.tuning.search.candidates import CANDIDATES
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
@@ -32,7 +33,7 @@ from flows.search import DATA_STAGES, search
 from tasks import tracking
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import before
-from tasks.search import run as run_module
+from tasks.search import told as told_module
 from tasks.search.records import TRAIN_SIDE
 from tasks.search.run import search_records
 from tasks.settings.params import load_settings, merge
@@ -70,7 +71,7 @@ def checkout(server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """A pipeline whose DVC is a stand-in, and whose searches run in this process."""
     write_text(Path("dvc/__main__.py"), 'import pathlib, sys\npathlib.Path("asked").write_text(" ".join(sys.argv[1:]))')
     write_text(Path("dvc/__init__.py"), "")
-    monkeypatch.setattr(run_module, "choice_prices", lambda certificate: Prices())
+    monkeypatch.setattr(told_module, "choice_prices", lambda certificate: Prices())
 
     def run(label: str, command: list[str]) -> None:
         assert (label, command[command.index("--device") + 1]) == ("search", "cpu")
@@ -240,16 +241,24 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
     assert not (REPORT / "search.html").exists()
 
 
-def test_a_search_whose_candidates_all_failed_has_a_page_and_ends_with_its_sentence(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        ("noisy", "every candidate failed"),
+        ("rehearsal", "the private run diverged at the settings that were rehearsed on public records"),
+    ],
+)
+def test_a_search_that_released_nothing_has_a_page_and_ends_with_its_sentence(
+    score: str, why: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(run: Any) -> None:
         raise DivergedError("the run diverged.")
 
     monkeypatch.setattr(Run, "end", fail)
-    state = search_form(**FORM, overrides=QUICK, return_state=True)
+    monkeypatch.setattr(rehearsal, "trial", lambda *_: 3.0)
+    state = search_form(**{**FORM, "score": score}, overrides=QUICK, return_state=True)
     assert state.is_failed()
-    said = "nothing was released, and the budget is spent: every candidate failed, so the base model is the result; "
+    said = f"nothing was released, and the budget is spent: {why}, so the base model is the result; "
     assert str(state.message).startswith(said + "the page is data/report/search.html. Fix: lower the learning rates")
     assert "nothing was released" in (REPORT / "search.html").read_text(encoding="utf-8")
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]

@@ -13,13 +13,15 @@ from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 
 from dptune.files import write_text
 from flows.data import ALL_STAGES, DATA_STAGES
-from flows.deployments import study_form
+from flows.deployments import audit_form, experiment_form, study_form
 from flows.failures import FlowError
 from flows.form import changes, file_values
-from flows.study import folder_of, study
+from flows.own_folder import folder_of
+from flows.study import study
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
-from tasks.paths import DATA, EXPERIMENT, REPORT, REPORTS
+from tasks.experiment.listed import write_list
+from tasks.paths import AUDITED, DATA, EXPERIMENT, REPORT, REPORTS, RUNS
 from tasks.settings.params import load_settings
 
 pytestmark = pytest.mark.system
@@ -93,7 +95,7 @@ def test_a_study_has_the_workspaces_report_only_with_the_files_own_values(pipeli
     given = file_values("study", load_settings())
 
     def folder(**other: Any) -> Path:
-        return folder_of(load_settings(overrides=changes("study", given | other)), load_settings())
+        return folder_of(changes("study", given | other))
 
     assert folder() == folder(overrides={"search": {"epsilon": 3}}) == DATA
     names = [folder(name="x" * 200), folder(name="Größe 大大" * 25), folder(epochs=0.5), folder(seeds=[1])]
@@ -103,6 +105,22 @@ def test_a_study_has_the_workspaces_report_only_with_the_files_own_values(pipeli
     for name in names:
         name.mkdir()
         assert name.parent == REPORTS
+
+
+def test_cells_and_audits_alone_leave_the_workspaces_lists_alone_with_other_values(checkout: Path) -> None:
+    grid = {"name": "renamed", "mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35}
+    assert experiment_form(**grid, runner="threads", overrides={}, return_state=True).is_completed()
+    assert not EXPERIMENT.exists()
+    (own,) = REPORTS.iterdir()
+    (name,) = read_json(own / "experiment.json")["cells"]
+    write_list(EXPERIMENT, "mine", [RUNS / name])
+    before = EXPERIMENT.read_text()
+    attacks = {"records": 8, "shadows": 0, "step_trials": 0, "seed": 0, "overrides": {"audit": {"candidates": 3}}}
+    assert audit_form(generations=21, **attacks, return_state=True).is_completed()
+    assert not AUDITED.exists()
+    assert EXPERIMENT.read_text() == before
+    (audited,) = {*REPORTS.iterdir()} - {own}
+    assert list(read_json(audited / "audited.json")) == [name], "the workspace's own cells"
 
 
 def test_a_stage_that_fails_ends_the_study_with_its_sentence(checkout: Path) -> None:

@@ -27,7 +27,7 @@ from tiny_pipeline import read_json, write_params
 
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
-from tasks.paths import EXPERIMENT, RUNS
+from tasks.paths import EXPERIMENT, REPORTS, RUNS
 
 pytestmark = pytest.mark.system
 
@@ -145,7 +145,9 @@ def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: 
     state_type = wait_for(ended)["state_type"]
     assert state_type == "COMPLETED", interface.log.read_text()
     assert ask(f"http://127.0.0.1:{interface.mlflow}/health") == "OK"
-    (name,) = read_json(EXPERIMENT)["cells"]
+    assert not EXPERIMENT.exists(), "the list of params.yaml's own cells"
+    (own,) = REPORTS.iterdir()
+    (name,) = read_json(own / EXPERIMENT.name)["cells"]
     assert name.startswith("small.static.eps4.seed0-")
     assert read_json(RUNS / name / "result.json")["epsilon_certified"] <= 4
     assert read_ledger(RUNS / name / "ledger.jsonl").complete
@@ -215,12 +217,14 @@ def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface:
     assert len(list(RUNS.glob("*/ledger.jsonl"))) == 1, "the same run goes on"
     assert len(cells()) == 1
     of_the_run = [one for one in interface.seen.values() if one.is_running() and belongs_to_a_run(one)]
-    assert len(of_the_run) >= 3, "what serves the deployments, the run, its cell"
+    assert len(of_the_run) >= 5, "two servers, what serves the deployments, the run, its cell"
     interface.process.kill()  # as where memory is short: nothing is told to anything
     started = time.monotonic()
     psutil.wait_procs(of_the_run, timeout=600)
     print(f"ended {time.monotonic() - started:.1f} s after the kill")
     assert [one for one in of_the_run if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    assert not listening(interface.prefect)
+    assert not listening(interface.mlflow)
 
 
 class Other(BaseHTTPRequestHandler):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import locked
 from dptune.privacy.ledger import Ledger
@@ -139,7 +140,7 @@ def test_the_command_says_what_was_spent(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
-    assert f"it has spent epsilon {epsilon:.4g}, delta 1e-05 about one record (2 releases)" in words
+    assert f"it has spent epsilon {at_most(epsilon, 4)}, delta 1e-05 about one record (2 releases)" in words
     assert "the report counts both where they lie in data/runs" in words
     assert (tmp_path / "my run.set-aside-1" / "ledger.jsonl").exists()
     again = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])

@@ -164,8 +164,3 @@ def test_the_published_sweep_is_the_papers_grid(empty: Path) -> None:
     chosen = load_settings(ROOT / "params.yaml", over).experiment.mechanisms
     assert sum(name.startswith("rldp_interval") for name in chosen) == 96
     assert sum(name.startswith("rldp_published_interval") for name in chosen) == 96
-    for name in ("comparison", "comparison-published"):
-        over = yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text())
-        assert {"rldp", "rldp_ab", "rldp_random", "rldp_published"} <= set(
-            load_settings(ROOT / "params.yaml", over).experiment.mechanisms
-        )

@@ -10,9 +10,10 @@ import pytest
 from jinja2 import UndefinedError
 from test_report import Page, result
 
+from dptune.digits import at_least, at_most
 from tasks.charts.looks import looks
 from tasks.report.experiment import write_report
-from tasks.report.numbers import digits4, epsilon_text, exact, spread_text
+from tasks.report.numbers import digits4, exact, spread_text
 from tasks.report.page import INDEX, environment, named, write, write_index
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -115,7 +116,15 @@ def test_perplexities_have_four_digits(number: float | str, text: str) -> None:
 
 
 def test_numbers_for_readers() -> None:
-    assert [epsilon_text(one) for one in (1.99984, 0.9059, 12.3456, "inf", 0)] == ["2", "0.906", "12.3", "∞", "0"]
+    assert [at_most(one) for one in (1.99984, 0.9059, 12.3456, "inf", 0, 2.0049)] == [
+        "2",
+        "0.906",
+        "12.4",
+        "∞",
+        "0",
+        "2.01",
+    ]
+    assert [at_least(one) for one in (0.9059, "inf", 1.9999)] == ["0.905", "∞", "1.99"]
     assert spread_text(0.0123, 2.405) == "0.012"
     assert spread_text(0.0123, 240.5) == "0.0"
     assert str(exact(123.45678)) == '<data value="123.4568" title="123.4568">123.5</data>'

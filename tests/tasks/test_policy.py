@@ -187,7 +187,10 @@ def test_the_page_shows_language_models_and_tenants(empty: Path) -> None:
     tenants = {"data": "synthetic", "epsilon_tenant": 0.926, "epsilon_record": 1.993, "summary": [line]}
     write_page([], 1e-5, {"rlhf": [one, silent], "tenants": tenants}, empty)
     page = (empty / "policy.html").read_text()
-    assert all(text in page for text in ("K4.eps3.seed0", "1.40 (1.38)", "0.926", "1.99", "DPPG-meta", "+0.0100", "∞"))
+    assert all(
+        text in page
+        for text in ("K4.eps3.seed0", "1.40 (1.38)", "0.926", "2 for one record", "DPPG-meta", "+0.0100", "∞")
+    )
     assert (empty / "rlhf.png").exists()
 
 

@@ -15,17 +15,20 @@ from dptune.corpus.records import read_about, read_records
 from dptune.errors import ConfigError, DataError, DivergedError
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.certificate import FILE, read_certificate
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent import Register
 from dptune.training.run import Run
 from dptune.tuning.search import candidates as candidates_module
+from dptune.tuning.search import rehearsal as rehearsal_module
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
 from tasks.paths import FAILURES, REPORT, SEARCH, SPENT, TRAIN
 from tasks.report.page import write_index
-from tasks.report.search import PAGE, PICTURE, answer, countings, has_winner, write_page
+from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
 from tasks.search import run as run_module
+from tasks.search import told as told_module
 from tasks.search.asked import check_search
 from tasks.search.prices import _of_winner, _scaled, choice_prices
 from tasks.search.publish import figures_of, params_of
@@ -47,7 +50,7 @@ def settings_of(telemetry: str = "private", **changes: Any) -> Settings:
 def _unpriced(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The ways to count take seconds, and most tests are about something else."""
     if "price" not in request.node.name:
-        monkeypatch.setattr(run_module, "choice_prices", lambda certificate: NoPrices())
+        monkeypatch.setattr(told_module, "choice_prices", lambda certificate: NoPrices())
 
 
 class NoPrices:
@@ -189,7 +192,7 @@ def test_a_search_without_a_winner_says_that_the_budget_is_spent(
         out = search_records(settings_of(), "cpu")
         assert "every candidate failed, so the base model is the result, and the budget is spent" in caplog.text
     assert not RunFolder(out).adapter.exists()
-    assert not has_winner(out)
+    assert failure_of(out) == "every candidate failed"
     certificate = read_certificate(out / FILE)
     told = read_json(RunFolder(out).results)
     assert float(told["epsilon_certified"]) == certificate.certified <= 1
@@ -279,3 +282,44 @@ def test_a_rehearsal_reads_public_records_and_trains_once(pipeline: Path, caplog
     index = (REPORT / "index.html").read_text(encoding="utf-8")
     assert "dptune search: tiny" in index
     assert "is the best of 2 settings" in index
+
+
+def test_a_rehearsal_whose_private_run_diverges_has_ended(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so again when it is run again, costs nothing more, and is not resumed with other noise."""
+
+    def diverge(run: Any) -> None:
+        raise DivergedError("the run diverged.")
+
+    monkeypatch.setattr(rehearsal_module, "trial", lambda *_: 3.0)
+    rehearsal = {"score": "rehearsal", "candidates": 2}
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "end", diverge)
+        out = search_records(settings_of(**rehearsal), "cpu")
+    assert "the private run diverged, so the base model is the result, and the budget is spent" in caplog.text
+    released = read_ledger(RunFolder(out).ledger).releases
+    assert released
+    assert not RunFolder(out).adapter.exists()
+    told = read_json(RunFolder(out).results)
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (1, pytest.approx(float(told["epsilon_certified"])))
+    assert 0.9 < total.epsilon <= 1
+    sentence = write_page(out, REPORT)
+    assert sentence.startswith("The private run diverged at the settings that were rehearsed on public records, so ")
+    page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
+    assert sentence in page
+    assert f"dptune verify {RunFolder(out).ledger.as_posix()}" in page
+    assert "What was rehearsed" in page
+    for gone in ("winner", "candidate", "The price of choosing", "Perplexity on", "adapter", "certificate"):
+        assert gone not in page
+    assert figures_of(told) == {"epsilon_certified": float(told["epsilon_certified"])}
+    caplog.clear()
+    monkeypatch.setattr(run_module, "run_once", lambda *_: pytest.fail("a run that diverged has ended"))
+    assert search_records(settings_of(**rehearsal), "cpu") == out
+    assert "the private run diverged" in caplog.text
+    assert read_json(RunFolder(out).results) == told
+    assert read_ledger(RunFolder(out).ledger).releases == released
+    monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("it is refused at once"))
+    with pytest.raises(ConfigError, match=r"search\.name: .* rehearsed for something else \(epsilon\)"):
+        search_records(settings_of(**rehearsal, epsilon=2), "cpu")

@@ -25,10 +25,11 @@ from tasks.paths import DATA, EVAL, FAILURES
 from tasks.report.search import answer, countings
 from tasks.search import prices as prices_module
 from tasks.search import records as records_module
-from tasks.search.asked import tune_settings
+from tasks.search.asked import in_the_file, tune_settings
 from tasks.search.prices import _of_winner, choice_prices
 from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, public_source, read_sides
-from tasks.search.run import SearchError, _score, _silent
+from tasks.search.run import SearchError, _silent
+from tasks.search.told import score_of
 from tasks.settings.params import Settings, load_settings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.02]}}
@@ -157,7 +158,7 @@ def test_a_score_on_training_units_is_part_of_the_price() -> None:
 
 
 def test_a_score_is_told_with_its_noise_and_by_the_right_side_of_the_base() -> None:
-    told = _score(certificate(score=ScoreTerms("held_out", 0.5, 3.0, 100)))
+    told = score_of(certificate(score=ScoreTerms("held_out", 0.5, 3.0, 100)))
     assert told["deviation"] == pytest.approx(0.015)
     page = {"rehearsed": False, "expected": 3, "epsilon_certified": "1.5", "settings": {"mechanism": "static"}}
     for value, side in ((0.5, "below"), (-0.5, "above")):
@@ -186,3 +187,10 @@ def test_a_rehearsal_in_the_pipeline_is_given_public_records_alone() -> None:
 
     source = public_source(Sides(some("train"), eval=some("eval"), test=some("attack"), public=some("public")))
     assert (source.data, source.public) == ((), [{"text": "public"}])
+
+
+def test_a_refused_option_is_named_as_the_space_has_it(empty: Path) -> None:
+    chosen = settings_of("private", space={"mechanism": ["geoclip"], "options.rank": [0, 4]})
+    refused = ConfigError("rank", "0 means a full covariance", fix="use a rank such as 32")
+    assert in_the_file(refused, chosen).field == "search.space.options.rank"
+    assert in_the_file(ConfigError("epsilon", "is 0", fix="raise it"), chosen).field == "search.epsilon"

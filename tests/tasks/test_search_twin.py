@@ -21,7 +21,6 @@ from tasks.corpus.validation import write_public_narratives
 from tasks.paths import EVAL, PUBLIC_VALIDATION, REPORT
 from tasks.profile import read_profile
 from tasks.report.search import PAGE, write_page
-from tasks.search import run as run_module
 from tasks.search.asked import check_search
 from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE
 from tasks.search.run import search_records
@@ -163,6 +162,6 @@ def test_a_search_on_a_twin_trains_once_and_says_what_it_read(pipeline: Path, mo
     assert f"2 settings, on {told['rehearsed_on']}" in (REPORT / PAGE).read_text(encoding="utf-8")
     monkeypatch.setattr(rehearsal_module, "trial", lambda *_: pytest.fail("it was rehearsed already"))
     assert search_records(settings, "cpu") == out
-    with pytest.raises(pytest.fail.Exception):  # another seed is another cohort
-        run_module.search_records(load_settings(overrides={"search": TWIN | {"twin_seed": 21}}), "cpu")
+    with pytest.raises(ConfigError, match=r"search\.name: .* rehearsed for something else \(twin_seed\)"):
+        search_records(settings_of(twin_seed=21), "cpu")
     assert PUBLIC_VALIDATION.exists()

@@ -11,6 +11,7 @@ import pytest
 from test_report import page, result
 from tiny_pipeline import BUDGET, STEPS, read_json, static
 
+from dptune.digits import at_most
 from dptune.errors import DptuneError
 from dptune.files import sha256, write_json
 from dptune.privacy.ledger import Ledger
@@ -68,20 +69,21 @@ def test_a_run_that_cannot_go_on_is_priced_into_the_next(
     checkpoint = cell.directory / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     spent = read_ledger(cell.directory / "ledger.jsonl").epsilons.certified
-    with pytest.raises(CheckpointError, match=rf"dptune set-aside {re.escape(str(cell.directory))}.*{spent:.4g}"):
+    advice = rf"dptune set-aside {re.escape(str(cell.directory))}.*{at_most(spent, 4)}"
+    with pytest.raises(CheckpointError, match=advice):
         run_cell(cell, "cpu")
     kept, _ = set_aside(cell.directory)
     after = run_cell(cell, "cpu")
     assert after["releases"] == STEPS
     assert after["set_aside"] == [{"folder": kept.name, "epsilon_certified": spent}]
     together = after["epsilon_certified"] + spent
-    assert f"with them, epsilon is {together:.4g} and delta 2e-05 (basic composition)" in after["guarantee"]
+    assert f"with them, epsilon is {at_most(together, 4)} and delta 2e-05 (basic composition)" in after["guarantee"]
     write_json(EXPERIMENT, {"name": "tiny", "cells": [cell.directory.name]})
     monkeypatch.setattr(tracking, "send", lambda *_, **__: None)
     report.report()
     words = " ".join(page(Path("data/report")).words.split())
     assert kept.name in words
-    assert f"2 runs together cost at most ε = {together:.3g}, δ = 2e-05 about one record" in words
+    assert f"2 runs together cost at most ε = {at_most(together)}, δ = 2e-05 about one record" in words
     assert together > BUDGET
 
 

@@ -12,11 +12,14 @@ import pytest
 from tiny_search import asked, start, usual
 
 from dptune.errors import ConfigError
+from dptune.mechanisms import geoclip
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release
 from dptune.tuning.search import kinds as kinds_module
 from dptune.tuning.search import search as search_module
+from dptune.tuning.search.kinds import check_kinds
+from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import plan_of_search, planned_certificate, working_folder
 
 
@@ -38,9 +41,57 @@ def test_what_a_runs_start_would_refuse_is_refused_before_anything_is_drawn(
     with pytest.raises(ConfigError) as caught:
         start(tmp_path, replace(usual(), public=None), space=space)
     assert caught.value.field == named
-    assert not working_folder(tmp_path / "out").exists()
-    assert not (tmp_path / "spent.jsonl").exists()
-    assert not (tmp_path / "out" / "cell.json").exists()
+    _nothing_began(tmp_path)
+
+
+def test_what_a_mechanism_refuses_at_its_start_is_refused_before_any_noise_is_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For every point: here it is the third of three."""
+    monkeypatch.setattr(geoclip, "_LARGEST_FULL", 10)
+    monkeypatch.setattr(kinds_module, "calibrated_candidate", lambda *_: pytest.fail("it takes seconds a kind"))
+    space = {"mechanism": ["geoclip"], "options.explore": [0.0], "options.rank": [2, 4, 0]}
+    with pytest.raises(ConfigError, match=r"^rank: 0 means a full covariance"):
+        start(tmp_path, space=space)
+    with pytest.raises(ConfigError, match=r"^rank: 0 means a full covariance"):
+        check_kinds(asked(space=space, score="rehearsal"), usual().settings, usual().base, 100)
+    _nothing_began(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({"mechanism": ["quantile"], "options.count_noise": [50.0, 0.1]}, "mechanisms.quantile: its statistics have"),
+        ({"mechanism": ["banded"], "options.bands": [2], "options.noise_memory": [1.0, 1e-9]}, "noise_memory: 2 bands"),
+    ],
+)
+def test_what_a_mechanism_refuses_at_its_final_noise_is_refused_before_anything_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: Any, named: str
+) -> None:
+    monkeypatch.setattr(Plan, "draw", lambda *_: pytest.fail("a plan was drawn"))
+    with pytest.raises(ConfigError, match=named):
+        start(tmp_path, space=space, bound="one_shift")
+    _nothing_began(tmp_path)
+
+
+def test_settings_that_start_alike_are_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    begin = Mechanism.start
+
+    def count_starts(mechanism: Mechanism, facts: Any) -> None:
+        begun.append(mechanism.name)
+        begin(mechanism, facts)
+
+    monkeypatch.setattr(Mechanism, "start", count_starts)
+    space = {"learning_rate": {"log_uniform": [0.001, 0.05]}, "optimizer": ["adamw", "sgd"], "batch": [8, 16]}
+    plan_of_search(usual(), asked(space=space, bound="one_shift"))
+    assert begun == ["static", "static"], "one for each batch"
+
+
+def _nothing_began(folder: Path) -> None:
+    assert not working_folder(folder / "out").exists()
+    assert not (folder / "spent.jsonl").exists()
+    assert not (folder / "out" / "cell.json").exists()
 
 
 def test_a_mixture_that_costs_more_than_each_kind_gets_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,10 @@ def test_the_best_on_public_records_is_trained_once_within_the_whole_budget(
     assert again.ledger.chain == found.ledger.chain
     known = json.loads(rehearsal_file(tmp_path / "out").read_text())
     assert [one[1] for one in known["tried"]] == ["9.0", "3.0", "inf"]
+    with pytest.raises(ConfigError, match=r"out: .* rehearsed for something else \(epsilon\)"):
+        tuned(tmp_path / "out", epsilon=4)
+    assert tuned(tmp_path / "out").ledger.chain == found.ledger.chain, "taking it back goes on"
+    assert len(tried) == 3
 
 
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

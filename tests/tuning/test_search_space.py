@@ -31,6 +31,18 @@ def test_kinds_are_all_combinations_of_values_with_their_chances() -> None:
     assert kinds[1][1] == {"batch": 32, "learning_rate": 0.001, "mechanism": "quantile"}
 
 
+def test_each_kind_is_checked_at_both_ends_of_its_own_ranges() -> None:
+    """Tables may name the same settings, with other ranges."""
+    rates = [{"learning_rate": {"uniform": [low, 2 * low]}, "batch": [8, 16]} for low in (0.1, 0.3)]
+    space = Space.of([*rates, {"batch": [32]}])
+    assert space.ends() == [
+        ({"batch": batch, "learning_rate": low}, {"batch": batch, "learning_rate": 2 * low})
+        for low in (0.1, 0.3)
+        for batch in (8, 16)
+    ] + [({"batch": 32},)]
+    assert [ends[0] for ends in space.ends()] == [kind for _, kind in space.kinds()]
+
+
 def test_draws_follow_the_space_and_know_their_kind() -> None:
     space = Space.of([{"weight": 3, **SPACE}, {"mechanism": "static", "learning_rate": 0.1}])
     entropy, drawn = FixedSeed(3), Counter[int]()

@@ -11,7 +11,7 @@ from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.search.settings import SearchSettings
 
 #: Settings that change no result.
-_FREE = ("device", "rows", "gradient_checkpointing")
+FREE = ("device", "rows", "gradient_checkpointing")
 
 
 def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[st
 
     Private: with the salt, the digest of the records tests a guess of all of them.
     """
-    settings = {name: value for name, value in asdict(prepared.settings).items() if name not in _FREE}
+    settings = {name: value for name, value in asdict(prepared.settings).items() if name not in FREE}
     found = {
         "model": prepared.base.identity,
         "records": prepared.digest(salt),

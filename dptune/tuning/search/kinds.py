@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from dptune.errors import ConfigError
+from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import fitted, noise_options, planned
 from dptune.mechanisms.registry import build, of_model
@@ -105,21 +109,18 @@ def price_kinds(
     Raises: ConfigError for a point of the space that cannot be a candidate, and for a budget that no noise meets. All
         is built and priced here, so that no candidate can fail by its settings later.
     """
+    check_kinds(search, settings, base, units, public=public)
     known: dict[Any, Mechanism] = {}
     found = []
     for weight, configuration in search.space.kinds():
         own = settings_of(settings, configuration)
-        check_mechanism(own, base)
         schedule = candidate_schedule(own, base, units)
         priced = schedule.priced
-        _check_ranges(search, settings, configuration, base, units)
 
         def with_noise(noise: float, own: TuneSettings = own, schedule: TuneSchedule = schedule) -> Mechanism:
             return build_mechanism(own, base, schedule, {"noise_multiplier": noise})
 
         probe = with_noise(1.0)
-        check_public(probe, public=public)
-        check_rule(own.rule, probe, schedule.steps)
         key = None if probe.noise.correlated else frozenset(planned(probe, priced).items())
         if key is None or key not in known:
             beside = Counter([score] if score else [])
@@ -128,7 +129,72 @@ def price_kinds(
         noise = noise_options(known[key])
         releases = planned(build_mechanism(own, base, schedule, noise), priced)
         found.append(CandidateKind(weight, configuration, noise, releases, probe.plugins))
-    return _fit_average(tuple(found), search, settings, base, units, score)
+    priced_kinds = _fit_average(tuple(found), search, settings, base, units, score)
+    _check_starts(priced_kinds, search, settings, base, units)
+    return priced_kinds
+
+
+def check_kinds(search: SearchSettings, settings: TuneSettings, base: Base, units: int, *, public: bool = True) -> None:
+    """Check all that can be before any noise is calibrated, which takes seconds a kind.
+
+    Raises: ConfigError for a point of the space that no run can have, and for a range that decides releases.
+    """
+    started: set[str] = set()
+    for ends in search.space.ends():
+        releases = []
+        for point in ends:
+            own = settings_of(settings, point)
+            check_mechanism(own, base)
+            schedule = candidate_schedule(own, base, units)
+            probe = build_mechanism(own, base, schedule, {"noise_multiplier": 1.0})
+            check_public(probe, public=public)
+            if (noise := probe.noise.correlated) is not None:
+                probe = fitted(probe, schedule.priced, noise.bands_to_try(schedule.sample_rate, schedule.steps)[0])
+            releases.append(planned(probe, schedule.priced))
+            if (key := _start_of(own, schedule)) not in started:
+                started.add(key)
+                probe.controller.start(_facts(own, base, schedule))
+        check_rule(own.rule, probe, schedule.steps)
+        if releases[0] != releases[-1]:
+            ranges = [name for name, value in ends[0].items() if ends[-1][name] != value]
+            problem = f"{' and '.join(ranges)} decide what this mechanism releases"
+            raise ConfigError("search.space", problem, fix="give lists of values in place of ranges")
+
+
+def _check_starts(
+    kinds: tuple[CandidateKind, ...], search: SearchSettings, settings: TuneSettings, base: Base, units: int
+) -> None:
+    """Start a mechanism of each distinct setting with its final noise, as every candidate's will be.
+
+    Raises: ConfigError for one that refuses to start. After the plan is drawn that would be a candidate that failed.
+    """
+    started: set[str] = set()
+    for kind, ends in zip(kinds, search.space.ends(), strict=True):
+        for point in ends:
+            own = settings_of(settings, point)
+            schedule = candidate_schedule(own, base, units)
+            if (key := _start_of(own, schedule)) not in started:
+                started.add(key)
+                build_mechanism(own, base, schedule, kind.noise).start(_facts(own, base, schedule))
+
+
+def _facts(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> RunFacts:
+    """What a run tells its mechanism before the first step; here nothing is left on the run's device."""
+    return RunFacts(
+        pair_sizes=base.pair_sizes,
+        device=torch.device("cpu"),
+        expected_batch_size=schedule.batch,
+        sample_rate=schedule.sample_rate,
+        steps=schedule.steps,
+        epsilon=settings.epsilon,
+        delta=schedule.delta,
+    )
+
+
+def _start_of(settings: TuneSettings, schedule: TuneSchedule) -> str:
+    """The settings that a mechanism's start depends on, for it is slow for some; noise follows from them."""
+    decisive = [settings.mechanism, schedule.options, schedule.batch, schedule.sample_rate, schedule.steps]
+    return json.dumps(decisive, sort_keys=True)
 
 
 def _fit_average(
@@ -157,29 +223,3 @@ def _noisier(kind: CandidateKind, settings: TuneSettings, base: Base, units: int
     priced = schedule.priced
     releases = planned(build_mechanism(own, base, schedule, noise), priced)
     return replace(kind, noise=noise, releases=releases)
-
-
-def _check_ranges(
-    search: SearchSettings, settings: TuneSettings, configuration: Configuration, base: Base, units: int
-) -> None:
-    """Raise ConfigError if a number from a range would change a candidate's releases."""
-    for table in search.space.tables:
-        if set(table.domains) != set(configuration):
-            continue
-        ends = {name: domain.high for name, domain in table.domains.items() if hasattr(domain, "high")}
-        if not ends:
-            continue
-        releases = []
-        for one in (configuration, configuration | ends):
-            own = settings_of(settings, one)
-            check_mechanism(own, base)
-            schedule = candidate_schedule(own, base, units)
-            priced = schedule.priced
-            mechanism = build_mechanism(own, base, schedule, {"noise_multiplier": 1.0})
-            if (noise := mechanism.noise.correlated) is not None:
-                bands = noise.bands_to_try(priced.sample_rate, priced.steps)[0]
-                mechanism = fitted(mechanism, priced, bands)
-            releases.append(planned(mechanism, priced))
-        if releases[0] != releases[1]:
-            problem = f"{' and '.join(ends)} decide what this mechanism releases"
-            raise ConfigError("search.space", problem, fix="give lists of values in place of ranges")

@@ -19,9 +19,11 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DivergedError
 from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.base import Base
-from dptune.tuning.prepare import calibrate_mechanism, check_mechanism
-from dptune.tuning.search.kinds import candidate_schedule, settings_of
+from dptune.tuning.prepare import calibrate_mechanism
+from dptune.tuning.search.asked import FREE, changes
+from dptune.tuning.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Configuration
 from dptune.tuning.settings import TuneSettings
@@ -61,20 +63,33 @@ def rehearsed(
 
     Args:
         told: what else names the public records, so that others are rehearsed on anew.
+
+    Raises: ConfigError if another one was asked, and its choice was run already: what is drawn again would not be what
+        that run is of, and taking the settings back would not bring it back.
     """
     path = rehearsal_file(out)
     asked = {"settings": asdict(settings), "search": search.to_json(), "units": units} | dict(told or {})
     asked = json.loads(json.dumps(asked))
     if path.exists():
         known = json.loads(path.read_text(encoding="utf-8"))
-        if known["asked"] == asked:
+        changed = changes(_decisive(known["asked"]), _decisive(asked))
+        if not changed:
             tried = tuple((dict(configuration), float(found)) for configuration, found in known["tried"])
             return Rehearsed(settings_of(settings, known["chosen"]), tried)
+        if RunFolder(out).ledger.exists():
+            problem = f"{out} is a run whose settings were rehearsed for something else ({changed})"
+            raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
     found = rehearse_space(source, base, settings, search, units, on_trial, unit)
     chosen = min(found.tried, key=lambda one: one[1])[0]
     shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
     write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
     return found
+
+
+def _decisive(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a rehearsal's file decides its result, in one table."""
+    found = {**asked, **asked["settings"], **asked["search"]}
+    return {name: value for name, value in found.items() if name not in ("settings", "search", *FREE)}
 
 
 def rehearse_space(
@@ -101,9 +116,7 @@ def rehearse_space(
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
     public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
-    # Built and checked before anything is trained, so that no late candidate fails by its settings.
-    for _, configuration in search.space.kinds():
-        check_mechanism(settings_of(settings, configuration), base)
+    check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
     for _ in range(math.ceil(search.law.uncapped_mean - 1e-9)):

@@ -69,6 +69,11 @@ class SpaceTable:
         for values in product(*sets):
             yield chance, dict(zip(names, values, strict=True))
 
+    @property
+    def upper(self) -> Configuration:
+        """The upper ends of the ranges."""
+        return {name: domain.high for name, domain in self.domains.items() if isinstance(domain, Range)}
+
 
 @dataclass(frozen=True)
 class Space:
@@ -112,6 +117,12 @@ class Space:
     def kinds(self) -> list[tuple[float, Configuration]]:
         """The chance of each kind, and its settings; ranges at their lower ends."""
         return [kind for table in self.tables for kind in table.kinds()]
+
+    def ends(self) -> list[tuple[Configuration, ...]]:
+        """The points of each kind with all ranges at their lower ends, and with all at their upper ones."""
+        return [
+            (kind, kind | table.upper) if table.upper else (kind,) for table in self.tables for _, kind in table.kinds()
+        ]
 
     def draw(self, entropy: Entropy) -> tuple[int, Configuration]:
         """Draw a configuration, and the number of its kind."""

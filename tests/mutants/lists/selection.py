@@ -14,6 +14,9 @@ VERIFIED, KINDS = "tests/tuning/test_search_verified.py", "tests/tuning/test_sea
 PROFILE = "dptune/privacy/loss_profile.py"
 TESTS = "tests/privacy/test_selection.py"
 PIPELINE = "tests/tasks/test_private_search.py"
+OUTCOMES = "tests/tuning/test_search_outcomes.py"
+SPACE_KINDS = "dptune/tuning/search/kinds.py"
+RANKED = "tests/tasks/test_search_ranking.py"
 REGISTERED, PIPED = "tests/tuning/test_search_register.py", "tests/tasks/test_search_secrets.py"
 
 MUTANTS = (
@@ -372,5 +375,119 @@ MUTANTS = (
         "replace(source, data=source.public, public=None",
         "replace(source, data=source.data, public=None",
         ("tests/tuning/test_search_rehearsal.py::test_a_rehearsal_reads_no_private_record",),
+    ),
+    Mutant(
+        "diverged_run_of_a_rehearsal_resumed",
+        "a page that says that nothing was released would be followed by a winner",
+        "tasks/search/run.py",
+        'get("released", True):',
+        'get("released", True) is None:',
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "price_of_a_diverged_run_forgotten",
+        "a run that diverged would be told to be free",
+        "tasks/search/run.py",
+        "about, cost.certified, {",
+        "about, 0.0, {",
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "rehearsal_drawn_again_after_its_run",
+        "settings of a run would be lost, and no change of settings could bring them back",
+        "dptune/tuning/search/rehearsal.py",
+        "        if RunFolder(out).ledger.exists():\n",
+        "        if RunFolder(out).checkpoint.is_dir():\n",
+        (
+            "tests/tuning/test_search_rehearsal.py::test_the_best_on_public_records_is_trained_once_within_the_whole_budget",
+        ),
+    ),
+    Mutant(
+        "ranking_under_private_telemetry",
+        "perplexities of held-out private records would be told, and no guarantee covers them",
+        "tasks/search/asked.py",
+        'if settings.search.check_ranking and settings.experiment.telemetry == "private":',
+        "if settings.search.check_ranking and not settings.search.rehearses:",
+        (f"{RANKED}::test_private_telemetry_refuses_it_by_name_and_it_is_off_by_default",),
+    ),
+    Mutant(
+        "runs_of_a_ranking_forgotten",
+        "runs on the private records would be in no register",
+        "tasks/search/ranking.py",
+        "return run(prepared, out, register)",
+        'return run(prepared, out, Register(out / "spent.jsonl"))',
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "winner_of_a_ranking_run_twice",
+        "the winner would be trained, and paid for, a second time",
+        "tasks/search/ranking.py",
+        "if prepared.settings == found.settings:",
+        "if prepared.settings is found.settings:",
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "setting_drawn_twice_is_paid_twice",
+        "equal settings would be paid for once for each draw",
+        "tasks/search/ranking.py",
+        "groups.setdefault(json.dumps(one[0], sort_keys=True), []).append(one)",
+        "groups[str(len(groups))] = [one]",
+        (f"{RANKED}::test_a_setting_that_was_drawn_twice_is_run_once",),
+    ),
+    Mutant(
+        "candidates_of_one_run_id",
+        "a loser's ledger would pass for the winner's",
+        RUN,
+        "run_id=candidate.name)",
+        "run_id=shared.plan.id)",
+        (f"{OUTCOMES}::test_no_two_candidates_have_one_run_id",),
+    ),
+    Mutant(
+        "candidate_that_ends_before_its_outcome",
+        "one that is killed in between has ended without a score, and its search could not go on",
+        RUN,
+        """        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+        ledger.finish()
+""",
+        """        ledger.finish()
+        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+""",
+        (f"{OUTCOMES}::test_a_candidates_outcome_is_on_disk_before_its_ledger_ends",),
+    ),
+    Mutant(
+        "starts_of_candidates_unchecked",
+        "a point that a mechanism refuses would be a candidate that fails, after the budget is spent",
+        SPACE_KINDS,
+        "    _check_starts(priced_kinds, search, settings, base, units)\n",
+        "",
+        (f"{KINDS}::test_what_a_mechanism_refuses_at_its_final_noise_is_refused_before_anything_is_drawn",),
+    ),
+    Mutant(
+        "first_point_alone_is_started",
+        "later points of a space would be refused after its plan is drawn, or by nobody",
+        SPACE_KINDS,
+        """            if (key := _start_of(own, schedule)) not in started:
+                started.add(key)
+                probe""",
+        """            if not started:
+                started.add(_start_of(own, schedule))
+                probe""",
+        (f"{KINDS}::test_what_a_mechanism_refuses_at_its_start_is_refused_before_any_noise_is_priced",),
+    ),
+    Mutant(
+        "every_point_is_started",
+        "a large space would be checked for as long as it takes to start each of its points",
+        SPACE_KINDS,
+        "[settings.mechanism, schedule.options, schedule.batch,",
+        "[settings.mechanism, settings.optimizer, schedule.options, schedule.batch,",
+        (f"{KINDS}::test_settings_that_start_alike_are_started_once",),
+    ),
+    Mutant(
+        "ranges_of_the_first_table",
+        "the ranges of other tables would be checked by nobody",
+        "dptune/tuning/search/space.py",
+        "(kind, kind | table.upper) if table.upper else (kind,)",
+        "(kind, kind | self.tables[0].upper) if table.upper else (kind,)",
+        ("tests/tuning/test_search_space.py::test_each_kind_is_checked_at_both_ends_of_its_own_ranges",),
     ),
 )

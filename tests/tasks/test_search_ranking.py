@@ -1,0 +1,148 @@
+"""How well a rehearsal's ranking carries over: what is run for it, what that costs, and what the page says of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pipeline import mode, read_json, write_params
+
+from dptune.errors import ConfigError, DivergedError
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.spent import Register
+from dptune.tuning.search import rehearsal as rehearsal_module
+from tasks.paths import REPORT, SPENT
+from tasks.report.search import PAGE, RANKING, ranking_text, write_page
+from tasks.search import ranking as module
+from tasks.search.asked import check_search
+from tasks.search.publish import figures_of
+from tasks.search.ranking import FOLDER, rank_correlation
+from tasks.search.run import search_records
+from tasks.settings.params import Settings, load_settings
+
+ASKED: dict[str, Any] = {
+    "name": "ranked",
+    "epsilon": 1,
+    "space": {"learning_rate": {"log_uniform": [0.001, 0.02]}},
+    "candidates": 3,
+    "score": "rehearsal",
+    "check_ranking": True,
+}
+
+
+def settings_of(telemetry: str = "research", **search: Any) -> Settings:
+    write_params({"experiment": {"telemetry": telemetry}})
+    return load_settings(overrides={"search": ASKED | search})
+
+
+def rehearse(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
+    """Let trials on public records find these perplexities."""
+    found = iter(perplexities)
+    monkeypatch.setattr(rehearsal_module, "trial", lambda *_: next(found))
+
+
+def test_private_telemetry_refuses_it_by_name_and_it_is_off_by_default(empty: Path) -> None:
+    refused = r"search\.check_ranking: is true, and it tells perplexities of held-out private records.*use false"
+    with pytest.raises(ConfigError, match=refused):
+        check_search(settings_of("private"))
+    check_search(settings_of("private", check_ranking=False))
+    write_params()
+    assert load_settings().search.check_ranking is False
+    with pytest.raises(ConfigError, match=r"check_ranking: is true, and score rehearses nothing"):
+        settings_of(score="noisy")
+
+
+def test_every_setting_is_paid_for_once_and_the_winner_not_again(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it was stopped on the way, and if it is asked for after the search has ended."""
+    rehearse(monkeypatch, 3.0, 2.0, 4.0)
+    out = search_records(settings_of(check_ranking=False), "cpu")
+    assert "ranking" not in read_json(RunFolder(out).results)
+    chain = read_ledger(RunFolder(out).adapter / "ledger.jsonl").chain
+    run, ran = module.run, []
+
+    def stopped(*given: Any) -> Any:
+        if ran:
+            raise KeyboardInterrupt
+        ran.append(run(*given))
+        return ran[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            search_records(settings_of(), "cpu")
+    assert "trains 2 further settings on the private records, within epsilon 1 each and 2 together" in caplog.text
+    search_records(settings_of(), "cpu")
+    told = read_json(RunFolder(out).results)
+    ranking, runs = told["ranking"], sorted((out / FOLDER).iterdir())
+    assert [float(rehearsed) for _, rehearsed, _ in ranking["points"]] == [3.0, 2.0, 4.0]
+    private = [float(held_out) for *_, held_out in ranking["points"]]
+    assert private[1] == told["perplexity"]["held_out"][1], "the winner's own run"
+    assert len(set(private)) == 3
+    results = [read_json(RunFolder(one).result)["perplexity"]["held-out private records"][1] for one in runs]
+    assert sorted(results) == sorted([private[0], private[2]])
+    assert ranking["correlation"] == rank_correlation(list(zip([3.0, 2.0, 4.0], private, strict=True)))
+    costs = [read_ledger(RunFolder(one).ledger).epsilons.certified for one in runs]
+    assert (ranking["runs"], float(ranking["epsilon"])) == (2, pytest.approx(sum(costs)))
+    assert ranking["delta"] == pytest.approx(2 * told["delta"])
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (3, pytest.approx(sum(costs) + float(told["epsilon_certified"])))
+    assert read_ledger(RunFolder(out).adapter / "ledger.jsonl").chain == chain
+    assert mode(runs[0]) == 0o700
+    monkeypatch.setattr(module, "run", lambda *_: pytest.fail("it is known already"))
+    search_records(settings_of(), "cpu")
+    _the_page_says_it(out, told)
+
+
+def _the_page_says_it(out: Path, told: dict[str, Any]) -> None:
+    write_page(out, REPORT)
+    page = (REPORT / PAGE).read_text(encoding="utf-8")
+    shown = " ".join(page.partition("<script")[0].split())
+    assert "How well the ranking carries over" in shown
+    for sentence in ranking_text(told):
+        assert sentence in shown
+    first, cost = ranking_text(told)
+    assert first.startswith(
+        "Rank correlation (Spearman) of perplexities in the rehearsal, on public records, with those"
+    )
+    assert f": {told['ranking']['correlation']:.2f}, over 3 settings. " in first
+    assert cost.startswith("For this, 2 settings beside the chosen one were run on the private records too")
+    assert (REPORT / RANKING).exists()
+    assert f'"value": {float(told["ranking"]["points"][0][2]):.4f}'.rstrip("0") in page, "a point of the chart"
+    figures = figures_of(told)
+    assert (figures["ranking.correlation"], figures["ranking.settings"]) == (told["ranking"]["correlation"], 3)
+    assert figures["ranking.epsilon_certified"] == float(told["ranking"]["epsilon"])
+
+
+def test_what_diverges_ranks_last_and_is_paid_for(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearse(monkeypatch, 2.0, 3.0, math.inf)
+
+    def diverge(*_: Any) -> None:
+        raise DivergedError("the run diverged.")
+
+    monkeypatch.setattr(module, "run", diverge)
+    told = read_json(RunFolder(search_records(settings_of(), "cpu")).results)
+    assert [one[1:] for one in told["ranking"]["points"][1:]] == [["3.0", "inf"], ["inf", "inf"]]
+    assert told["ranking"]["correlation"] == pytest.approx(math.sqrt(3) / 2), "two of three are tied on one side"
+    assert float(told["ranking"]["epsilon"]) == pytest.approx(2 * float(told["epsilon_certified"]), rel=1e-6)
+    first, _ = ranking_text(told)
+    assert "over 3 settings, of which 2 diverged and rank last. 1 is" in first
+
+
+def test_a_correlation_needs_three_points_that_differ() -> None:
+    assert rank_correlation([(1, 5), (2, 6), (3, 7)]) == pytest.approx(1)
+    assert rank_correlation([(1, 7), (2, 6), (3, math.inf), (math.inf, 5)]) == pytest.approx(-0.4)
+    assert rank_correlation([(1, 5), (2, 6)]) is None
+    assert rank_correlation([(1, 5), (2, 5), (3, 5)]) is None
+    said = {"correlation": None, "runs": 1, "epsilon": "1", "delta": 1e-5}
+    (first, _) = ranking_text({"ranking": said | {"points": [[{"batch": 8}, "2", "3"], [{"batch": 9}, "3", "3"]]}})
+    assert first.startswith("There is no rank correlation over 2 settings")
+
+
+def test_a_setting_that_was_drawn_twice_is_run_once() -> None:
+    tried = (({"batch": 8}, 2.0), ({"batch": 16}, 3.0), ({"batch": 8}, 2.5))
+    assert module._distinct(tried) == [({"batch": 8}, 2.25), ({"batch": 16}, 3.0)]

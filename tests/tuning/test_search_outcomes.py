@@ -1,0 +1,61 @@
+"""Each candidate of a search is a run of its own, and its outcome is on disk before its ledger ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_search import draws, start
+
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import is_complete, read_ledger
+from dptune.tuning.search import candidates as module
+from dptune.tuning.search.plan import Plan
+from dptune.tuning.search.search import working_folder
+
+pytestmark = pytest.mark.long
+
+
+def test_no_two_candidates_have_one_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the ledgers of one kind are the same to the bit, so that a loser's passes for the winner's, and a register
+    that knows runs by their ids counts one of them."""
+    draws(monkeypatch, 3)
+    found = start(tmp_path, score="public", keep_losers=True)
+    working = working_folder(tmp_path / "out")
+    names = [one.name for one in Plan.read(working).candidates]
+    ledgers = [read_ledger(working / "candidates" / name / "ledger.jsonl") for name in names]
+    assert [ledger.header.run_id for ledger in ledgers] == names
+    assert len({ledger.chain for ledger in ledgers}) == len({*names}) == 3
+    assert found.ledger.header.run_id in names
+
+
+def test_a_candidates_outcome_is_on_disk_before_its_ledger_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that is killed in between has ended without a score: it could neither go on nor be counted."""
+    draws(monkeypatch, 2)
+    candidates = working_folder(tmp_path / "out") / "candidates"
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_json", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path, score="public")
+    assert [is_complete(path) for path in candidates.glob("*/ledger.jsonl")] == [False, False]
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path, score="public")
+    (first,) = candidates.glob("*/outcome.json")
+    known = first.read_text()
+    found = start(tmp_path, score="public", keep_losers=True)
+    assert first.read_text() == known
+    scores = [json.loads(path.read_text())["score"] for path in candidates.glob("*/outcome.json")]
+    assert found.certificate is not None
+    assert found.certificate.winner is not None
+    assert len(scores) == 2
+    assert found.certificate.winner.score == max(scores)
