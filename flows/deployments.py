@@ -59,7 +59,8 @@ def study_form(
     Args:
         name: name of the experiment in MLflow and on the report; another name trains, and pays, anew.
         mechanisms: labels of entries under `mechanisms` in params.yaml.
-        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
+        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed. An entry of params.yaml
+            with `epsilons` of its own keeps those, and the run's log says so.
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
@@ -83,7 +84,8 @@ def experiment_form(
     Args:
         name: name of the experiment in MLflow and on the report; another name trains, and pays, anew.
         mechanisms: labels of entries under `mechanisms` in params.yaml.
-        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed.
+        epsilons: privacy budgets; each makes one cell for every model, mechanism and seed. An entry of params.yaml
+            with `epsilons` of its own keeps those, and the run's log says so.
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         runner: threads, dask, ray, or the address of a running cluster.

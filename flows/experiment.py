@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.client.schemas.objects import State, TaskRun
@@ -43,7 +43,9 @@ from tasks.experiment.spent import paid_so_far
 from tasks.experiment.standing import standing
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
+from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
+from tasks.settings.plain_numbers import PlainNumbers
 from tasks.stage import ERROR_FILE, run_stage
 from tasks.tracking_page import run_ids, show
 
@@ -133,9 +135,9 @@ def _environment(context: DispatchContext) -> dict[str, str]:
 
 @flow(name="experiment", log_prints=True)
 def experiment(
-    epsilons: list[float] | None = None,
+    epsilons: Annotated[list[float], PlainNumbers()] | None = None,
     mechanisms: list[str] | None = None,
-    seeds: list[int] | None = None,
+    seeds: Annotated[list[int], PlainNumbers()] | None = None,
     runner: str | None = None,
     params: str = "params.yaml",
     overrides: dict[str, Any] | None = None,
@@ -144,7 +146,7 @@ def experiment(
     """Fine-tune every cell of the grid, and return the cells' folders.
 
     Args:
-        epsilons: privacy budgets in place of the file's.
+        epsilons: privacy budgets in place of the file's; an entry of ``mechanisms`` with its own keeps those.
         mechanisms: labels in place of the file's.
         seeds: seeds in place of the file's.
         runner: threads, dask, ray, or the address of a running cluster, in place of the file's.
@@ -162,6 +164,8 @@ def experiment(
     open_log = settings.experiment.telemetry == "research"  # whether records are those of before is private
     if open_log and not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far()):
         get_run_logger().info("%s", paid)
+    if own := own_epsilons(settings.mechanisms, settings.experiment):
+        get_run_logger().info("%s", kept_epsilons(own, settings.experiment))
     _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device
     groups = group_cells(cells, settings.experiment.cells_together, places)
@@ -188,6 +192,17 @@ def experiment(
     if failed:
         raise flow_error(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}", errors)
     return [str(cell.directory) for cell in cells]
+
+
+def kept_epsilons(own: Mapping[str, Sequence[float]], settings: Experiment) -> str:
+    """The sentence that says which mechanisms do not run at the experiment's epsilons, which a form may have given."""
+    listed = "; ".join(f"{name} at {_numbers(epsilons)}" for name, epsilons in own.items())
+    others = f" (here {_numbers(settings.epsilons)})" if settings.epsilons else ""
+    return f"entries of params.yaml with epsilons of their own keep those, whatever the experiment's{others}: {listed}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _is_owed_to_mlflow(group: CellGroup, parent: str) -> bool:

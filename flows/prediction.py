@@ -11,6 +11,7 @@ from typing import Any
 from prefect import flow, get_run_logger, task, unmapped
 
 from dptune.files import private_directory, write_json
+from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child
 from flows.command import run_flow
@@ -20,7 +21,7 @@ from flows.places import free_place
 from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
-from tasks.paths import ENSEMBLES, PREDICTION
+from tasks.paths import ENSEMBLES, PREDICTION, SPENT
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import (
     PLAN,
@@ -34,6 +35,7 @@ from tasks.prediction.ensembles import (
 from tasks.report.page import write_index
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
+from tasks.split_records import records_digest
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
 
@@ -66,10 +68,11 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
         scored_protocols(settings.prediction, plan.models, delta)  # raises for bad options before anything is tuned
-    devices = available_devices(settings.experiment)
+    devices, records = available_devices(settings.experiment), records_digest()
     private_directory(ENSEMBLES)
     for plan in chosen:
         open_plan(plan)
+        write_booking(plan.directory, records, SPENT)
         places = settings.experiment.cells_per_device
         futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
         failed: list[str] = []

@@ -53,6 +53,7 @@ NO_RESULT = {
     "tasks.paths": "where files lie",
     **dict.fromkeys(_SECTIONS, "its values are part of what names a run, and the parameters of a stage"),
     "tasks.settings.library_section": "which settings are taken",
+    "tasks.settings.plain_numbers": "which settings are taken",
     "tasks.settings.strict": "which settings are taken",
     "tasks.settings.strict_yaml": "which files of settings are taken",
     "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",

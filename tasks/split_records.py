@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from dptune.corpus.reading.record import Record, fingerprint
 from dptune.corpus.records import decode_content, form_at, read_records
-from tasks.paths import EVAL, SPLITS
+from dptune.errors import DataError
+from tasks.paths import EVAL, SPLITS, TRAIN
 
 #: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.
 TRAIN_SIDE = SPLITS / "train.parquet"
@@ -24,6 +27,22 @@ def split_records(file: Path) -> tuple[Record, ...]:
     )
 
 
-def records_digest() -> str:
+def split_digest() -> str:
     """The digest by which a register recognises the pipeline's records, however they are split. Private."""
     return fingerprint(record for file in (TRAIN_SIDE, EVAL, ATTACK_SIDE) for record in split_records(file))
+
+
+def records_digest() -> str:
+    """The digest of the records behind what trains on data/canaries: cells and ensembles. Private.
+
+    Raises: DataError if canaries were planted among other records than the split holds now. A register would count what
+        is trained as that of the new records, and the old ones would seem to have paid less than they did.
+    """
+    side, planted = read_records(TRAIN_SIDE), read_records(TRAIN)
+    known = len(side.record)
+    own = planted.record[:known], planted.unit[:known]
+    same = planted.text[:known].equals(side.text) and all(map(np.array_equal, own, (side.record, side.unit)))
+    if not same or (planted.record[known:] >= 0).any():
+        problem = f"was not made of {TRAIN_SIDE} as it is now: the split was made again, and the canaries were not"
+        raise DataError(problem, fix="run `dvc repro canaries`, which plants them again", file=TRAIN)
+    return split_digest()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,13 @@ from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dptune.prediction.deployment import Deployment
+
 Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble [the pipeline's own].")]
+RegisterFile = Annotated[
+    Path | None, typer.Option("--register", help="What was published from which records [the ensemble's own].")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 _PIPELINE = Path("data/prediction/results.json")
 TOKEN_VARIABLE = "DPTUNE_SERVE_TOKEN"
@@ -28,6 +34,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; empty begins a new one.")] = "",
     tokens: Annotated[int, typer.Option(help="At most so many, and no more than are left.", min=1)] = 32,
     ensemble: Ensemble = None,
+    register: RegisterFile = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -38,9 +45,10 @@ def generate(
 
     check_prompt(prompt)
     where = _device(device)
-    deployment, answers = deploy(ensemble or _served_ensemble(), where), []
+    deployment, answers = deploy(ensemble or _served_ensemble(), where, register=register), []
     try:
         _check_left(tokens, deployment.budget)
+        _warn(deployment)
         for answer in deployment.generate(prompt, tokens):
             answers.append(answer)
     except (BudgetError, LedgerError) as error:
@@ -62,6 +70,12 @@ def generate(
     typer.echo(about, err=True)
 
 
+def _warn(deployment: Deployment) -> None:
+    """Say to the owner alone what the register knows; clients read the budget of this ensemble."""
+    for note in deployment.notes:
+        notice("warning", note)
+
+
 def _check_left(tokens: int, budget: dict[str, Any]) -> None:
     """Refuse an answer that would end early because the budget runs out. Raises: ConfigError if too little is left."""
     left = budget["tokens_left"]
@@ -74,6 +88,7 @@ def serve(
     ensemble: Ensemble = None,
     host: Annotated[str, typer.Option(help="This machine only, unless you say so.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Of the service.", min=1, max=65535)] = 8000,
+    register: RegisterFile = None,
     device: Device = "cpu",
     trusted_host: Annotated[
         list[str] | None,
@@ -97,8 +112,9 @@ def serve(
         warning = f"whoever reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
         notice("warning", warning)
     where = _device(device)
-    deployment = deploy(ensemble or _served_ensemble(), where)
+    deployment = deploy(ensemble or _served_ensemble(), where, register=register)
     try:
+        _warn(deployment)
         uvicorn.run(create_app(deployment, [*LOCAL_HOSTS, *hosts], token), host=host, port=port, log_level="warning")
     finally:
         deployment.predictor.close()

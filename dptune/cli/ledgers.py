@@ -26,7 +26,7 @@ _COVERED = {
 }
 
 #: What the parts of a total are called; a study has a line for all of its cells.
-_PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}"}
+_PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}", "answers": "ensembles that answer"}
 
 
 def verify(
@@ -104,14 +104,19 @@ def spent(
     from dptune.privacy.spent import Register
 
     if not register.is_file():
-        raise ConfigError(str(register), "is no register", fix="give the spent.jsonl beside the searches' folders")
+        fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
+        raise ConfigError(str(register), "is no register", fix=fix)
     book = Register(register)
     totals, whole = book.totals(), book.of_all_units()
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
-        "template or column, count as others: theirs add to these where they hold the same people. Cells that did not "
-        "end their training, and private answers, are in no register: what their own ledgers hold comes on top."
+        "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
+        "answers counts with its whole budget. Cells that did not end their training, and policies, are in no "
+        "register: what their own ledgers hold comes on top."
     )
+    if others := book.others:
+        note += f" What {' and '.join(map(str, others))} says of the same records comes on top as well: each register "
+        note += "has a key of its own, and nothing adds up two."
     if as_json:
         listed = {"totals": [asdict(total) for total in totals], "all_units": [asdict(total) for total in whole]}
         show(listed | {"note": note}, as_json)

@@ -13,6 +13,7 @@ import torch
 
 from dptune.errors import ConfigError
 from dptune.files import jsonable, locked, write_json
+from dptune.prediction.booking import book
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
@@ -50,12 +51,14 @@ class Deployment:
         tokenizer: the base model's tokenizer.
         manifest: the ensemble's manifest.
         earlier: what earlier runs on the same records spent, which were set aside.
+        notes: what the owner of the records should know of their register, in sentences.
     """
 
     predictor: PrivatePredictor
     tokenizer: Any
     manifest: Manifest
     earlier: tuple[Spending, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def generate(self, prompt: str, most: int) -> Iterator[Answer]:
         """Answer up to ``most`` tokens that follow the prompt; an empty prompt begins a new text.
@@ -116,11 +119,16 @@ def check_prompt(prompt: str) -> None:
         raise ConfigError("prompt", problem, fix="send valid UTF-8") from None
 
 
-def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None) -> Deployment:
+def deploy(
+    ensemble: Path, device: torch.device, entropy: Entropy | None = None, register: Path | None = None
+) -> Deployment:
     """Open an ensemble for answers; close its predictor afterwards.
 
+    Args:
+        register: file of the register in which its budget counts; None takes the one of its ``booking``.
+
     Raises: ConfigError for an ensemble that is incomplete, was tuned on another base, or has no budget for answers;
-        LedgerError as ``open_ledger``.
+        LedgerError as ``open_ledger``, and for a register that is damaged or cannot be written.
     """
     manifest, entropy = read_manifest(ensemble), entropy or OsEntropy()
     protocol = _served_protocol(ensemble, manifest)
@@ -141,7 +149,13 @@ def deploy(ensemble: Path, device: torch.device, entropy: Entropy | None = None)
 
     earlier = tuple(spent for folder in earlier_runs(ensemble) if (spent := spending_of(folder)))
     predictor = PrivatePredictor(model, adapters, protocol, ledger, entropy, remember)
-    return Deployment(predictor, tokenizer, manifest, earlier)
+    try:
+        header = (ledger or read_ledger(RunFolder(ensemble).ledger)).header
+        notes = book(ensemble, header, planned_answers(protocol), register)
+    except BaseException:
+        predictor.close()
+        raise
+    return Deployment(predictor, tokenizer, manifest, earlier, tuple(notes))
 
 
 def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:

@@ -2,9 +2,10 @@
 
 One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
 its own, so that the same records are recognised, and nobody else can test a guess. A run or search counts from its
-start: what becomes of it, or of its folder, changes nothing. A cell of a study counts from the end of its training on,
-with what it released; before that its ledger lies in its folder. Records that were edited in between are others to it;
-it says so.
+start: what becomes of it, or of its folder, changes nothing. An ensemble that answers prompts counts from its first
+opening, with its whole budget. A cell of a study counts from the end of its training on, with what it released; before
+that its ledger lies in its folder. An entry only ever grows: where the same run is added again with more releases, the
+line of the larger entry follows, and counts. Records that were edited in between are others to it; it says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, fsync_directory, locked
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, encode, seal
@@ -28,6 +29,8 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 
 FILE = "spent.jsonl"
+#: Where registers usually lie: that of `dptune tune`, and the pipeline's. Each has a key of its own.
+USUAL_PLACES = (Path(FILE), Path("data") / FILE)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Spent:
     Attributes:
         records: keyed digest of the records.
         id: id of the search, or of the run.
-        what: "search", "run" or "cell".
+        what: "search", "run", "cell" or "answers".
         epsilon: certified epsilon at ``delta``, computed from the entry; infinite where nothing bounds it.
         study: name of the study that the cell is of; empty for others.
     """
@@ -113,8 +116,16 @@ class Register:
         Args:
             records: digest of the records, unkeyed. Private.
         """
-        releases = [[release.to_dict(), count] for release, count in planned.items()]
-        self._add(records, "run", header.run_id, {"header": header.to_dict(), "releases": releases})
+        self._add(records, "run", header.run_id, _content(header, planned))
+
+    def add_answers(self, records: str, header: RunHeader, tokens: Composition) -> None:
+        """Add an ensemble with all tokens that it may ever answer, once. Durable when this returns.
+
+        Args:
+            records: digest of the records that its shards were tuned on, unkeyed. Private.
+            tokens: their releases; nothing where nobody can tell how many it answered, which nothing bounds.
+        """
+        self._add(records, "answers", header.run_id, _content(header, tokens))
 
     def add_cell(self, records: str, study: str, ledger: LedgerContents) -> None:
         """Add a cell of a study with all that it released, once. Durable when this returns.
@@ -123,10 +134,8 @@ class Register:
             records: digest of the records, unkeyed. Private.
             study: name of the study. Public.
         """
-        header = ledger.header
-        releases = [[release.to_dict(), count] for release, count in ledger.composition.items()]
         told = {"study": study, "certified": str(ledger.epsilons.certified)}
-        self._add(records, "cell", header.run_id, {"header": header.to_dict(), "releases": releases} | told)
+        self._add(records, "cell", ledger.header.run_id, _content(ledger.header, ledger.composition) | told)
 
     def add_lost_cell(self, records: str, study: str, header: RunHeader) -> None:
         """Add a run of a cell whose ledger tells no longer what it released, once: nothing bounds it.
@@ -135,7 +144,7 @@ class Register:
             header: the cell's, with an id that the lost run is known by.
         """
         told = {"study": study, "certified": str(math.inf)}
-        self._add(records, "cell", header.run_id, {"header": header.to_dict(), "releases": []} | told)
+        self._add(records, "cell", header.run_id, _content(header, Counter()) | told)
 
     def earlier(self, records: str, besides: str = "") -> list[Spent]:
         """The entries about these records, but for the one with the id ``besides``.
@@ -157,9 +166,28 @@ class Register:
     def warnings(self, records: str, besides: str = "", *, again: bool) -> list[str]:
         """What to tell who starts a search of records that paid before; nothing where ``check`` refuses it."""
         earlier = self.earlier(records, besides)
-        if not earlier or not (again or all(one.what == "cell" for one in earlier)):
+        if not (again or all(one.what == "cell" for one in earlier)):
             return []
-        return [f"these records paid before ({said(earlier)}); what this search costs adds to that"]
+        here = f"these records paid before ({said(earlier)}); what this search costs adds to that"
+        return [*([here] if earlier else []), *self.elsewhere(records)]
+
+    @property
+    def others(self) -> list[Path]:
+        """The other registers in the usual places. Their keys differ, so that nothing adds up two of them."""
+        return [path for path in USUAL_PLACES if path.is_file() and path.resolve() != self.path.resolve()]
+
+    def elsewhere(self, records: str) -> list[str]:
+        """What to tell who adds to this register, where others know these records too."""
+        told = []
+        for path in self.others:
+            try:
+                earlier = Register(path).earlier(records)
+            except DptuneError as error:
+                told.append(f"{path} is another register, and what it knows of these records is unknown: {error}")
+                continue
+            if earlier:
+                told.append(f"{path} is another register, where these records paid too ({said(earlier)}): add that up")
+        return told
 
     def totals(self) -> list[SpentTotal]:
         """What was spent on each set of records, by unit."""
@@ -171,15 +199,16 @@ class Register:
     def of_all_units(self) -> list[SpentTotal]:
         """What was spent on each set of records that paid for more than one unit, all units together.
 
-        It is about what lies in one unit of each kind, such as a record in its customer: of a customer as a whole, what
-        was paid by records says nothing.
+        It is about what is one unit of each kind, such as a customer who has a single record: of a customer with more,
+        what was paid by records says nothing; and if one record leaves a customer who keeps others, the customer has
+        changed, which for the guarantee about customers is two steps, out and in again.
         """
         groups: dict[str, list[Spent]] = {}
         for one in map(_priced, self._read()[0]):
             groups.setdefault(one.records, []).append(one)
         units = {records: list(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
         return [
-            _total(f"what lies in one {' and in one '.join(units[records])}", found)
+            _total(f"what is one {' and one '.join(units[records])} alike", found)
             for records, found in groups.items()
             if len(units[records]) > 1
         ]
@@ -191,11 +220,14 @@ class Register:
             if not self._lines():
                 self._append({"kind": "register", "salt": secrets.token_hex(32)}, GENESIS)
             entries, salt = self._read()
-            if any(entry["id"] == identity for entry in entries):
+            key = _keyed(records, salt)
+            known = next((entry for entry in entries if (entry["records"], entry["id"]) == (key, identity)), None)
+            grown = dict(content) if known is None else _grown(known["content"], content)
+            if grown is None:
                 return
-            if not again:
+            if known is None and not again:
                 _refuse(self.earlier(records))
-            entry = {"kind": what, "id": identity, "records": _keyed(records, salt), "content": dict(content)}
+            entry = {"kind": what, "id": identity, "records": key, "content": grown}
             self._append(entry, str(json.loads(self._lines()[-1])["chain"]))
 
     def _append(self, entry: Mapping[str, Any], chain: str) -> None:
@@ -227,8 +259,9 @@ class Register:
         return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
     def _read(self) -> tuple[list[dict[str, Any]], str]:
-        """The entries, and the key of the records' digests. Raises: LedgerError for an edited line."""
-        entries, chain, salt = [], GENESIS, ""
+        """The entries, the last line of each, and the key of the records' digests. Raises: LedgerError if edited."""
+        entries: dict[tuple[str, str], dict[str, Any]] = {}
+        chain, salt = GENESIS, ""
         for number, raw in enumerate(self._lines(), start=1):
             try:
                 record = json.loads(raw)
@@ -242,8 +275,34 @@ class Register:
             if number == 1:
                 salt = str(record["salt"])
             else:
-                entries.append(record)
-        return entries, salt
+                entries[record["records"], record["id"]] = record
+        return list(entries.values()), salt
+
+
+def _content(header: RunHeader, composition: Composition) -> dict[str, Any]:
+    releases = [[release.to_dict(), count] for release, count in composition.items()]
+    return {"header": header.to_dict(), "releases": releases}
+
+
+def _grown(known: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The content with each release as often as that of the two has it that has it more often.
+
+    None where nothing is to be added: the known one has all of it already, is a search's, which counts as a whole from
+    its start, or names no release, which nothing bounds.
+    """
+    before, now = _counts(known), _counts(content)
+    both = before | now
+    if not before or both == before:
+        return None
+    grown = dict(content) | {"releases": [[json.loads(release), count] for release, count in both.items()]}
+    if "certified" in grown and both != now:
+        grown["certified"] = str(_epsilon_of(grown, "cell"))
+    return grown
+
+
+def _counts(content: Mapping[str, Any]) -> Counter[str]:
+    """The count of each release by its line, which releases of another version have too."""
+    return Counter({encode(release): int(count) for release, count in content.get("releases", ())})
 
 
 def _refuse(earlier: list[Spent]) -> None:
@@ -296,7 +355,7 @@ def _keyed(records: str, salt: str) -> str:
 
 
 def _priced(entry: Mapping[str, Any], *, stated: bool = False) -> Spent:
-    """An entry, priced from what it holds. What another version wrote and this one cannot price has no bound.
+    """An entry, priced from what it holds.
 
     Args:
         stated: whether to take a cell's own figure in place of a computation.
@@ -304,12 +363,17 @@ def _priced(entry: Mapping[str, Any], *, stated: bool = False) -> Spent:
     content, what = entry["content"], str(entry["kind"])
     about = content if what == "search" else content["header"]
     named = str(about["unit"]), str(about["data"])
-    try:
-        epsilon = float(content["certified"]) if stated and what == "cell" else _price_of(content, what)
-    except (ConfigError, TypeError, ValueError, KeyError, AttributeError):  # the line is whole: its chain was checked
-        epsilon = math.inf
+    epsilon = _epsilon_of(content, what, stated=stated)
     study = str(content.get("study", ""))
     return Spent(entry["records"], entry["id"], what, *named, epsilon, float(about["delta"]), study)
+
+
+def _epsilon_of(content: Mapping[str, Any], what: str, *, stated: bool = False) -> float:
+    """The certified epsilon; infinite for what another version wrote and this one cannot price."""
+    try:
+        return float(content["certified"]) if stated and what == "cell" else _price_of(content, what)
+    except (ConfigError, TypeError, ValueError, KeyError, AttributeError):  # the line is whole: its chain was checked
+        return math.inf
 
 
 def _price_of(content: Mapping[str, Any], what: str) -> float:

@@ -139,11 +139,12 @@ def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Searc
 
 
 def paid_before(register: Register, prepared: PreparedRun, out: Path) -> list[str]:
-    """A warning if something was published from these records before, by another run than that in ``out``."""
+    """Warnings if something was published from these records before, by another run than that in ``out``."""
     folder = RunFolder(out)
     own = "" if _lost_its_ledger(folder) else _known(folder).get("run_id", "")
     earlier = register.earlier(prepared.fingerprint, besides=own)
-    return [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
+    here = [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
+    return here + register.elsewhere(prepared.fingerprint)
 
 
 def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:

@@ -33,6 +33,7 @@ def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
 
 def paid_so_far() -> str | None:
     """The sentence that says what the pipeline's records have paid so far; None if they have paid nothing."""
-    if not SPENT.exists() or not (earlier := Register(SPENT).earlier(records_digest())):
-        return None
-    return f"these records paid before ({said(earlier)}); new cells add to that: `dptune spent {SPENT}`"
+    register, records = Register(SPENT), records_digest()
+    earlier, others = register.earlier(records), register.elsewhere(records)
+    here = f"these records paid before ({said(earlier)}); new cells add to that: `dptune spent {SPENT}`"
+    return "; ".join([*([here] if earlier else []), *others]) or None

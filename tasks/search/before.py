@@ -15,7 +15,7 @@ from dptune.privacy.spent import Register
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
 from tasks.search.asked import folder_of, model_of
 from tasks.settings.params import Settings
-from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, records_digest
+from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_digest
 
 #: In a search's folder: what its page was made of, and the page's answer.
 _SHOWN = "shown.json"
@@ -27,7 +27,7 @@ def refuse_paid(settings: Settings) -> None:
     begun = folder.cell.exists() or folder.searching.exists()
     if settings.search.rehearses or settings.search.again or begun or not SPENT.exists():
         return
-    Register(SPENT).check(records_digest(), again=False)
+    Register(SPENT).check(split_digest(), again=False)
 
 
 def shown(settings: Settings, page: Path) -> str | None:

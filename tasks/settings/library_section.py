@@ -10,6 +10,7 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from dptune.errors import ConfigError
+from tasks.settings.plain_numbers import plain_numbers
 from tasks.settings.strict import text_of
 
 Part = TypeVar("Part")
@@ -43,7 +44,7 @@ class LibrarySection:
             except ConfigError as error:
                 raise _located(error, value, kind) from None
 
-        return core_schema.no_info_wrap_validator_function(validate, handler(kind))
+        return core_schema.no_info_wrap_validator_function(validate, plain_numbers(handler(kind), handler))
 
 
 def read_section(kind: type[Part], entries: Mapping[str, Any]) -> Part:

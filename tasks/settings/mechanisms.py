@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from dptune.bounds import LearningRate
 from dptune.errors import ConfigError
+from dptune.invalid import problem_of
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
 from dptune.update_rule import UpdateRule
 from tasks.settings.experiment import Epsilons, Experiment
+from tasks.settings.plain_numbers import PlainNumbers
 from tasks.settings.sweeps import combinations
 from tasks.settings.training import RULE
 
-_UPDATE_RULE = TypeAdapter(UpdateRule)
-_LEARNING_RATE = TypeAdapter(LearningRate)
-_EPSILONS = TypeAdapter(Epsilons)
+_UPDATE_RULE: TypeAdapter[UpdateRule] = TypeAdapter(Annotated[UpdateRule, PlainNumbers()])
+_LEARNING_RATE: TypeAdapter[float] = TypeAdapter(Annotated[LearningRate, PlainNumbers()])
+_EPSILONS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[Epsilons, PlainNumbers()])
 
 
 def options_on(entry: dict[str, Any], model: str) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def rule_of(options: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "optimizer"
-        raise ConfigError(field, f"{own.get(field)!r}: {first['msg']}", fix="see `training` in params.yaml") from None
+        raise ConfigError(field, problem_of(first), fix="see `training` in params.yaml") from None
     return own
 
 
@@ -66,13 +69,22 @@ def epsilons_of(options: dict[str, Any]) -> tuple[float, ...] | None:
     try:
         found = _EPSILONS.validate_python(own)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError("epsilons", f"{own!r}: {said}", fix="write a list such as [1, 8]") from None
+        problem = problem_of(error.errors()[0])
+        raise ConfigError("epsilons", f"{own!r}: {problem}", fix="write a list such as [1, 8]") from None
     if not found:
         raise ConfigError(
             "epsilons", "is empty", fix="leave it out for the experiment's, or write a list such as [1, 8]"
         )
     return found
+
+
+def own_epsilons(entries: Mapping[str, dict[str, Any]], experiment: Experiment) -> dict[str, tuple[float, ...]]:
+    """The epsilons of those of the experiment's entries that name their own, by label, on whichever model."""
+    found: dict[str, tuple[float, ...]] = {}
+    for name in experiment.mechanisms:
+        versions = [epsilons_of(options_on(entries[name], model)) or () for model in experiment.models]
+        found[name] = tuple(dict.fromkeys(epsilon for own in versions for epsilon in own))
+    return {name: epsilons for name, epsilons in found.items() if epsilons}
 
 
 def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> bool:

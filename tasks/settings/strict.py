@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from dptune.errors import ConfigError
 from dptune.units import check_unit
+from tasks.settings.plain_numbers import plain_numbers
 
 _LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes
 _LONGEST_PATH = 4096
@@ -24,6 +26,11 @@ class StrictModel(BaseModel):
     """The base of whatever is read from a file of settings: an unknown entry is an error, and nothing changes later."""
 
     model_config = STRICT
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """pydantic's hook: the model's own schema, whose numbers are plain."""
+        return plain_numbers(handler(kind), handler)
 
 
 def as_value_error(check: Callable[..., Any], *arguments: Any) -> None:

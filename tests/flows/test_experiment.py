@@ -232,6 +232,27 @@ def test_one_more_epsilon_runs_only_its_cells(stand_in: Callable[..., None]) -> 
     assert labels() == ["nonprivate", f"static{BUDGET}", "static4.0"]
 
 
+def test_the_log_names_entries_that_keep_epsilons_of_their_own(
+    stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form's epsilons are the experiment's, and an entry's own win over those."""
+    said: list[str] = []
+    log = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(module, "get_run_logger", lambda: log)
+    write_params({"mechanisms": {"static": {"epsilons": [3, 0.5]}}})
+    experiment(epsilons=[BUDGET, 4])
+    assert labels() == ["nonprivate", "static0.5", "static3.0"]
+    kept = [line for line in said if "epsilons of their own" in line]
+    assert kept == [
+        "entries of params.yaml with epsilons of their own keep those, whatever the experiment's (here 0.3, 4): "
+        "static at 3, 0.5"
+    ]
+    said.clear()
+    write_params()
+    experiment()
+    assert not [line for line in said if "of their own" in line]
+
+
 def test_the_process_is_told_its_cell_device_and_runs(stand_in: Callable[..., None]) -> None:
     write_params()
     (folder,) = experiment(mechanisms=["nonprivate"])

@@ -11,6 +11,7 @@ from tiny_pipeline import BUDGET, write_params
 
 from flows import deployments as module
 from flows.deployments import deployments
+from flows.experiment import experiment
 from flows.form import FIELDS, OVERRIDES, changes, file_values
 from flows.names import grid_words
 from flows.ui import _page_settings
@@ -40,6 +41,39 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
         schema = found[name]._parameter_openapi_schema
         assert set(schema.properties) == set(schema.required) == set(shown), "and each is a field of the form"
         assert all(entry["description"] for entry in schema.properties.values())
+
+
+def test_a_form_takes_no_boolean_and_no_text_for_a_number(pipeline: Path) -> None:
+    """The server checks what a page or a command gives against the form before there is a run."""
+    from jsonschema import Draft202012Validator
+
+    write_params()
+    for name, deployment in served().items():
+        assert deployment.enforce_parameter_schema
+        form, given = Draft202012Validator(deployment._parameter_openapi_schema.model_dump()), deployment.parameters
+        form.validate(given)
+        for field, value in given.items():
+            one = value[0] if isinstance(value, list) else value
+            if isinstance(one, int | float) and not isinstance(one, bool):
+                for bad in (True, str(one)):
+                    wrong = given | {field: [bad] if isinstance(value, list) else bad}
+                    assert not form.is_valid(wrong), f"{name}: {field}={wrong[field]!r}"
+
+
+@pytest.mark.parametrize("given", [{"epsilons": [True]}, {"epsilons": ["8"]}, {"seeds": [True]}, {"seeds": ["1"]}])
+def test_the_flow_itself_takes_none_either(given: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError  # ``flows`` has to be imported before prefect
+
+    with pytest.raises(ParameterTypeError, match=rf"{next(iter(given))}\.0: Input should be a valid"):
+        experiment.validate_parameters(given)
+    assert experiment.validate_parameters({"epsilons": [2], "seeds": [1]})["epsilons"] == [2.0]
+
+
+def test_the_form_says_that_an_entrys_own_epsilons_stay(pipeline: Path) -> None:
+    write_params()
+    for name in ("study", "experiment"):
+        said = served()[name]._parameter_openapi_schema.properties["epsilons"]["description"]
+        assert "An entry of params.yaml with `epsilons` of its own keeps those" in " ".join(said.split())
 
 
 def test_mechanisms_are_chosen_from_those_of_the_file(pipeline: Path) -> None:

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.files import write_json, write_text
+from dptune.privacy.spent import Register
 from flows import prediction as module
 from flows.prediction import prediction
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
-from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION
+from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
 from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
@@ -88,6 +89,10 @@ def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, on
     assert told.exit_code == 0, told.output
     assert "of 16 tokens left" in told.stderr
     assert "for one record" in told.stderr
+    assert "these records paid before (2 times, together epsilon inf" in " ".join(told.stderr.split())
+    (spent,) = Register(SPENT).totals()
+    assert [(part.what, part.entries) for part in spent.parts] == [("cell", 2), ("answers", 1)]
+    assert spent.parts[1].bounded == pytest.approx(8, abs=1e-9)
     # Again: nothing is tuned a second time, and what was spent stays spent.
     assert Path(prediction()) == folder
     assert {path: path.stat().st_mtime_ns for path in made} == made

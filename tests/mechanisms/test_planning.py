@@ -20,6 +20,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.published import plrvo_epsilon, plrvo_one_coordinate_epsilon
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 
@@ -126,9 +127,35 @@ def test_the_claim_of_plrvo_needs_the_number_of_parameters() -> None:
     """Its accountant counts infinity without, which no noise brings down."""
     with pytest.raises(ConfigError, match=r"^dimension: is not given.* Fix: give their number"):
         calibrated(lambda z: build("plrvo", {"noise_multiplier": z}), 1.0, SHORT, "published")
-    options = {"dimension": 100}
-    found = calibrated(lambda z: build("plrvo", {"noise_multiplier": z, **options}), 1.0, SHORT, "published")
-    assert found.mechanism.noise.noise_multiplier > 0
+
+
+def test_the_claim_of_plrvo_is_met_at_the_dimension_that_it_was_calibrated_at() -> None:
+    """At another one the same noise has another claim: a run of more parameters would claim more than its budget."""
+    found = {
+        dimension: calibrated(
+            lambda z, dimension=dimension: build("plrvo", {"noise_multiplier": z, "dimension": dimension}),
+            1.0,
+            SHORT,
+            "published",
+        ).mechanism
+        for dimension in (1, 100, 1000)
+    }
+    noises = [mechanism.noise.noise_multiplier for mechanism in found.values()]
+    assert noises == sorted(set(noises)), "more coordinates claim more"
+    for dimension, mechanism in found.items():
+        (release,) = planned(mechanism, SHORT)
+        assert dict(release.claims) == {"dimension": float(dimension)}
+        for other in found:
+            priced = replace(release, claims=(("dimension", float(other)),))
+            claim = plrvo_epsilon(Counter({priced: SHORT.steps}), SHORT.delta)
+            if other == dimension:
+                assert 0.999 < claim <= 1.0
+                assert claim == price(mechanism, SHORT).published
+            else:
+                assert (claim > 1.01) is (other > dimension)
+                assert (claim < 0.99) is (other < dimension)
+        one = plrvo_one_coordinate_epsilon(Counter({release: SHORT.steps}), SHORT.delta)
+        assert (one == pytest.approx(1.0, abs=1e-3)) is (dimension == 1)
 
 
 @pytest.mark.parametrize("accounting", ["published", "noise_only"])

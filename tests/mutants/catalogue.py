@@ -14,6 +14,7 @@ from tests.mutants.lists import (
     pricing,
     randomness,
     records,
+    register,
     selection,
     telemetry,
     training,
@@ -25,6 +26,7 @@ from tests.mutants.mutant import Mutant
 PARTS = (
     pricing,
     ledger,
+    register,
     randomness,
     mechanisms,
     banded,

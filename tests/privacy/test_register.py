@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from dptune.errors import ConfigError
 from dptune.files import locked
 from dptune.privacy.certificate import write_certificate, write_winner
 from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.ledger_file import LedgerContents, LedgerError
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent import Register, said
 
 
@@ -169,7 +173,7 @@ def test_the_command_adds_up_all_units_too(tmp_path: Path) -> None:
     for number, unit in enumerate(("record", "customer")):
         register.add_search("people", certificate(id=str(number), unit=unit))
     told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
-    assert "what lies in one record and in one customer" in told
+    assert "what is one record and one customer alike" in told
     listed = json.loads(CliRunner().invoke(app, ["spent", str(register.path), "--json"]).stdout)
     assert [one["entries"] for one in listed["totals"]] == [1, 1]
     assert [one["entries"] for one in listed["all_units"]] == [2]
@@ -184,7 +188,7 @@ def test_all_units_of_the_same_records_add_up_too(tmp_path: Path) -> None:
     assert {(one.unit, one.entries) for one in register.totals()} == {("record", 1), ("customer", 1)}
     (whole,) = register.of_all_units()
     # Of a customer with many records, what was paid by records says nothing.
-    assert (whole.unit, whole.entries) == ("what lies in one record and in one customer", 2)
+    assert (whole.unit, whole.entries) == ("what is one record and one customer alike", 2)
     assert whole.epsilon == pytest.approx(2 * certificate().certified)
     assert whole.delta == pytest.approx(2 * certificate().delta)
 
@@ -195,3 +199,109 @@ def test_a_run_with_a_filter_counts_as_its_budget(tmp_path: Path) -> None:
         register = Register(tmp_path / str(number) / "spent.jsonl")
         register.add_run("people", header(renyi_filter=chosen), Counter({RELEASE: 1}))
         assert (register.totals()[0].epsilon == 8.0) is (chosen is not None)
+
+
+OTHER = Release(0.04, 1.8)
+TOKENS = Counter({Release.of_token(3.0, 0.1): 20})
+
+
+def answering(run_id: str = "ensemble") -> RunHeader:
+    return replace(header(), mechanism="pmixed", published_accountant="pmixed", unit="shard", run_id=run_id)
+
+
+@pytest.mark.parametrize("what", ["run", "cell", "answers"])
+def test_the_same_entry_with_more_releases_replaces_the_smaller_and_never_the_other_way(
+    what: str, tmp_path: Path
+) -> None:
+    """A run that was booked and went on has spent what it released since."""
+    register, one = Register(tmp_path / "spent.jsonl"), header()
+
+    def add(releases: Composition) -> float:
+        book(register, what, one, releases)
+        (total,) = register.totals()
+        (known,) = register.earlier("people")
+        assert (total.entries, total.epsilon, known.what) == (1, known.epsilon, what)
+        return total.epsilon
+
+    def price(releases: Composition) -> float:
+        return one.price(releases).certified
+
+    many, few, both = Counter({RELEASE: 60}), Counter({RELEASE: 40}), Counter({RELEASE: 60, OTHER: 5})
+    assert add(few) == price(few)
+    assert add(many) == add(few) == add(many) == price(many) > price(few)
+    lines = register.path.read_bytes()
+    assert add(few) == price(many)
+    assert register.path.read_bytes() == lines, "nothing was added"
+    assert add(Counter({RELEASE: 50, OTHER: 5})) == price(both), "of each kind the most"
+    assert register.path.read_bytes().startswith(lines), "what was written stays"
+    assert add(Counter()) == price(both)
+
+
+def book(register: Register, what: str, one: RunHeader, releases: Composition) -> None:
+    if what == "run":
+        register.add_run("people", one, releases)
+    elif what == "answers":
+        register.add_answers("people", one, releases)
+    elif releases:
+        register.add_cell("people", "grid", LedgerContents(one, releases, releases.total(), "chain", complete=False))
+    else:
+        register.add_lost_cell("people", "grid", one)
+
+
+def test_an_entry_that_nothing_bounds_stays_so(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for releases in (Counter[Release](), Counter({RELEASE: 1})):
+        register.add_answers("people", header(), releases)
+        assert register.totals()[0].epsilon == math.inf
+
+
+def test_the_same_run_under_other_records_counts_there_too(tmp_path: Path) -> None:
+    register, one = Register(tmp_path / "spent.jsonl"), header()
+    for records in ("people", "others", "people"):
+        register.add_run(records, one, Counter({RELEASE: 40}))
+    assert [total.entries for total in register.totals()] == [1, 1]
+    assert len(register.earlier("others")) == 1
+
+
+@pytest.mark.parametrize("what", ["run", "cell", "answers"])
+def test_every_kind_of_release_has_its_price(what: str, tmp_path: Path) -> None:
+    register, one, releases = Register(tmp_path / "spent.jsonl"), header(), Counter({RELEASE: 40, OTHER: 30})
+    book(register, what, one, releases)
+    expected = one.price(releases).certified
+    assert register.totals()[0].epsilon == expected
+    assert expected > max(one.price(Counter({release: count})).certified for release, count in releases.items()) * 1.05
+
+
+def test_answers_count_once_with_their_whole_budget(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for _ in range(2):
+        register.add_answers("people", answering(), TOKENS)
+    (total,) = register.totals()
+    assert (total.entries, total.unit) == (1, "shard")
+    assert total.epsilon == answering().price(TOKENS).certified
+    assert 2 < total.epsilon < 8
+    told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
+    assert re.search(rf"ensembles that answer +│ 1, epsilon {total.epsilon:.4g}", told)
+    with pytest.raises(ConfigError, match=r"search\.again.*once, epsilon"):
+        register.add_search("people", certificate(), again=False)
+
+
+def test_another_register_of_the_same_records_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a key of its own; what is on disk cannot be compared, and who has the records can."""
+    monkeypatch.chdir(tmp_path)
+    here, pipeline = Register(Path("spent.jsonl")), Register(Path("data/spent.jsonl"))
+    here.add_run("people", header(), Counter({RELEASE: 40}))
+    assert (here.others, pipeline.others) == ([], [Path("spent.jsonl")])
+    assert Register(tmp_path / "spent.jsonl").others == []
+    price = here.totals()[0].epsilon
+    (told,) = pipeline.elsewhere("people")
+    assert told.startswith(f"spent.jsonl is another register, where these records paid too (once, epsilon {price:.4g} ")
+    assert pipeline.warnings("people", again=False) == [told]
+    assert pipeline.elsewhere("others") == []
+    pipeline.add_search("people", certificate(), again=False)
+    assert len(here.elsewhere("people")) == len(pipeline.elsewhere("people")) == 1
+    for register, other in ((here, "data/spent.jsonl"), (pipeline, "spent.jsonl")):
+        told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
+        assert f"What {other} says of the same records comes on top" in told
+    here.path.chmod(0o644)
+    assert "can be read by others" in pipeline.elsewhere("people")[0], "a register elsewhere stops nobody"

@@ -20,6 +20,7 @@ from dptune.errors import ConfigError
 from dptune.privacy import spent as module
 from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.release import Release
 from dptune.privacy.spent import Register, said
 
 
@@ -123,3 +124,19 @@ def test_studies_have_parts_of_their_own(tmp_path: Path) -> None:
         ("run", "", 1, 0),
     ]
     assert math.fsum(part.bounded for part in parts) == pytest.approx(register.totals()[0].epsilon)
+
+
+def test_a_cell_that_moved_its_noise_counts_as_the_budget_of_its_filter(tmp_path: Path) -> None:
+    """A lower price, by what the noise used of it, would need an odometer."""
+    chosen = RenyiFilter(4.0, 4.0)
+    moved = Counter({Release(0.02, 1.2, adaptive=True): 20, Release(0.02, 1.5, adaptive=True): 20})
+    register = Register(tmp_path / "spent.jsonl")
+    for number, releases in enumerate((moved, Counter({Release(0.9, 0.3, adaptive=True): 40}))):
+        own = replace(header(renyi_filter=chosen), run_id=str(number))
+        register.add_cell("people", "grid", LedgerContents(own, releases, 40, "chain", complete=False))
+    within, beyond = register.earlier("people")
+    assert within.epsilon == pytest.approx(chosen.limit(within.delta), rel=1e-12)
+    assert within.epsilon > header().price(Counter({replace(one, adaptive=False): 20 for one in moved})).certified
+    assert beyond.epsilon == math.inf, "releases beyond the budget have no bound"
+    (total,) = register.totals()
+    assert (total.parts[0].bounded, total.parts[0].unbounded) == (within.epsilon, 1), "recomputed alike"

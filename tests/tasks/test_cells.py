@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pipeline import BUDGET, cells, static
+from tiny_pipeline import BUDGET, cells, static, write_params
 
 from dptune.errors import ConfigError
 from dptune.files import sha256
@@ -16,6 +16,8 @@ from tasks.corpus.canaries import plant
 from tasks.experiment import cells as module
 from tasks.experiment.cells import Cell, of_a_pass
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
+from tasks.settings.mechanisms import own_epsilons
+from tasks.settings.params import load_settings
 
 
 def names(*changes: dict[str, Any]) -> set[str]:
@@ -61,6 +63,13 @@ def test_a_mechanism_with_epsilons_of_its_own_has_cells_at_those(pipeline: Path)
     same = {"mechanisms": {"static": {"epsilons": [BUDGET]}}}
     assert static(same).directory == static().directory, "how a budget was given must not make another run"
     assert cells(own | {"experiment": {"epsilons": []}}), "none of the experiment's is needed"
+    settings = load_settings()
+    assert own_epsilons(settings.mechanisms, settings.experiment) == {"static": (3.0, 0.5)}
+    write_params({"mechanisms": {"static": {"on_model": {"small": {"epsilons": [7]}}}}})
+    settings = load_settings()
+    assert own_epsilons(settings.mechanisms, settings.experiment) == {"static": (7.0,)}
+    write_params()
+    assert own_epsilons(load_settings().mechanisms, load_settings().experiment) == {}
 
 
 @pytest.mark.parametrize(

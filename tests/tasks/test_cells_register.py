@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from tiny_pipeline import cells, mode, read_json, static, write_params
+from test_own_records import table
+from tiny_pipeline import cells, mode, read_json, run_stages, static, write_params
+from tiny_tuning import QUICK, checkpoint
 
+import dptune
+from dptune.corpus.records import read_records, write_records
+from dptune.errors import DataError
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
+from tasks.corpus.canaries import plant
+from tasks.corpus.split import split
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.spent import paid_so_far
-from tasks.paths import SPENT
+from tasks.paths import SPENT, TRAIN
 from tasks.search.before import refuse_paid
 from tasks.search.records import read_sides
 from tasks.settings.params import load_settings
-from tasks.split_records import records_digest
+from tasks.split_records import TRAIN_SIDE, records_digest, split_digest
+from tasks.stage import run_stage
 
 
 class Killed(BaseException):
@@ -118,3 +128,70 @@ def test_a_search_after_a_study_says_one_line(pipeline: Path, caplog: pytest.Log
     assert caplog.text.count("these records paid before (once, epsilon") == 1
     (total,) = Register(SPENT).totals()
     assert [part.what for part in total.parts] == ["cell", "run"]
+
+
+def rewritten(file: Path, last: str) -> None:
+    """Write another text into the last record of a file, which stays as it is but for that."""
+    found = read_records(file)
+    write_records(file, replace(found, text=pa.array([*found.text.to_pylist()[:-1], last])))
+
+
+@pytest.mark.parametrize("change", ["text", "fewer", "unit"])
+def test_cells_refuse_canaries_that_were_planted_among_other_records(change: str, pipeline: Path) -> None:
+    """They would train on the old records and count as the new ones', which seem to have paid less than they did."""
+    cell = static()
+    side = read_records(TRAIN_SIDE)
+    if change == "text":
+        rewritten(TRAIN_SIDE, "Another record.")
+    elif change == "fewer":
+        shorter = replace(side, record=side.record[:-1], unit=side.unit[:-1], text=side.text[:-1])
+        write_records(TRAIN_SIDE, shorter)
+    else:
+        write_records(TRAIN_SIDE, replace(side, unit=side.unit + 1))
+    with pytest.raises(DataError, match=r"the split was made again, and the canaries were not.*dvc repro canaries"):
+        run_cell(cell, "cpu")
+    assert not RunFolder(cell.directory).ledger.exists(), "refused before anything is charged"
+    assert not SPENT.exists()
+    refuse_paid(load_settings())  # a search trains on the split itself
+    if change == "text":
+        run_stage(plant)
+        run_cell(static(), "cpu")
+        (found,) = Register(SPENT).earlier(split_digest())
+        assert found.what == "cell"
+
+
+def test_the_digest_of_the_records_follows_the_files_in_one_process(pipeline: Path) -> None:
+    """A server of flows lives on while data are made again; under an old digest nothing would add up."""
+    write_params()
+    first = records_digest()
+    assert first == split_digest()
+    rewritten(TRAIN_SIDE, "Another record.")
+    assert split_digest() != first
+    run_stage(plant)
+    assert records_digest() == split_digest() != first
+    write_params({"data": {"split_seed": 5}})
+    before = set(read_records(TRAIN_SIDE).text.to_pylist())
+    run_stage(split)
+    run_stage(plant)
+    assert before != set(read_records(TRAIN_SIDE).text.to_pylist())
+    assert records_digest() == first, "the same records by another split, and with other canaries"
+    TRAIN.unlink()
+    assert split_digest() == first
+
+
+def test_a_study_and_tune_on_one_file_add_up_in_one_register_and_tell_of_each_other_in_two(
+    pipeline: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = table(pipeline / "visits.csv")
+    run_stages(changes, pretrained=False)
+    cell = run_cell(static(changes), "cpu")
+    given = {"template": "In {city}: {bought}.", "unit": "customer_id", "epsilon": 8, "delta": 1e-3} | QUICK
+    alone = dptune.tune(checkpoint(), "visits.csv", out="tuned", **given)
+    assert "data/spent.jsonl is another register, where these records paid too (once, epsilon" in caplog.text
+    assert "spent.jsonl is another register, where these records paid too" in str(paid_so_far())
+    assert [total.entries for file in (SPENT, Path("spent.jsonl")) for total in Register(file).totals()] == [1, 1]
+    both = dptune.tune(checkpoint(), "visits.csv", out="again", register=SPENT, **given)
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.unit) == (2, "customer_id")
+    assert total.epsilon == pytest.approx(float(cell["epsilon_certified"]) + both.epsilons.certified)
+    assert alone.epsilons.certified == both.epsilons.certified

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.published import plrvo_epsilon
+from dptune.privacy.spent import Register
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.paths import RUNS
+from tasks.paths import RUNS, SPENT
 from tasks.settings.params import load_settings
+from tasks.split_records import records_digest
 
 QUICK = {"interval": 1, "warmup": 1, "rounds": 1, "batch_size": 1}
 #: What a mechanism needs to run for four steps of a model with one pair.
@@ -62,6 +68,31 @@ def test_moving_noise_gets_a_filter_in_the_header_and_stays_within_it(pipeline: 
     assert result["releases"] == STEPS
     assert float(result["epsilon_certified"]) == pytest.approx(cell.epsilon, rel=1e-6)
     assert len({row["noise_multiplier"] for row in result["knobs"]}) > 1
+
+
+def test_a_cell_whose_noise_moved_counts_as_its_whole_budget_in_the_register(pipeline: Path) -> None:
+    """Its filter is the bound; what the noise used of it is none."""
+    result = run_cell(cell_of("rldp", QUICK | {"move_noise": True}), "cpu")
+    (total,) = Register(SPENT).totals()
+    assert total.entries == 1
+    assert total.epsilon == pytest.approx(float(result["epsilon_certified"])) == pytest.approx(BUDGET, rel=1e-6)
+    (known,) = Register(SPENT).earlier(records_digest())
+    assert known.epsilon == total.epsilon
+
+
+def test_plrvo_claims_its_budget_at_the_number_of_parameters_that_train(pipeline: Path) -> None:
+    """Its accountant sums over coordinates: at another number, the noise would be another."""
+    cell = cell_of("plrvo", {"accounting": "published"})
+    result = run_cell(cell, "cpu")
+    (release,) = read_ledger(cell.directory / "ledger.jsonl").composition
+    weights = load_file(cell.directory / "adapter" / "adapter_model.safetensors")
+    parameters = sum(weight.numel() for weight in weights.values())
+    assert dict(release.claims) == {"dimension": float(parameters)}
+    claim = plrvo_epsilon(Counter({release: STEPS}), cell.delta)
+    assert float(result["epsilon_published"]) == claim
+    assert 0.999 * BUDGET < claim <= BUDGET
+    twice = replace(release, claims=(("dimension", 2.0 * parameters),))
+    assert plrvo_epsilon(Counter({twice: STEPS}), cell.delta) > 1.001 * BUDGET
 
 
 def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:

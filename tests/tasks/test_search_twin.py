@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tiny_pipeline import read_json, write_params
@@ -86,9 +87,23 @@ def test_a_twin_has_as_many_patients_where_they_are_the_units(pipeline: Path, mo
     settings = settings_of(changed)
     run_stage(split)
     rows, unit = given_rows(settings, monkeypatch)
-    patients = len(set(read_records(TRAIN_SIDE).unit.tolist()))
+    before = read_records(TRAIN_SIDE)
+    patients = len(set(before.unit.tolist()))
     assert unit == UNIT
     assert len({row[UNIT] for row in rows}) == patients < len(rows)
+    expected: Any = twin_source(patients, "patient", settings.search.twin_seed).public
+    assert repr(rows).encode() == repr(expected).encode()
+    # Others, of whom nobody has more than one record: their number is the same, and so is every byte of the twin.
+    own, first = np.unique(before.unit, return_index=True)
+    assert len(first) < len(before.record)
+    texts = pa.array([f"Quite another record: {number}." for number in range(len(own))])
+    others = replace(before, record=before.record[first], unit=own[::-1] + 1, text=texts)
+    write_records(TRAIN_SIDE, others)
+    again, _ = given_rows(settings, monkeypatch)
+    assert repr(again).encode() == repr(rows).encode()
+    assert not {row["text"] for row in again} & set(before.text.to_pylist())
+    write_records(TRAIN_SIDE, replace(others, record=others.record[1:], unit=others.unit[1:], text=texts[1:]))
+    assert len({row[UNIT] for row in given_rows(settings, monkeypatch)[0]}) == patients - 1
 
 
 def test_no_seed_shares_a_record_with_another_or_with_the_public_narratives(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""An ensemble in the register of its records: its whole budget counts before the first answer.
+
+``booking.json`` in the ensemble's folder says which records its shards were tuned on, by their digest, and where the
+register lies. It is private, as all in that folder: with the digest, anybody could test a guess of all records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from dptune.errors import ConfigError
+from dptune.files import write_json
+from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.release import Composition
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import earlier_runs, spending_of
+from dptune.privacy.spent import Register, said
+
+FILE = "booking.json"
+
+
+def write_booking(ensemble: Path, records: str, register: Path) -> None:
+    """Write down for which records an ensemble pays, and where: without it, no register counts its answers.
+
+    Args:
+        records: ``fingerprint`` of all records, those of empty shards and of other sides of a split included. Private.
+        register: file of the register, which need not exist yet.
+    """
+    way = os.path.relpath(register.resolve(), ensemble.resolve())  # an ensemble may be moved together with its register
+    write_json(ensemble / FILE, {"records": records, "register": way})
+
+
+def book(ensemble: Path, header: RunHeader, tokens: Composition, register: Path | None = None) -> list[str]:
+    """Count an ensemble in the register, with its runs that were set aside. Durable when this returns.
+
+    Args:
+        header: header of the ensemble's ledger.
+        tokens: releases of all tokens that it may ever answer.
+        register: file of the register; None takes the one that the booking names.
+
+    Returns: what the owner of the records should know, in sentences.
+
+    Raises: ConfigError for a damaged booking; LedgerError if the register is damaged or cannot be written.
+    """
+    file = ensemble / FILE
+    if not file.exists():
+        problem = f"{ensemble} does not say which records it was tuned on, so that no register counts what it answers"
+        return [f"{problem}: dptune.prediction.booking.write_booking says it"]
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        records, way = str(known["records"]), str(known["register"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(str(file), "is damaged", fix="run `python -m flows.prediction`, or write it again") from None
+    found = Register(register or Path(os.path.normpath(ensemble.resolve() / way)))
+    try:
+        found.add_answers(records, header, tokens)
+        for folder in earlier_runs(ensemble):
+            _book_earlier(found, records, folder, header)
+    except OSError as error:
+        problem = f"{found.path}: cannot be written ({error.strerror}), and what is answered must count there first"
+        raise LedgerError(f"{problem}. Fix: make it writable, or give --register FILE; nothing was answered.") from None
+    earlier = found.earlier(records, besides=header.run_id)
+    before = f"these records paid before ({said(earlier)}); what is answered adds to that: dptune spent {found.path}"
+    return [*([before] if earlier else []), *found.elsewhere(records)]
+
+
+def _book_earlier(register: Register, records: str, folder: Path, header: RunHeader) -> None:
+    """Count a run that was set aside: nothing new, if it was opened since there are bookings."""
+    if (spending := spending_of(folder)) is None:
+        return
+    if spending.problem:
+        register.add_answers(records, replace(header, run_id=_run_id(folder)), Counter())
+        return
+    contents = read_ledger(RunFolder(folder).ledger)
+    register.add_answers(records, contents.header, contents.composition)
+
+
+def _run_id(folder: Path) -> str:
+    """The id of a run without its ledger, from the note beside it; without that the folder's name."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(RunFolder(folder).served.read_text(encoding="utf-8"))["run_id"])
+    return folder.name

@@ -1,0 +1,161 @@
+"""An ensemble in the register of its records: its whole budget, before the first answer, and once."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_ensemble import PROTOCOL, build
+from tiny_models import CPU
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.errors import ConfigError
+from dptune.prediction.booking import FILE, write_booking
+from dptune.prediction.deployment import deploy
+from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import set_aside
+from dptune.privacy.spent import Register, SpentTotal
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("ensembles") / "whole")
+
+
+@pytest.fixture
+def ensemble(whole: Path, tmp_path: Path) -> Path:
+    """A copy that has not answered yet, and knows where it is booked."""
+    folder = Path(shutil.copytree(whole, tmp_path / "ensembles" / "one"))
+    write_booking(folder, "people", tmp_path / "spent.jsonl")
+    return folder
+
+
+def register(ensemble: Path) -> Register:
+    return Register(ensemble.parents[1] / "spent.jsonl")
+
+
+def total(ensemble: Path) -> SpentTotal:
+    (found,) = register(ensemble).totals()
+    return found
+
+
+def answer(ensemble: Path, tokens: int = 1, **options: Any) -> tuple[str, ...]:
+    deployment = deploy(ensemble, CPU, **options)
+    try:
+        for _ in range(tokens):
+            deployment.predictor.answer([5])
+    finally:
+        deployment.predictor.close()
+    return deployment.notes
+
+
+def test_the_whole_budget_counts_before_the_first_answer_and_once(ensemble: Path) -> None:
+    assert (ensemble / FILE).stat().st_mode & 0o777 == 0o600
+    for tokens in (0, 1, int(PROTOCOL["tokens"]) - 1, 0):  # the last one opens a ledger that has ended
+        assert answer(ensemble, tokens) == ()
+        assert (total(ensemble).entries, total(ensemble).unit) == (1, "shard")
+        assert total(ensemble).epsilon == pytest.approx(8, abs=1e-9)
+
+
+def test_nothing_is_answered_that_no_register_counts(ensemble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Register, "add_answers", full)
+        refused = r"spent\.jsonl: cannot be written \(No space left on device\).*--register FILE; nothing was answered"
+        with pytest.raises(LedgerError, match=refused):
+            answer(ensemble)
+    assert answer(ensemble) == (), "the ledger was closed"
+    (ensemble / FILE).write_text("{}")
+    with pytest.raises(ConfigError, match=r"booking\.json.*is damaged"):
+        answer(ensemble)
+
+
+def test_the_owner_is_told_what_the_records_paid_before(ensemble: Path) -> None:
+    header = RunHeader("static", "gdp_clt", "certified", 8.0, 1e-5, "record", 500)
+    register(ensemble).add_run("people", header, Composition({Release(0.02, 1.2): 40}))
+    register(ensemble).add_run("others", replace(header, run_id="2"), Composition({Release(0.02, 1.2): 40}))
+    (note,) = answer(ensemble)
+    assert re.match(r"these records paid before \(once, epsilon .*; what is answered adds to that: dptune spent ", note)
+    told = CliRunner().invoke(app, ["generate", "x", "--tokens", "1", "--ensemble", str(ensemble)])
+    assert re.sub(r"\s+", " ", told.stderr).count("these records paid before (once, ") == 1, told.output
+
+
+def test_another_register_may_be_named(ensemble: Path, tmp_path: Path) -> None:
+    given = ["--ensemble", str(ensemble), "--register", str(tmp_path / "mine.jsonl")]
+    done = CliRunner().invoke(app, ["generate", "x", "--tokens", "1", *given])
+    assert done.exit_code == 0, done.output
+    assert Register(tmp_path / "mine.jsonl").totals()[0].entries == 1
+    assert not register(ensemble).path.exists()
+
+
+def test_an_ensemble_of_unknown_records_says_that_it_is_in_no_register(ensemble: Path) -> None:
+    (ensemble / FILE).unlink()
+    (note,) = answer(ensemble)
+    assert "does not say which records it was tuned on, so that no register counts what it answers" in note
+    assert not register(ensemble).path.exists()
+    done = CliRunner().invoke(app, ["generate", "x", "--tokens", "1", "--ensemble", str(ensemble)])
+    assert (done.exit_code, "no register counts" in re.sub(r"\s+", " ", done.stderr)) == (0, True), done.output
+
+
+def fresh(ensemble: Path) -> Path:
+    """Set the run aside, and put an ensemble into its place that was tuned anew. Returns the old one's folder."""
+    aside, _ = set_aside(ensemble)
+    shutil.copytree(aside, ensemble, ignore=shutil.ignore_patterns("ledger.jsonl", "served.json"))
+    return aside
+
+
+@pytest.mark.parametrize("booked", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_was_set_aside_counts_with_the_budget_or_with_what_it_answered(
+    booked: bool, lost: bool, ensemble: Path
+) -> None:
+    """Of a run that no register knew, as those of earlier versions, a lost ledger leaves nothing that bounds it."""
+    booking = (ensemble / FILE).read_text()
+    if not booked:
+        (ensemble / FILE).unlink()
+    answer(ensemble, 3)
+    (ensemble / FILE).write_text(booking)
+    aside = fresh(ensemble)
+    before = total(ensemble).epsilon if booked else 0.0
+    if lost:
+        (aside / "ledger.jsonl").unlink()
+    for _ in range(2):
+        answer(ensemble)
+    found = total(ensemble)
+    assert found.entries == 2
+    if booked:
+        assert found.epsilon == pytest.approx(8 + before) == pytest.approx(16)
+    elif lost:
+        assert found.epsilon == math.inf
+    else:
+        assert 8 < found.epsilon < 16
+
+
+def test_a_budget_that_starts_again_in_secret_counts_twice(ensemble: Path) -> None:
+    """The ledger cannot show that it was removed with its note; the register remembers the run."""
+    answer(ensemble, 3)
+    for name in ("ledger.jsonl", "served.json"):
+        (ensemble / name).unlink()
+    answer(ensemble, 3)
+    assert (total(ensemble).entries, total(ensemble).epsilon) == (2, pytest.approx(16))
+
+
+def test_an_ensemble_that_is_moved_with_its_register_finds_it(ensemble: Path, tmp_path: Path) -> None:
+    answer(ensemble)
+    (tmp_path / "new").mkdir()
+    moved = tmp_path / "new" / "ensembles" / "one"
+    shutil.move(ensemble.parent, moved.parent)
+    shutil.move(tmp_path / "spent.jsonl", tmp_path / "new" / "spent.jsonl")
+    answer(moved)
+    assert total(moved).entries == 1
+    assert not (tmp_path / "spent.jsonl").exists()

@@ -1,0 +1,116 @@
+"""Numbers in settings: true is not 1, and "8" is not 8, wherever a number is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tiny_pipeline import merge, repository_params, write_params
+
+from dptune.errors import ConfigError
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
+from tasks.settings import rlhf, tenants
+from tasks.settings.params import Settings, load_settings
+
+#: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else.
+OPTIONS = (("mechanisms",), ("search", "space"), ("policy", "studies"))
+
+
+def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every number and boolean of nested plain data by its path."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from entries(item, (*path, key))
+    elif isinstance(value, int | float):
+        yield path, value
+
+
+def changed(content: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(content)
+    place: Any = made
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return made
+
+
+FILE = merge(
+    repository_params(),
+    {"audit": {"seed": 0}, "policy": {"rlhf": {"epsilons": [2], "users": [32]}}, "search": {"most": 40}},
+)
+
+
+def test_no_number_of_the_file_takes_a_boolean_or_a_text_and_no_boolean_a_number() -> None:
+    Settings.model_validate(FILE)
+    numbers = booleans = 0
+    for path, value in entries(FILE):
+        if any(path[: len(own)] == own for own in OPTIONS):
+            continue
+        booleans += isinstance(value, bool)
+        numbers += not isinstance(value, bool)
+        for other in (1, "yes") if isinstance(value, bool) else (True, str(value)):
+            with pytest.raises(ValidationError) as refused:
+                Settings.model_validate(changed(FILE, path, other))
+            assert refused.value.errors()[0]["loc"][: len(path)] == path
+    assert numbers > 80
+    assert booleans > 4
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"experiment": {"epsilons": [True]}}, r"experiment\.epsilons\.0: True is not a number"),
+        ({"experiment": {"epsilons": [2, "8"]}}, r"experiment\.epsilons\.1: '8' is not a number"),
+        ({"experiment": {"seeds": [False]}}, r"experiment\.seeds\.0: False is not a whole number"),
+        ({"prediction": {"epsilons": [True]}}, r"prediction\.epsilons\.0: True is not a number"),
+        (
+            {"mechanisms": {"static": {"epsilons": [True]}}},
+            r"mechanisms\.static: epsilons: \[True\]: True is not a num",
+        ),
+        ({"mechanisms": {"static": {"epsilons": ["1"]}}}, r"mechanisms\.static: epsilons: \['1'\]: '1' is not a num"),
+        ({"mechanisms": {"static": {"learning_rate": True}}}, r"mechanisms\.static: learning_rate: True is not "),
+        ({"mechanisms": {"static": {"momentum": "0.5"}}}, r"mechanisms\.static: momentum: '0.5' is not a number"),
+        ({"mechanisms": {"static": {"max_grad_norm": True}}}, r"mechanisms\.static: max_grad_norm: True is not a n"),
+        ({"search": {"epsilon": True}}, r"search\.epsilon: True is not a number"),
+        ({"search": {"score": {"on": "train", "clip": True}}}, r"search\.score\.clip: True is not a positive number"),
+        ({"policy": {"studies": {"riverswim": {"runs": {"l2": {"epsilon": True}}}}}}, r"epsilon: True is not a number"),
+    ],
+)
+def test_the_refusal_names_the_entry(over: dict[str, Any], said: str, empty: Path) -> None:
+    write_params(over)
+    with pytest.raises(ConfigError, match=said):
+        load_settings()
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    """As DVC writes it."""
+    made = Settings.model_validate(changed(FILE, ("data", "synthetic", "encounters"), 1e4))
+    assert made.data.synthetic.encounters == 10_000
+    with pytest.raises(ValidationError, match="valid integer"):
+        Settings.model_validate(changed(FILE, ("data", "synthetic", "encounters"), 100.5))
+
+
+@pytest.mark.parametrize("option", ["epsilons=true", "epsilons=[true]", "epsilons='2'", "delta=true", "nonprivate=1"])
+def test_options_of_commands_are_read_alike(option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{name}.*(is not a number|neither true nor false)"):
+        rlhf.settings_of([option])
+    if name == "delta":
+        with pytest.raises(ConfigError, match=r"delta: True is not a number"):
+            tenants.settings_of([option])
+
+
+@pytest.mark.parametrize("value", [True, "2"])
+def test_the_library_reads_them_alike(value: Any) -> None:
+    for name in ("epsilon", "delta", "batch", "epochs", "learning_rate", "rank", "seed"):
+        with pytest.raises(ConfigError, match=rf"^{name}: "):
+            TuneSettings.of(**{"epsilon": 2, name: value})
+    for name in ("candidates", "most", "together"):
+        given = {"space": {"batch": [8, 16]}, "candidates": 3, name: value}
+        with pytest.raises(ConfigError, match=rf"^search\.{name}: "):
+            SearchSettings.of(given)
