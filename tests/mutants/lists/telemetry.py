@@ -60,9 +60,9 @@ MUTANTS = (
     Mutant(
         "epsilons_rounded_down_in_mlflow",
         "MLflow's table would promise more than the ledger",
-        "tasks/experiment/cell_run.py",
-        "rounding: str = ROUND_CEILING",
-        "rounding: str = ROUND_FLOOR",
+        "dptune/digits.py",
+        "ROUND_CEILING))",
+        "ROUND_FLOOR))",
         ("tests/tasks/test_tracking.py::test_epsilons_are_tags_that_never_promise_more_than_the_ledger",),
     ),
 )
