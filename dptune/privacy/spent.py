@@ -21,6 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, fsync_directory, locked
 from dptune.privacy.certificate import SearchCertificate
@@ -317,14 +318,14 @@ def said(found: list[Spent]) -> str:
     total, delta = sum(one.epsilon for one in found), sum(one.delta for one in found)
     times = "once, " if len(found) == 1 else f"{len(found)} times, together "
     bounded = [one.epsilon for one in found if math.isfinite(one.epsilon)]
-    known = f", {sum(bounded):.4g} without the {len(found) - len(bounded)} that nothing bounds"
-    return f"{times}epsilon {total:.4g} at delta {delta:g}{known if 0 < len(bounded) < len(found) else ''}"
+    known = f", {at_most(sum(bounded), 4)} without the {len(found) - len(bounded)} that nothing bounds"
+    return f"{times}epsilon {at_most(total, 4)} at delta {delta:g}{known if 0 < len(bounded) < len(found) else ''}"
 
 
 def _clause(entries: int, bounded: float, unbounded: int) -> str:
     if unbounded == entries:
         return f"{entries}, without bound"
-    return f"{entries}, epsilon {bounded:.4g}" + (f" and {unbounded} without bound" if unbounded else "")
+    return f"{entries}, epsilon {at_most(bounded, 4)}" + (f" and {unbounded} without bound" if unbounded else "")
 
 
 def _parts(found: list[Spent]) -> tuple[SpentPart, ...]:

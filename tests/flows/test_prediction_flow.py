@@ -89,7 +89,7 @@ def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, on
     assert told.exit_code == 0, told.output
     assert "of 16 tokens left" in told.stderr
     assert "for one record" in told.stderr
-    assert "these records paid before (2 times, together epsilon inf" in " ".join(told.stderr.split())
+    assert "these records paid before (2 times, together epsilon ∞" in " ".join(told.stderr.split())
     (spent,) = Register(SPENT).totals()
     assert [(part.what, part.entries) for part in spent.parts] == [("cell", 2), ("answers", 1)]
     assert spent.parts[1].bounded == pytest.approx(8, abs=1e-9)

@@ -650,6 +650,12 @@ def test_serve_refuses_bad_names_and_tokens_before_it_opens_anything(
     assert not has_answered(ensemble)
 
 
+def only_of_the_register(stderr: str) -> bool:
+    """Whether the one warning is that nothing says which records the ensemble was tuned on, and none is of the network."""
+    told = " ".join(stderr.split())
+    return told.count("warning") == told.count("no register counts what it answers") == 1
+
+
 def test_serve_takes_its_token_from_a_file_or_the_environment(
     ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -663,7 +669,7 @@ def test_serve_takes_its_token_from_a_file_or_the_environment(
     for environment, more in (({}, by_file), ({TOKEN_VARIABLE: SECRET}, [])):
         result = CliRunner().invoke(app, [*base_command, "192.0.2.1", *more], env=environment)
         assert result.exit_code == 0, result.output
-        assert "warning" not in result.stderr
+        assert only_of_the_register(result.stderr)
         client = TestClient(served[-1][0], base_url="http://192.0.2.1:8000")
         assert client.get("/budget").status_code == 401
         assert client.get("/budget", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
@@ -672,7 +678,7 @@ def test_serve_takes_its_token_from_a_file_or_the_environment(
     assert "keep one of them" in both.stderr
     assert "can spend the budget" in CliRunner().invoke(app, [*base_command, "0.0.0.0"]).stderr
     assert TestClient(served[-1][0], base_url="http://0.0.0.0").get("/docs").status_code == 400
-    assert not CliRunner().invoke(app, [*base_command, "127.0.0.1"]).stderr
+    assert only_of_the_register(CliRunner().invoke(app, [*base_command, "127.0.0.1"]).stderr)
 
 
 def test_a_prompt_that_is_no_text_opens_no_ledger(ensemble: Path) -> None:

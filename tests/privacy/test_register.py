@@ -16,6 +16,7 @@ from test_certificate import RELEASE, certificate, header
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.files import locked
 from dptune.privacy.certificate import write_certificate, write_winner
@@ -137,7 +138,7 @@ def test_what_was_paid_is_the_sum_of_all_entries(tmp_path: Path) -> None:
     for number in range(3):
         register.add_search("people", certificate(id=str(number)))
     price = certificate().certified
-    assert said(register.earlier("people")) == f"3 times, together epsilon {3 * price:.4g} at delta 3e-05"
+    assert said(register.earlier("people")) == f"3 times, together epsilon {at_most(3 * price, 4)} at delta 3e-05"
     assert said(register.earlier("people", besides="1")).startswith("2 times, ")
     assert said(register.earlier("others")).startswith("0 times, ")
 
@@ -164,7 +165,7 @@ def test_a_search_of_another_version_counts_without_bound(tmp_path: Path) -> Non
     line = certificate().to_dict()
     register._add("rows", "search", "later", line | {"score": line["score"] | {"of tomorrow": 1}})
     assert [one.epsilon for one in register.earlier("rows")] == [math.inf]
-    with pytest.raises(ConfigError, match=r"search.again.*epsilon inf"):
+    with pytest.raises(ConfigError, match=r"search.again.*epsilon ∞"):
         register.check("rows", again=False)
 
 

@@ -16,6 +16,7 @@ from test_certificate import RELEASE, certificate, header
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.privacy import spent as module
 from dptune.privacy.filters import RenyiFilter
@@ -75,14 +76,16 @@ def test_sixty_cells_are_told_at_once_and_in_a_line(tmp_path: Path, monkeypatch:
     register.add_search("people", certificate(), again=False)
     price, searched = ledger().epsilons.certified, certificate().certified
     told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
-    assert f"60, epsilon {48 * price:.4g} and 12 without bound" in told
+    assert f"60, epsilon {at_most(48 * price, 4)} and 12 without bound" in told
     assert f"1, epsilon {searched:.4g}" in told
     assert len(told.splitlines()) < 14, "a study has one line"
     listed = json.loads(CliRunner().invoke(app, ["spent", str(register.path), "--json"]).stdout)["totals"]
     assert [(one["entries"], one["epsilon"]) for one in listed] == [(61, "inf")]
     assert [part["what"] for part in listed[0]["parts"]] == ["cell", "search"]
     cells = [one for one in register.earlier("people") if one.what == "cell"]
-    assert said(cells).startswith(f"60 times, together epsilon inf at delta 0.0006, {48 * price:.4g} without the 12 ")
+    assert said(cells).startswith(
+        f"60 times, together epsilon ∞ at delta 0.0006, {at_most(48 * price, 4)} without the 12 "
+    )
     assert "\n" not in said(cells)
     monkeypatch.setattr(module, "_price_of", lambda content, what: pytest.fail("priced") if what == "cell" else 1.0)
     assert len(register.earlier("people")) == 61
@@ -94,11 +97,9 @@ def test_a_study_refuses_no_search_but_warns_it(tmp_path: Path) -> None:
     register.add_cell("people", "grid", leaking(0))
     register.check("people", again=False)
     (warning,) = register.warnings("people", again=False)
-    assert (
-        warning == "these records paid before (once, epsilon inf at delta 1e-05); what this search costs adds to that"
-    )
+    assert warning == "these records paid before (once, epsilon ∞ at delta 1e-05); what this search costs adds to that"
     register.add_search("people", certificate(), again=False)
-    with pytest.raises(ConfigError, match=r"paid before \(2 times, together epsilon inf"):
+    with pytest.raises(ConfigError, match=r"paid before \(2 times, together epsilon ∞"):
         register.check("people", again=False)
     assert register.warnings("people", again=False) == []
     assert len(register.warnings("people", again=True)) == 1

@@ -52,7 +52,7 @@ def test_finished_cells_are_in_the_register_of_the_records_that_a_search_reads(p
     assert math.inf in [one.epsilon for one in found.values()]
     assert mode(SPENT) == 0o600
     told = str(paid_so_far())
-    assert told.startswith("these records paid before (2 times, together epsilon inf")
+    assert told.startswith("these records paid before (2 times, together epsilon ∞")
     assert "`dptune spent data/spent.jsonl`" in told
     assert "\n" not in told
     refuse_paid(settings)  # a search after a study is warned, not refused
