@@ -651,7 +651,7 @@ def test_serve_refuses_bad_names_and_tokens_before_it_opens_anything(
 
 
 def only_of_the_register(stderr: str) -> bool:
-    """Whether the one warning is that nothing says which records the ensemble was tuned on, and none is of the network."""
+    """Whether there is one warning, that no register counts the ensemble, and none of the network."""
     told = " ".join(stderr.split())
     return told.count("warning") == told.count("no register counts what it answers") == 1
 
