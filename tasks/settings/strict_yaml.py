@@ -33,9 +33,11 @@ class _OnceLoader(yaml.SafeLoader):
         return made
 
 
-# DVC writes such numbers as 1e-05, which YAML 1.2 takes for a number, and YAML 1.1, which PyYAML follows, for a text.
+# DVC writes 1e-05, and people 1.5e3, which YAML 1.2 takes for numbers, and YAML 1.1, which PyYAML follows, for texts.
 _OnceLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 
 
