@@ -236,8 +236,11 @@ class Register:
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, PRIVATE_FILE)
             try:
-                os.ftruncate(descriptor, sum(map(len, self._lines())))  # cuts off a line that nobody was told of
+                whole = b"".join(self._lines())
+                kept = min(len(whole), os.fstat(descriptor).st_size)
+                os.ftruncate(descriptor, kept)  # cuts off a line that nobody was told of
                 os.lseek(descriptor, 0, os.SEEK_END)
+                line = whole[kept:] + line  # a newline that was lost
                 while line:
                     line = line[os.write(descriptor, line) :]
                 os.fsync(descriptor)
@@ -251,13 +254,18 @@ class Register:
     def _lines(self) -> list[bytes]:
         """All whole lines; the last one of a write that was cut off was never acknowledged.
 
+        A last line that lacks its newline alone is whole: editors strip it. If nobody was told of it, it harms nobody.
+
         Raises: ConfigError if others can read the file: with its key they could test a guess of all records.
         """
         if not self.path.exists():
             return []
         if self.path.stat().st_mode & 0o077:
             raise ConfigError(str(self.path), "can be read by others", fix=f"find out by whom; `chmod 600 {self.path}`")
-        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        *lines, last = self.path.read_bytes().split(b"\n")
+        if _is_json(last):
+            lines.append(last)
+        return [line + b"\n" for line in lines]
 
     def _read(self) -> tuple[list[dict[str, Any]], str]:
         """The entries, the last line of each, and the key of the records' digests. Raises: LedgerError if edited."""
@@ -278,6 +286,15 @@ class Register:
             else:
                 entries[record["records"], record["id"]] = record
         return list(entries.values()), salt
+
+
+def _is_json(line: bytes) -> bool:
+    """Whether a line is whole JSON, which no shorter start of an entry's line is."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _content(header: RunHeader, composition: Composition) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler
@@ -12,7 +13,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 
 def plain_numbers(schema: CoreSchema, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Let every number of a schema refuse booleans and texts, and every boolean all else. Returns the schema.
+    """Let every number of a schema refuse all that is none, and every boolean all else. Returns the schema.
 
     What lies behind a reference has a hook of its own: a section is a StrictModel, or marked as a LibrarySection.
     """
@@ -32,14 +33,19 @@ class PlainNumbers:
         return plain_numbers(handler(kind), handler)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is a real number; a boolean is none, nor are a text and bytes. numpy's boolean is no Real."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _whole(value: Any) -> Any:
-    if isinstance(value, bool | str):
+    if not _is_number(value):
         raise PydanticKnownError("int_type")
     return value
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool | str):
+    if not _is_number(value):
         raise PydanticKnownError("float_type")
     return value
 

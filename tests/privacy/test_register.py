@@ -50,7 +50,7 @@ def test_a_search_that_goes_on_is_not_refused_for_itself(tmp_path: Path) -> None
     assert register.totals()[0].entries == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1, 50, -1])
+@pytest.mark.parametrize("kept", [0, 1, 50, -2])
 def test_a_line_that_was_cut_off_was_never_acknowledged(kept: int, tmp_path: Path) -> None:
     """After a crash in the middle of any write, the next one is whole, and nothing acknowledged is lost."""
     register = Register(tmp_path / "spent.jsonl")
@@ -64,6 +64,45 @@ def test_a_line_that_was_cut_off_was_never_acknowledged(kept: int, tmp_path: Pat
     register.add_run("people", header(), Counter({RELEASE: 40}))
     assert register.totals()[0].entries == 2
     assert register.path.read_bytes().startswith(before)
+
+
+def test_a_last_line_that_an_editor_left_without_its_newline_counts_and_is_completed(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    for number in range(3):  # the first line of all is the register's own
+        if number:
+            register.add_search("people", certificate(id=str(number)))
+        else:
+            register.add_search("others", certificate())
+        whole = register.path.read_bytes()
+        register.path.write_bytes(whole.removesuffix(b"\n"))
+        assert len(register.earlier("people")) == number
+    register.add_search("people", certificate(id="2"))
+    assert register.path.read_bytes() == whole[:-1], "nothing was to be added"
+    register.add_search("people", certificate(id="3"))
+    assert register.path.read_bytes().startswith(whole)
+    assert [one.id for one in register.earlier("people")] == ["1", "2", "3"]
+    (tmp_path / "born").mkdir()
+    born = Register(tmp_path / "born" / "spent.jsonl")
+    born.path.write_bytes(whole.splitlines()[0])
+    born.path.chmod(0o600)
+    born.add_search("people", certificate(id="1"))
+    assert [one.id for one in born.earlier("people")] == ["1"], "its key is kept"
+    assert born.path.read_bytes().startswith(whole.splitlines(keepends=True)[0])
+
+
+def test_a_last_line_that_was_edited_is_refused_with_its_newline_or_without(tmp_path: Path) -> None:
+    """A line that is whole JSON was no write that was cut off; taken for one, the next write would remove it."""
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_run("people", header(), Counter({RELEASE: 40}))
+    whole = register.path.read_bytes()
+    edited = whole.replace(b",40]]", b",20]]")
+    assert edited != whole
+    for content in (edited, edited.removesuffix(b"\n"), whole.removesuffix(b"\n") + b" "):
+        register.path.write_bytes(content)
+        for call in (register.totals, lambda: register.add_search("people", certificate())):
+            with pytest.raises(LedgerError, match="line 2: was edited"):
+                call()
+        assert register.path.read_bytes() == content
 
 
 def test_short_writes_are_finished_and_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 from tiny_pipeline import merge, repository_params, write_params
@@ -67,6 +69,8 @@ def test_no_number_of_the_file_takes_a_boolean_or_a_text_and_no_boolean_a_number
         ({"experiment": {"epsilons": [True]}}, r"experiment\.epsilons\.0: True is not a number"),
         ({"experiment": {"epsilons": [2, "8"]}}, r"experiment\.epsilons\.1: '8' is not a number"),
         ({"experiment": {"seeds": [False]}}, r"experiment\.seeds\.0: False is not a whole number"),
+        ({"experiment": {"epsilons": [b"8"]}}, r"experiment\.epsilons\.0: b'8' is not a number"),
+        ({"lora": {"rank_pattern": {"c_attn": True}}}, r"lora\.rank_pattern\.c_attn: True is not a whole number"),
         ({"prediction": {"epsilons": [True]}}, r"prediction\.epsilons\.0: True is not a number"),
         (
             {"mechanisms": {"static": {"epsilons": [True]}}},
@@ -85,6 +89,15 @@ def test_the_refusal_names_the_entry(over: dict[str, Any], said: str, empty: Pat
     write_params(over)
     with pytest.raises(ConfigError, match=said):
         load_settings()
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), b"8", bytearray(b"8"), Decimal(8), None, [8]])
+def test_a_number_is_a_real_number(value: Any) -> None:
+    for path in (("experiment", "epsilons", 0), ("experiment", "seeds", 0), ("training", "max_length")):
+        for number in (np.float64(8), np.int64(8), 8, 8.0):
+            Settings.model_validate(changed(FILE, path, number))
+        with pytest.raises(ValidationError, match="valid (number|integer)"):
+            Settings.model_validate(changed(FILE, path, value))
 
 
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
