@@ -36,17 +36,20 @@ def write_booking(ensemble: Path, records: str, register: Path) -> None:
     write_json(ensemble / FILE, {"records": records, "register": way})
 
 
-def book(ensemble: Path, header: RunHeader, tokens: Composition, register: Path | None = None) -> list[str]:
+def book(
+    ensemble: Path, header: RunHeader, tokens: Composition, register: Path | None = None, *, answered: bool = False
+) -> list[str]:
     """Count an ensemble in the register, with its runs that were set aside. Durable when this returns.
 
     Args:
         header: header of the ensemble's ledger.
         tokens: releases of all tokens that it may ever answer.
         register: file of the register; None takes the one that the booking names.
+        answered: whether it has answered before, so that the register which its booking names should be there.
 
     Returns: what the owner of the records should know, in sentences.
 
-    Raises: ConfigError for a damaged booking; LedgerError if the register is damaged or cannot be written.
+    Raises: ConfigError for a damaged booking, or one whose register was left behind; LedgerError if the register is damaged or cannot be written.
     """
     file = ensemble / FILE
     if not file.exists():
@@ -57,8 +60,12 @@ def book(ensemble: Path, header: RunHeader, tokens: Composition, register: Path 
         records, way = str(known["records"]), str(known["register"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(str(file), "is damaged", fix="run `python -m flows.prediction`, or write it again") from None
-    found = Register(register or Path(os.path.normpath(ensemble.resolve() / way)))
+    named = Path(os.path.normpath(ensemble.resolve() / way))
+    found = Register(register or named)
     try:
+        if register is None and answered and not named.exists():
+            problem = f"names the register {named}, which is not there, and a new one would not know what it knows"
+            raise ConfigError(str(file), problem, fix="put it there, or give --register FILE, which may be new")
         found.add_answers(records, header, tokens)
         for folder in earlier_runs(ensemble):
             _book_earlier(found, records, folder, header)
@@ -67,7 +74,7 @@ def book(ensemble: Path, header: RunHeader, tokens: Composition, register: Path 
         raise LedgerError(f"{problem}. Fix: make it writable, or give --register FILE; nothing was answered.") from None
     earlier = found.earlier(records, besides=header.run_id)
     before = f"these records paid before ({said(earlier)}); what is answered adds to that: dptune spent {found.path}"
-    return [*([before] if earlier else []), *found.elsewhere(records)]
+    return [*([before] if earlier else []), *found.elsewhere(records, named)]
 
 
 def _book_earlier(register: Register, records: str, folder: Path, header: RunHeader) -> None:

@@ -127,8 +127,8 @@ def deploy(
     Args:
         register: file of the register in which its budget counts; None takes the one of its ``booking``.
 
-    Raises: ConfigError for an ensemble that is incomplete, was tuned on another base, or has no budget for answers;
-        LedgerError as ``open_ledger``, and for a register that is damaged or cannot be written.
+    Raises: ConfigError for an ensemble that is incomplete, was tuned on another base, or has no budget for answers,
+        and as ``book``; LedgerError as ``open_ledger``, and for a register that is damaged or cannot be written.
     """
     manifest, entropy = read_manifest(ensemble), entropy or OsEntropy()
     protocol = _served_protocol(ensemble, manifest)
@@ -151,7 +151,8 @@ def deploy(
     predictor = PrivatePredictor(model, adapters, protocol, ledger, entropy, remember)
     try:
         header = (ledger or read_ledger(RunFolder(ensemble).ledger)).header
-        notes = book(ensemble, header, planned_answers(protocol), register)
+        answered = predictor.tokens_spent > 0
+        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered)
     except BaseException:
         predictor.close()
         raise

@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -175,15 +175,24 @@ class Register:
     @property
     def others(self) -> list[Path]:
         """The other registers in the usual places. Their keys differ, so that nothing adds up two of them."""
-        return [path for path in USUAL_PLACES if path.is_file() and path.resolve() != self.path.resolve()]
+        return self._others(USUAL_PLACES)
 
-    def elsewhere(self, records: str) -> list[str]:
-        """What to tell who adds to this register, where others know these records too."""
+    def _others(self, places: Iterable[Path]) -> list[Path]:
+        """The registers in these places but for this one, each once."""
+        found = {path.resolve(): path for path in reversed([*places]) if _may_be_there(path)}
+        return [path for real, path in reversed(found.items()) if real != self.path.resolve()]
+
+    def elsewhere(self, records: str, *places: Path) -> list[str]:
+        """What to tell who adds to this register, where others know these records too.
+
+        Args:
+            places: where another register may lie, besides the usual places.
+        """
         told = []
-        for path in self.others:
+        for path in self._others([*USUAL_PLACES, *places]):
             try:
                 earlier = Register(path).earlier(records)
-            except DptuneError as error:
+            except (DptuneError, OSError) as error:  # such as that of another user
                 told.append(f"{path} is another register, and what it knows of these records is unknown: {error}")
                 continue
             if earlier:
@@ -286,6 +295,14 @@ class Register:
             else:
                 entries[record["records"], record["id"]] = record
         return list(entries.values()), salt
+
+
+def _may_be_there(path: Path) -> bool:
+    """Whether a file is there, or nobody can tell: its folder may be another user's."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
 
 
 def _is_json(line: bytes) -> bool:

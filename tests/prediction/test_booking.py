@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from tiny_ensemble import PROTOCOL, build
 from tiny_models import CPU
 from typer.testing import CliRunner
@@ -159,3 +160,48 @@ def test_an_ensemble_that_is_moved_with_its_register_finds_it(ensemble: Path, tm
     answer(moved)
     assert total(moved).entries == 1
     assert not (tmp_path / "spent.jsonl").exists()
+
+
+def test_an_ensemble_that_has_answered_is_not_booked_anew_where_its_register_is_not(
+    ensemble: Path, tmp_path: Path
+) -> None:
+    """The register that was left behind knows what else these records paid."""
+    answer(ensemble, 0)
+    (tmp_path / "far" / "off").mkdir(parents=True)
+    moved = Path(shutil.move(ensemble, tmp_path / "far" / "off" / "one"))
+    answer(moved)  # it had not answered, so that nothing was left behind but its own entry
+    register(moved).path.unlink()
+    with pytest.raises(ConfigError, match=r"booking\.json: names the register .*far/spent\.jsonl, which is not there"):
+        answer(moved)
+    assert not (tmp_path / "far" / "spent.jsonl").exists()
+    assert answer(moved, register=tmp_path / "mine.jsonl") == ()
+    shutil.move(tmp_path / "spent.jsonl", tmp_path / "far" / "spent.jsonl")
+    assert answer(moved) == (), "no ledger was left open"
+    assert total(moved).entries == 1
+
+
+def test_an_ensemble_whose_tokens_are_all_spent_is_booked_in_a_register_that_does_not_know_it(
+    ensemble: Path, tmp_path: Path
+) -> None:
+    answer(ensemble, int(PROTOCOL["tokens"]))
+    answer(ensemble, 0, register=tmp_path / "mine.jsonl")
+    (found,) = Register(tmp_path / "mine.jsonl").totals()
+    assert (found.entries, found.epsilon) == (1, pytest.approx(8))
+
+
+def test_who_names_another_register_is_told_what_the_ensembles_own_knows(ensemble: Path, tmp_path: Path) -> None:
+    answer(ensemble)
+    (note,) = answer(ensemble, register=tmp_path / "mine.jsonl")
+    assert note.startswith(f"{tmp_path}/spent.jsonl is another register, where these records paid too (once, epsilon 8")
+
+
+def test_serve_counts_in_the_register_that_is_named_and_warns_the_owner(
+    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)
+    answer(ensemble)
+    given = ["serve", "--ensemble", str(ensemble), "--register", str(tmp_path / "mine.jsonl")]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert Register(tmp_path / "mine.jsonl").totals()[0].entries == 1
+    assert re.sub(r"\s+", " ", done.stderr).count("is another register, where these records paid too") == 1

@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_certificate import RELEASE, certificate, header
@@ -345,3 +346,39 @@ def test_another_register_of_the_same_records_is_told_of(tmp_path: Path, monkeyp
         assert f"What {other} says of the same records comes on top" in told
     here.path.chmod(0o644)
     assert "can be read by others" in pipeline.elsewhere("people")[0], "a register elsewhere stops nobody"
+
+
+def test_a_register_of_another_user_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Register(Path("spent.jsonl")).add_run("people", header(), Counter({RELEASE: 40}))
+    pipeline = Register(Path("data/spent.jsonl"))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    for names in (["read_bytes"], ["is_file", "exists"]):
+        with monkeypatch.context() as patched:
+            for name in names:
+                patched.setattr(Path, name, refused)
+            told = pipeline.elsewhere("people")[0]
+        unknown = "what it knows of these records is unknown: [Errno 13] Permission denied"
+        assert told == f"spent.jsonl is another register, and {unknown}"
+
+
+def test_other_places_are_looked_at_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine, own = Register(Path("mine.jsonl")), Register(tmp_path / "spent.jsonl")
+    own.add_run("people", header(), Counter({RELEASE: 40}))
+    assert len(mine.elsewhere("people", own.path, tmp_path / "none.jsonl", tmp_path / "mine.jsonl")) == 1
+    monkeypatch.chdir("/")
+    assert mine.elsewhere("people") == []
+    assert len(mine.elsewhere("people", own.path)) == 1
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601])
+def test_a_register_that_is_open_to_others_in_any_way_is_refused(mode: int, tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_search("people", certificate())
+    register.path.chmod(mode)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        register.totals()

@@ -136,7 +136,7 @@ def rewritten(file: Path, last: str) -> None:
     write_records(file, replace(found, text=pa.array([*found.text.to_pylist()[:-1], last])))
 
 
-@pytest.mark.parametrize("change", ["text", "fewer", "unit"])
+@pytest.mark.parametrize("change", ["text", "fewer", "unit", "record"])
 def test_cells_refuse_canaries_that_were_planted_among_other_records(change: str, pipeline: Path) -> None:
     """They would train on the old records and count as the new ones', which seem to have paid less than they did."""
     cell = static()
@@ -147,7 +147,7 @@ def test_cells_refuse_canaries_that_were_planted_among_other_records(change: str
         shorter = replace(side, record=side.record[:-1], unit=side.unit[:-1], text=side.text[:-1])
         write_records(TRAIN_SIDE, shorter)
     else:
-        write_records(TRAIN_SIDE, replace(side, unit=side.unit + 1))
+        write_records(TRAIN_SIDE, replace(side, **{change: getattr(side, change) + 1}))
     with pytest.raises(DataError, match=r"the split was made again, and the canaries were not.*dvc repro canaries"):
         run_cell(cell, "cpu")
     assert not RunFolder(cell.directory).ledger.exists(), "refused before anything is charged"

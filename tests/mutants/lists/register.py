@@ -8,7 +8,8 @@ REGISTER, REGISTERS = "dptune/privacy/spent.py", "tests/privacy/test_register.py
 GROWS = f"{REGISTERS}::test_the_same_entry_with_more_releases_replaces_the_smaller_and_never_the_other_way"
 SPLIT, CELLS = "tasks/split_records.py", "tests/tasks/test_cells_register.py"
 BOOKING, BOOKINGS = "dptune/prediction/booking.py", "tests/prediction/test_booking.py"
-DEPLOYMENT = "dptune/prediction/deployment.py"
+DEPLOYMENT, COMMAND = "dptune/prediction/deployment.py", "dptune/cli/ensembles.py"
+SERVED = f"{BOOKINGS}::test_serve_counts_in_the_register_that_is_named_and_warns_the_owner"
 NUMBERS = "tests/tasks/test_plain_numbers.py"
 
 MUTANTS = (
@@ -80,8 +81,8 @@ MUTANTS = (
         "other_register_not_told_of",
         "who runs a study and dptune tune on one file would believe either register",
         REGISTER,
-        "path.is_file() and path.resolve() != self.path.resolve()",
-        "path.is_file() and path.resolve() == self.path.resolve()",
+        "if real != self.path.resolve()",
+        "if real == self.path.resolve()",
         (f"{REGISTERS}::test_another_register_of_the_same_records_is_told_of",),
     ),
     Mutant(
@@ -112,8 +113,8 @@ MUTANTS = (
         "answers_count_one_by_one",
         "a process that dies would have answered more than the register counts",
         DEPLOYMENT,
-        "book(ensemble, header, planned_answers(protocol), register)",
-        "book(ensemble, header, planned_answers(protocol, 1), register)",
+        "book(ensemble, header, planned_answers(protocol), register,",
+        "book(ensemble, header, planned_answers(protocol, 1), register,",
         (f"{BOOKINGS}::test_the_whole_budget_counts_before_the_first_answer_and_once",),
     ),
     Mutant(
@@ -139,6 +140,78 @@ MUTANTS = (
         "        register.add_answers(records, replace(header, run_id=_run_id(folder)), Counter())\n",
         "",
         (f"{BOOKINGS}::test_what_was_set_aside_counts_with_the_budget_or_with_what_it_answered",),
+    ),
+    Mutant(
+        "ended_answers_are_free",
+        "an ensemble whose tokens are spent would count nowhere that it did not count before",
+        DEPLOYMENT,
+        "        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered)\n",
+        "        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered) if ledger else []\n",
+        (f"{BOOKINGS}::test_an_ensemble_whose_tokens_are_all_spent_is_booked_in_a_register_that_does_not_know_it",),
+    ),
+    Mutant(
+        "register_left_behind",
+        "an ensemble that was moved would seem to be all that its records paid",
+        BOOKING,
+        "if register is None and answered and not named.exists():",
+        "if register is None and answered and named.is_dir():",
+        (f"{BOOKINGS}::test_an_ensemble_that_has_answered_is_not_booked_anew_where_its_register_is_not",),
+    ),
+    Mutant(
+        "own_register_not_told_of",
+        "who names another register would not hear what the ensemble's own knows",
+        BOOKING,
+        "found.elsewhere(records, named)",
+        "found.elsewhere(records)",
+        (f"{BOOKINGS}::test_who_names_another_register_is_told_what_the_ensembles_own_knows",),
+    ),
+    Mutant(
+        "serve_ignores_its_register",
+        "answers would count where nobody looks",
+        COMMAND,
+        "    deployment = deploy(ensemble or _served_ensemble(), where, register=register)\n",
+        "    deployment = deploy(ensemble or _served_ensemble(), where)\n",
+        (SERVED,),
+    ),
+    Mutant(
+        "serve_warns_nobody",
+        "the owner would not hear what the records paid before",
+        COMMAND,
+        "        _warn(deployment)\n        uvicorn",
+        "        uvicorn",
+        (SERVED,),
+    ),
+    Mutant(
+        "register_that_others_may_write",
+        "others could take entries out of the register",
+        REGISTER,
+        "st_mode & 0o077",
+        "st_mode & 0o044",
+        (f"{REGISTERS}::test_a_register_that_is_open_to_others_in_any_way_is_refused",),
+    ),
+    Mutant(
+        "register_of_another_user",
+        "a register that cannot be read would stop a search that counts elsewhere",
+        REGISTER,
+        "except (DptuneError, OSError) as error:",
+        "except DptuneError as error:",
+        (f"{REGISTERS}::test_a_register_of_another_user_stops_nobody",),
+    ),
+    Mutant(
+        "true_is_one_in_a_mapping",
+        "rank_pattern: {c_attn: true} would train adapters of rank 1",
+        "tasks/settings/plain_numbers.py",
+        '_OTHERS = ("metadata",',
+        '_OTHERS = ("values_schema", "metadata",',
+        (NUMBERS,),
+    ),
+    Mutant(
+        "canaries_of_other_numbers",
+        "canaries that were planted among records of other numbers would pass for those of this split",
+        SPLIT,
+        "map(np.array_equal, own, (side.record, side.unit))",
+        "map(np.array_equal, own[1:], (side.unit,))",
+        (f"{CELLS}::test_cells_refuse_canaries_that_were_planted_among_other_records",),
     ),
     Mutant(
         "true_is_one",
