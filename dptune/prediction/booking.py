@@ -49,7 +49,8 @@ def book(
 
     Returns: what the owner of the records should know, in sentences.
 
-    Raises: ConfigError for a damaged booking, or one whose register was left behind; LedgerError if the register is damaged or cannot be written.
+    Raises: ConfigError for a damaged booking, or one whose register was left behind; LedgerError if the register is
+        damaged or cannot be written.
     """
     file = ensemble / FILE
     if not file.exists():

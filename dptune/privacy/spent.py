@@ -232,7 +232,7 @@ class Register:
             entries, salt = self._read()
             key = _keyed(records, salt)
             known = next((entry for entry in entries if (entry["records"], entry["id"]) == (key, identity)), None)
-            grown = dict(content) if known is None else _grown(known["content"], content)
+            grown = dict(content) if known is None else _grown(known["content"], content, what)
             if grown is None:
                 return
             if known is None and not again:
@@ -319,20 +319,29 @@ def _content(header: RunHeader, composition: Composition) -> dict[str, Any]:
     return {"header": header.to_dict(), "releases": releases}
 
 
-def _grown(known: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The content with each release as often as that of the two has it that has it more often.
+def _grown(known: Mapping[str, Any], content: Mapping[str, Any], what: str) -> dict[str, Any] | None:
+    """The content with each release as often as that of the two has it that has it more often, and the dearer header.
 
     None where nothing is to be added: the known one has all of it already, is a search's, which counts as a whole from
     its start, or names no release, which nothing bounds.
     """
     before, now = _counts(known), _counts(content)
     both = before | now
-    if not before or both == before:
+    if not before:
         return None
-    grown = dict(content) | {"releases": [[json.loads(release), count] for release, count in both.items()]}
-    if "certified" in grown and both != now:
-        grown["certified"] = str(_epsilon_of(grown, "cell"))
+    releases = [[json.loads(release), count] for release, count in both.items()]
+    grown = {**content, "header": known["header"], "releases": releases}
+    if encode(content["header"]) != encode(known["header"]):
+        grown = max(grown, {**grown, "header": content["header"]}, key=lambda one: _dearness(one, what))
+    if both == before and grown["header"] == known["header"]:
+        return None
+    if "certified" in grown:
+        grown["certified"] = str(_epsilon_of(grown, what))
     return grown
+
+
+def _dearness(content: Mapping[str, Any], what: str) -> tuple[float, float]:
+    return _epsilon_of(content, what), float(content["header"]["delta"])
 
 
 def _counts(content: Mapping[str, Any]) -> Counter[str]:

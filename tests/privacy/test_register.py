@@ -289,6 +289,37 @@ def book(register: Register, what: str, one: RunHeader, releases: Composition) -
         register.add_lost_cell("people", "grid", one)
 
 
+@pytest.mark.parametrize("what", ["run", "cell", "answers"])
+@pytest.mark.parametrize(
+    "dearer", [{"leaks": ("a seed",), "accounting": "published"}, {"inherited": ((OTHER, 30),)}, {"delta": 1e-8}]
+)
+def test_of_two_headers_of_one_entry_the_dearer_counts_in_any_order(
+    dearer: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    releases = Counter({RELEASE: 40})
+    cheap, more = header(), Counter({RELEASE: 41})
+    dear = replace(cheap, **dearer)
+    assert dear.price(releases).certified > cheap.price(more).certified
+    for name, order in (("up", (cheap, dear, cheap)), ("down", (dear, cheap, dear))):
+        register = Register(tmp_path / name / "spent.jsonl")
+        for one in order:
+            book(register, what, one, releases)
+        for _ in range(2):
+            (total,) = register.totals()
+            assert (total.entries, total.epsilon) == (1, dear.price(releases).certified)
+            assert register.earlier("people")[0].epsilon == total.epsilon
+            assert len(register.path.read_text().splitlines()) == (3 if name == "up" else 2)
+        book(register, what, cheap, more)
+        assert register.totals()[0].epsilon == dear.price(more).certified == register.earlier("people")[0].epsilon
+
+
+def test_headers_that_differ_by_no_price_add_nothing(tmp_path: Path) -> None:
+    register, one = Register(tmp_path / "spent.jsonl"), header()
+    for telemetry in ("research", "private"):
+        register.add_run("people", replace(one, telemetry=telemetry), Counter({RELEASE: 40}))
+    assert len(register.path.read_text().splitlines()) == 2
+
+
 def test_an_entry_that_nothing_bounds_stays_so(tmp_path: Path) -> None:
     register = Register(tmp_path / "spent.jsonl")
     for releases in (Counter[Release](), Counter({RELEASE: 1})):

@@ -96,7 +96,7 @@ def test_a_number_is_a_real_number(value: Any) -> None:
     for path in (("experiment", "epsilons", 0), ("experiment", "seeds", 0), ("training", "max_length")):
         for number in (np.float64(8), np.int64(8), 8, 8.0):
             Settings.model_validate(changed(FILE, path, number))
-        with pytest.raises(ValidationError, match="valid (number|integer)"):
+        with pytest.raises(ValidationError, match=r"valid (number|integer)"):
             Settings.model_validate(changed(FILE, path, value))
 
 

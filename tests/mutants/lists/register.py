@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 REGISTER, REGISTERS = "dptune/privacy/spent.py", "tests/privacy/test_register.py"
 GROWS = f"{REGISTERS}::test_the_same_entry_with_more_releases_replaces_the_smaller_and_never_the_other_way"
+HEADERS = f"{REGISTERS}::test_of_two_headers_of_one_entry_the_dearer_counts_in_any_order"
 SPLIT, CELLS = "tasks/split_records.py", "tests/tasks/test_cells_register.py"
 BOOKING, BOOKINGS = "dptune/prediction/booking.py", "tests/prediction/test_booking.py"
 DEPLOYMENT, COMMAND = "dptune/prediction/deployment.py", "dptune/cli/ensembles.py"
@@ -17,8 +18,8 @@ MUTANTS = (
         "first_entry_stays",
         "a run that went on after it was booked would count with what it had released by then",
         REGISTER,
-        "if not before or both == before:",
-        "if before or not before:",
+        "    if not before:\n",
+        "    if before or not before:\n",
         (GROWS,),
     ),
     Mutant(
@@ -33,9 +34,25 @@ MUTANTS = (
         "grown_entry_keeps_its_price",
         "a warning would tell the price of the smaller entry",
         REGISTER,
-        'if "certified" in grown and both != now:',
+        'if "certified" in grown:',
         'if "certified" not in grown:',
         (GROWS,),
+    ),
+    Mutant(
+        "first_header_stays",
+        "a run that is booked again with a leak would keep its bound",
+        REGISTER,
+        'if encode(content["header"]) != encode(known["header"]):',
+        "if not both:",
+        (HEADERS,),
+    ),
+    Mutant(
+        "last_header_wins",
+        "a run that is booked again without its leak would get a bound",
+        REGISTER,
+        'grown = {**content, "header": known["header"], "releases": releases}',
+        'known = {**known, "header": content["header"]}\n    grown = {**content, "releases": releases}',
+        (HEADERS,),
     ),
     Mutant(
         "every_line_is_an_entry",
@@ -145,8 +162,8 @@ MUTANTS = (
         "ended_answers_are_free",
         "an ensemble whose tokens are spent would count nowhere that it did not count before",
         DEPLOYMENT,
-        "        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered)\n",
-        "        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered) if ledger else []\n",
+        "notes = book(ensemble, header,",
+        "notes = [] if ledger is None else book(ensemble, header,",
         (f"{BOOKINGS}::test_an_ensemble_whose_tokens_are_all_spent_is_booked_in_a_register_that_does_not_know_it",),
     ),
     Mutant(
