@@ -101,7 +101,7 @@ def spent(
     as_json: AsJson = False,
 ) -> None:
     """Add up everything that a register says was published, by set of records and unit."""
-    from dptune.privacy.spent import Register
+    from dptune.privacy.spent import IN_A_SHARD, SHARD, Register
 
     if not register.is_file():
         fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
@@ -112,8 +112,12 @@ def spent(
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
         "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
         "answers counts with its whole budget. Cells that did not end their training, and policies, are in no "
-        "register: what their own ledgers hold comes on top."
+        "register: what their own ledgers hold comes on top. A run's or an ensemble's folder that was copied half-way "
+        "and finished twice has one id and counts once: add the copy by hand."
     )
+    if any(total.unit.endswith(IN_A_SHARD) for total in whole):
+        note += f" An ensemble whose unit is a {SHARD} is not in the line of records, or of another unit, though each "
+        note += f"record lies in a shard: the line of what is one of each{IN_A_SHARD}, counts them all."
     if others := book.others:
         note += f" What {' and '.join(map(str, others))} says of the same records comes on top as well: each register "
         note += "has a key of its own, and nothing adds up two."

@@ -6,6 +6,9 @@ start: what becomes of it, or of its folder, changes nothing. An ensemble that a
 opening, with its whole budget. A cell of a study counts from the end of its training on, with what it released; before
 that its ledger lies in its folder. An entry only ever grows: where the same run is added again with more releases, the
 line of the larger entry follows, and counts. Records that were edited in between are others to it; it says so.
+
+What it cannot tell is a copy: the folder of a run (or ensemble) that was copied half-way and finished twice has one id,
+and counts once, though both released. Whoever finishes both must say so by hand.
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ from dptune.privacy.run_header import RunHeader
 FILE = "spent.jsonl"
 #: Where registers usually lie: that of `dptune tune`, and the pipeline's. Each has a key of its own.
 USUAL_PLACES = (Path(FILE), Path("data") / FILE)
+#: Unit of an ensemble whose guarantee is about all records of a shard at once.
+SHARD = "shard"
+#: End of the unit of a total that ensembles by shards count in, beside others.
+IN_A_SHARD = ", and lies in one shard"
 
 
 @dataclass(frozen=True)
@@ -211,17 +218,14 @@ class Register:
 
         It is about what is one unit of each kind, such as a customer who has a single record: of a customer with more,
         what was paid by records says nothing; and if one record leaves a customer who keeps others, the customer has
-        changed, which for the guarantee about customers is two steps, out and in again.
+        changed, which for the guarantee about customers is two steps, out and in again. An ensemble by shards counts
+        for whatever lies in one shard, as each record does; no line of a single unit but its own has it.
         """
         groups: dict[str, list[Spent]] = {}
         for one in map(_priced, self._read()[0]):
             groups.setdefault(one.records, []).append(one)
         units = {records: list(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
-        return [
-            _total(f"what is one {' and one '.join(units[records])} alike", found)
-            for records, found in groups.items()
-            if len(units[records]) > 1
-        ]
+        return [_total(_alike(units[records]), found) for records, found in groups.items() if len(units[records]) > 1]
 
     def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any], *, again: bool = True) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -380,6 +384,13 @@ def _parts(found: list[Spent]) -> tuple[SpentPart, ...]:
         SpentPart(what, study, len(own), math.fsum(filter(math.isfinite, own)), sum(map(math.isinf, own)))
         for (what, study), own in groups.items()
     )
+
+
+def _alike(units: list[str]) -> str:
+    """What all guarantees about these units, which are two or more, are about together."""
+    others = [unit for unit in units if unit != SHARD]
+    alike = " alike" if len(others) > 1 else ""
+    return f"what is one {' and one '.join(others)}{alike}{'' if others == units else IN_A_SHARD}"
 
 
 def _total(unit: str, found: list[Spent]) -> SpentTotal:

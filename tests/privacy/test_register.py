@@ -413,3 +413,33 @@ def test_a_register_that_is_open_to_others_in_any_way_is_refused(mode: int, tmp_
     register.path.chmod(mode)
     with pytest.raises(ConfigError, match="can be read by others"):
         register.totals()
+
+
+def test_a_record_in_a_shard_pays_for_the_ensemble_too_and_the_reader_is_told_which_line_says_so(
+    tmp_path: Path,
+) -> None:
+    register, releases = Register(tmp_path / "spent.jsonl"), Counter({RELEASE: 40})
+    run = header()
+    register.add_run("people", run, releases)
+    told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
+    assert "copied half-way and finished twice has one id and counts once" in re.sub(r"\s+", " ", told)
+    assert "shard" not in told
+    register.add_answers("people", answering(), TOKENS)
+    assert [(one.unit, one.entries) for one in register.totals()] == [("record", 1), ("shard", 1)]
+    (whole,) = register.of_all_units()
+    assert (whole.unit, whole.entries) == ("what is one record, and lies in one shard", 2)
+    prices = run.price(releases).certified, answering().price(TOKENS).certified
+    assert (whole.epsilon, whole.delta) == (pytest.approx(sum(prices)), pytest.approx(run.delta + answering().delta))
+    assert [part.what for part in whole.parts] == ["run", "answers"]
+    register.add_search("people", certificate(unit="customer"))
+    assert register.of_all_units()[0].unit == "what is one record and one customer alike, and lies in one shard"
+    said_so = re.sub(r"\s+", " ", CliRunner().invoke(app, ["spent", str(register.path)]).stdout)
+    assert "whose unit is a shard is not in the line of records" in said_so
+
+
+def test_the_deltas_of_answers_add_up_too(tmp_path: Path) -> None:
+    register, own = Register(tmp_path / "spent.jsonl"), replace(answering(), unit="record", delta=3e-6)
+    register.add_run("people", header(), Counter({RELEASE: 40}))
+    register.add_answers("people", own, TOKENS)
+    (total,) = register.totals()
+    assert (total.entries, total.delta) == (2, pytest.approx(1e-5 + 3e-6))
