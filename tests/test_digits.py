@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.digits import at_least, at_most
+from tasks.charts.audits import _bar, _claim, _shown
 
 # A relative error of 1e-11 is that of arithmetic, and below the digits that are meant.
 _ROUND_OFF = 1e-11
@@ -29,3 +30,10 @@ def test_round_off_of_arithmetic_adds_no_digit_and_infinity_has_its_sign() -> No
         "0",
     ]
     assert [at_least(one) for one in (2, 1.9999999999999998, 0.9059, "inf")] == ["2", "2", "0.905", "∞"]
+
+
+def test_the_audits_chart_rounds_prices_up_and_what_attacks_showed_down() -> None:
+    cell = {"label": "cell", "epsilon_certified": 2.0049, "epsilon_published": 1.0001}
+    shown = {"one_run": {"epsilon_audited": 0.9059}}
+    marks = [_bar(cell, 9.0), _claim(cell, 9.0), *_shown([cell | shown])]
+    assert [one["shown"] for one in marks] == ["2.01", "1.01", "0.905"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import numpy as np
 
-from dptune.digits import at_least
+from dptune.digits import at_least, at_most
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed
 from tasks.charts.groups import CERTIFIED, PUBLISHED, Result, budget_of
@@ -64,27 +64,27 @@ def _layer(rows: list[dict[str, Any]], x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def _bar(audit: Audit, end: float) -> dict[str, Any]:
-    return _mark(audit["label"], "certified (proved)", float(audit[CERTIFIED]), end)
+    return _mark(audit["label"], "certified (proved)", float(audit[CERTIFIED]), end, at_most)
 
 
 def _claim(audit: Audit, end: float) -> dict[str, Any]:
-    return _mark(audit["label"], "published (claimed)", float(audit[PUBLISHED]), end)
+    return _mark(audit["label"], "published (claimed)", float(audit[PUBLISHED]), end, at_most)
 
 
 def _shown(audits: Sequence[Audit]) -> list[dict[str, Any]]:
     found = [(audit, part, what) for audit in audits for part, what in ATTACKS.items() if part in audit]
     return [
-        _mark(one["label"], f"shown by {what}", float(one[part]["epsilon_audited"]), math.inf)
+        _mark(one["label"], f"shown by {what}", float(one[part]["epsilon_audited"]), math.inf, at_least)
         for one, part, what in found
     ]
 
 
-def _mark(cell: str, what: str, epsilon: float, end: float) -> dict[str, Any]:
+def _mark(cell: str, what: str, epsilon: float, end: float, text: Callable[[float], str]) -> dict[str, Any]:
     return {
         "cell": cell,
         "what": what,
         "value": min(epsilon, end),
-        "shown": at_least(epsilon),
+        "shown": text(epsilon),
     }
 
 
