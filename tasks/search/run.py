@@ -45,7 +45,7 @@ from tasks.settings.params import Settings, load_settings
 from tasks.stage import keep_failure, keep_text, run_command
 
 _log = logging.getLogger("tasks.search")  # this module is also run as a command
-#: As ``NoWinnerError`` says it of a search.
+#: What a rehearsal without a result says, in the words of ``NoWinnerError``.
 _DIVERGED = (
     "the private run diverged, so the base model is the result, and the budget is spent. "
     "Fix: lower the learning rates of the space; another search adds its cost."
@@ -119,8 +119,11 @@ def _by_rehearsal(
         _log.warning("%s", warning)
     if settings.search.check_ranking:
         check_held_out(prepared)
-    found, on = _rehearsed(settings, sides, prepared, out)
     known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    if not known.get("rehearsed", True):
+        problem = f"is {settings.search.name}, whose search has ended, and was no rehearsal"
+        raise ConfigError("search.name", problem, fix="give another name, or take the score of that search back")
+    found, on = _rehearsed(settings, sides, prepared, out)
 
     def prepare(own: TuneSettings) -> PreparedRun:
         return prepare_sides(sides, prepared.base, own, None if settings.data.unit == RECORD else settings.data.unit)
@@ -136,7 +139,8 @@ def _by_rehearsal(
     except DivergedError as error:
         _log.warning("%s", error)
         _log.warning("%s: %s", out, _DIVERGED)
-        cost = price(chosen.mechanism.mechanism, chosen.schedule.priced, chosen.mechanism.renyi_filter)
+        plan = prepare(found.settings)  # training moves what some mechanisms are set to
+        cost = price(plan.mechanism.mechanism, plan.schedule.priced, plan.mechanism.renyi_filter)
         return told_of_nothing(settings, chosen, about, cost.certified, {"on": "rehearsal"}) | rehearsal
     told = known or told_of(settings, chosen, tuned, about) | rehearsal
     if settings.search.check_ranking and "ranking" not in told:

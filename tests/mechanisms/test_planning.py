@@ -130,7 +130,7 @@ def test_the_claim_of_plrvo_needs_the_number_of_parameters() -> None:
 
 
 def test_the_claim_of_plrvo_is_met_at_the_dimension_that_it_was_calibrated_at() -> None:
-    """At another one the same noise has another claim: a run of more parameters would claim more than its budget."""
+    """PLRV-O's accountant counts trained parameters: noise calibrated for fewer would claim more than the budget."""
     found = {
         dimension: calibrated(
             lambda z, dimension=dimension: build("plrvo", {"noise_multiplier": z, "dimension": dimension}),

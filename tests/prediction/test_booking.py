@@ -120,7 +120,7 @@ def fresh(ensemble: Path) -> Path:
 def test_what_was_set_aside_counts_with_the_budget_or_with_what_it_answered(
     booked: bool, lost: bool, ensemble: Path
 ) -> None:
-    """Of a run that no register knew, as those of earlier versions, a lost ledger leaves nothing that bounds it."""
+    """A run of an earlier version is in no register: if its ledger is lost, nothing bounds what it spent."""
     booking = (ensemble / FILE).read_text()
     if not booked:
         (ensemble / FILE).unlink()

@@ -10,6 +10,7 @@ import pytest
 from tiny_pipeline import mode, read_json, write_params
 
 from dptune.errors import ConfigError, DivergedError
+from dptune.files import write_json
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
@@ -17,7 +18,7 @@ from dptune.tuning.search import rehearsal as rehearsal_module
 from tasks.paths import REPORT, SPENT
 from tasks.report.search import PAGE, RANKING, ranking_text, write_page
 from tasks.search import ranking as module
-from tasks.search.asked import check_search
+from tasks.search.asked import check_search, folder_of
 from tasks.search.publish import figures_of
 from tasks.search.ranking import FOLDER, rank_correlation
 from tasks.search.run import search_records
@@ -146,3 +147,13 @@ def test_a_correlation_needs_three_points_that_differ() -> None:
 def test_a_setting_that_was_drawn_twice_is_run_once() -> None:
     tried = (({"batch": 8}, 2.0), ({"batch": 16}, 3.0), ({"batch": 8}, 2.5))
     assert module._distinct(tried) == [({"batch": 8}, 2.25), ({"batch": 16}, 3.0)]
+
+
+def test_an_ended_search_of_this_name_is_not_taken_for_a_rehearsal_that_diverged(pipeline: Path) -> None:
+    settings = settings_of()
+    out = folder_of(settings)
+    write_json(RunFolder(out).results, {"rehearsed": False, "released": False})
+    write_json(RunFolder(out).cell, {"kind": "search"})
+    with pytest.raises(ConfigError, match=r"search\.name"):
+        search_records(settings)
+    assert read_json(RunFolder(out).cell) == {"kind": "search"}, "what prices that search stays as it is"

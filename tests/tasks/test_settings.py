@@ -374,7 +374,7 @@ def test_a_number_as_dvc_writes_it_is_a_number() -> None:
 
 
 def test_a_number_with_a_point_and_an_exponent_needs_no_sign() -> None:
-    """To PyYAML alone these are texts, which no setting takes for numbers."""
+    """PyYAML alone reads these numbers as texts, which settings refuse."""
     assert load_yaml("[1.5e3, 2.5E4, 1.e3, .5e1, -1.5e3, +.5e-1]") == [1500.0, 25000.0, 1000.0, 5.0, -1500.0, 0.05]
     assert load_yaml("[., .e1, 1.5e, 1.2.3e4, v1.5e3, 1.5e3x]") == [".", ".e1", "1.5e", "1.2.3e4", "v1.5e3", "1.5e3x"]
 
