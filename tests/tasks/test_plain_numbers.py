@@ -101,7 +101,7 @@ def test_a_number_is_a_real_number(value: Any) -> None:
 
 
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
-    """Write params.yaml as DVC writes it."""
+    """DVC may write 10000 as 1e4, which stays a whole number."""
     made = Settings.model_validate(changed(FILE, ("data", "synthetic", "encounters"), 1e4))
     assert made.data.synthetic.encounters == 10_000
     with pytest.raises(ValidationError, match="valid integer"):
