@@ -112,7 +112,8 @@ def _verdict(best: Row, tied: list[Row], *, alone: bool) -> str:
     if best.seeds < 2 and not alone:
         return f"`{best.label}` has the highest return, {digits4(best.mean)}, which one seed does not prove"
     if len(tied) > 1:
-        between = f"{digits4(min(row.mean for row in tied))} to {digits4(best.mean)}"
+        low, high = digits4(min(row.mean for row in tied)), digits4(best.mean)
+        between = low if low == high else f"{low} to {high}"
         return f"{listed([row.label for row in tied])} cannot be told apart over {best.seeds} seeds: return {between}"
     return f"`{best.label}` {'returns' if alone else 'is best: return'} {digits4(best.mean)}"
 

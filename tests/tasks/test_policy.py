@@ -168,6 +168,14 @@ def test_the_page_shows_every_label_with_its_spread_and_epsilons(empty: Path) ->
     assert "5.4" in page
 
 
+def test_two_methods_of_equal_returns_are_said_to_have_one_return(empty: Path) -> None:
+    results = [run_cell(cell) for cell in policy_cells(settings({"l2": {"algorithm": "l2", "epsilon": 3}}))]
+    write_page(results + [{**result, "label": "again"} for result in results], 1e-5, {}, empty)
+    said = re.search(r"cannot be told apart over 2 seeds: return ([^<]*)", (empty / "policy.html").read_text())
+    assert said is not None
+    assert " to " not in said[1]
+
+
 def test_the_page_shows_language_models_and_tenants(empty: Path) -> None:
     attack = {"epsilon_audited": 0.25, "confidence": 0.95}
     audit = {"secrets": attack, "updates": attack, "exposure": {"mean": 1.4, "chance": 1.375}}
