@@ -208,6 +208,16 @@ MUTANTS = (
         (f"{REGISTERS}::test_the_name_of_a_register_behind_a_link_is_on_disk_too",),
     ),
     Mutant(
+        "language_policies_are_free",
+        "a policy that was trained on the pipeline's records would count nowhere",
+        "tasks/policy/rlhf.py",
+        "    register_run(paying, STUDY, directory, read_ledger(RunFolder(directory).ledger))\n",
+        "",
+        (
+            "tests/tasks/test_rlhf_cells.py::test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside",
+        ),
+    ),
+    Mutant(
         "deltas_of_answers_are_free",
         "the guarantee of all together would have a smaller delta than it has",
         REGISTER,
@@ -325,6 +335,14 @@ MUTANTS = (
         "tasks/settings/mechanisms.py",
         "TypeAdapter(Annotated[Epsilons, PlainNumbers()])",
         "TypeAdapter(Epsilons)",
+        (NUMBERS,),
+    ),
+    Mutant(
+        "text_is_a_number_in_an_option",
+        'interval: "8" would train and pay once more what interval: 8 has trained',
+        "tasks/settings/mechanisms.py",
+        "    _refuse_texts(options, mechanism)\n",
+        "",
         (NUMBERS,),
     ),
     Mutant(
