@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from dptune import __version__
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.files import jsonable, replacing, write_json, write_text
 from dptune.mechanisms.certified_search import OBJECTIVES, certified_search
@@ -160,7 +161,7 @@ def _densities(axis: Axes, result: Found, x: np.ndarray) -> None:
     gaussian = np.exp(-0.5 * (x / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
     spread = np.sqrt(result.figures["noise_variance"])
     axis.plot(x, np.exp(result.law.log_density(x)), label=f"{result.request.mechanism}, deviation {spread:.3g}")
-    axis.plot(x, gaussian, "--", label=f"Gaussian of equal certified epsilon {certified:.3g}: {deviation:.3g}")
+    axis.plot(x, gaussian, "--", label=f"Gaussian of equal certified epsilon {at_most(certified)}: {deviation:.3g}")
     axis.set(xlabel="noise on one coordinate, clip radius 1", ylabel="density")
     axis.grid(alpha=0.3)
 
@@ -193,7 +194,7 @@ def _profile(result: Found) -> str:
     head = (
         f"# Found by `dptune search {request.mechanism} --mode {request.mode}` for epsilon {request.epsilon:g}:\n"
         f"# sample rate {schedule.sample_rate:.6g}, {schedule.steps} steps, delta {schedule.delta:g}. Published "
-        f"epsilon {claimed:.4g}, certified {certified:.4g}; more in search.json.\n"
+        f"epsilon {at_most(claimed, 4)}, certified {at_most(certified, 4)}; more in search.json.\n"
         "# The shape of that noise: every cell calibrates its scale to the cell's own epsilon.\n"
     )
     accounting = "certified" if request.mode == "certified" else "published"

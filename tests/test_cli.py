@@ -12,7 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dptune import __version__
+from dptune.audit.contrast import shown_above
 from dptune.cli import app
+from dptune.digits import at_least
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS
@@ -323,7 +325,7 @@ def test_audit_catches_published_rldp(caplog: pytest.LogCaptureFixture) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["epsilon_audited"] > found["epsilon_published"]
-    shown, claimed = (f"{found[name]:.4g}" for name in ("epsilon_audited", "epsilon_published"))
+    shown, claimed = shown_above(found["epsilon_audited"], found["epsilon_published"], 4)
     sentence = f"the attack shows epsilon >= {shown} at confidence 0.95, more than the {claimed} that rldp_published"
     assert sentence in done.stderr
     assert "audit rldp_published: done" in caplog.text  # it says how far it is
@@ -370,7 +372,7 @@ def test_audit_says_what_it_could_have_refuted() -> None:
     assert found["mu_alarm"] <= 1.0
     assert found["mu_detectable"] == pytest.approx(1 / found["noise_detectable"])
     assert 0.3 < found["noise_detectable"] < 1
-    assert f"noise below {found['noise_detectable']:.3g} times what is charged" in found["power"]
+    assert f"noise below {at_least(found['noise_detectable'])} times what is charged" in found["power"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import mannwhitneyu
 
+from dptune.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
 
 _POWER = 0.95  # probability with which an attack must succeed for a rate to count as detectable
@@ -72,7 +73,8 @@ class SampleRate:
         if self.refutable > 1:
             return "NO POWER on the draw: canaries in every batch would look like these"
         return (
-            f"could have refuted: a draw at a rate above {self.refutable:.3g}, where {self.sample_rate:.3g} is charged"
+            f"could have refuted: a draw at a rate above {at_most(self.refutable)}, where "
+            f"{at_most(self.sample_rate)} is charged"
         )
 
 

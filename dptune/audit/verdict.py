@@ -16,7 +16,9 @@ from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors, rate_at_most
+from dptune.audit.contrast import shown_above
 from dptune.audit.step import StepAudit
+from dptune.digits import at_least, at_most
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
 from dptune.privacy.parts import disjoint
@@ -128,9 +130,10 @@ class Verdict:
         for name in ("mu", "epsilon"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:
+                lower, upper = shown_above(shown, certified, 4)
                 return (
-                    f"the attack shows {name} >= {shown:.4g} at confidence {self.confidence:.6g}, but {certified:.4g} "
-                    "is certified: the mechanism or its accountant is wrong"
+                    f"the attack shows {name} >= {lower} at confidence {at_least(self.confidence, 6)}, but {upper} is "
+                    "certified: the mechanism or its accountant is wrong"
                 )
         return None
 
@@ -144,17 +147,18 @@ class Verdict:
     @property
     def _power_on_mu(self) -> str:
         if math.isinf(self.mu_detectable):
-            return f"NO POWER on mu: these trials show at most {self.mu_refutable:.3g}, with no error in any of them"
-        sees = f"a mu of {self.mu_detectable:.3g} or more is refuted in 19 of 20 audits"
+            most = at_most(self.mu_refutable)
+            return f"NO POWER on mu: these trials show at most {most}, with no error in any of them"
+        sees = f"a mu of {at_most(self.mu_detectable)} or more is refuted in 19 of 20 audits"
         if self.noise_detectable is None:
             return sees
-        return f"{sees} at best: noise below {self.noise_detectable:.3g} times what is charged"
+        return f"{sees} at best: noise below {at_least(self.noise_detectable)} times what is charged"
 
     @property
     def _power_on_epsilon(self) -> str:
         if self.epsilon_refutable <= self.epsilon_certified:
-            return f"NO POWER on epsilon: these trials refute at most {self.epsilon_refutable:.3g}"
-        return f"a certified epsilon below {self.epsilon_refutable:.3g} can be refuted"
+            return f"NO POWER on epsilon: these trials refute at most {at_most(self.epsilon_refutable)}"
+        return f"a certified epsilon below {at_least(self.epsilon_refutable)} can be refuted"
 
     def to_dict(self) -> dict[str, float | str | None]:
         """All fields, and the power in words."""

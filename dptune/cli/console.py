@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dptune.digits import at_least, at_most
 from dptune.errors import DptuneError
 from dptune.invalid import problem_of
 
 #: The usage error of click, or of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
+_DIGITS = 6
+#: Names of prices, and of those among them that an attack showed or could have shown.
+_PRICE = re.compile(r"(^|_)(epsilon|delta|mu)($|_)")
+_SHOWN = re.compile(r"_(audited|alarm|refutable)$")
 
 
 class Group(TyperGroup):
@@ -106,17 +112,22 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
     table = Table(show_header=False)
     for key, value in result.items():
-        table.add_row(key, Text(_text(value)))
+        table.add_row(key, Text(_text(key, value)))
     Console().print(table)
 
 
-def _text(value: Any) -> str:
+def _text(key: str, value: Any) -> str:
+    """A value in words. A price is rounded up, and what an attack showed down: neither promises too much."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_text(name, one)}" for name, one in value.items())
     if isinstance(value, list):
         texts = isinstance(value[0], str) if value else True
-        return ("; " if texts else ", ").join(map(_text, value)) or "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return ("; " if texts else ", ").join(_text(key, one) for one in value) or "none"
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value) or not _PRICE.search(key):
+        return f"{value:.{_DIGITS}g}"
+    return (at_least if _SHOWN.search(key) else at_most)(value, _DIGITS)
 
 
 def _json_number(value: Any) -> Any:

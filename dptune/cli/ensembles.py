@@ -64,7 +64,7 @@ def generate(
     typer.echo(deployment.text(answers))
     last, budget = answers[-1], deployment.budget
     left = f"{last.tokens_left} of {budget['tokens']} tokens left"
-    spent = f"epsilon {at_most(last.epsilon_spent, 4)} of {budget['epsilon']:g} at delta {last.delta:g} spent"
+    spent = f"epsilon {at_most(last.epsilon_spent, 4)} of {budget['epsilon']:g} at delta {at_most(last.delta)} spent"
     about = f"{left}; {spent}, for one {last.unit}. Data: {budget['data']}."
     if budget["earlier"]:
         about += f" Runs that were set aside had spent epsilon {budget['earlier_epsilon']} on the same records before."

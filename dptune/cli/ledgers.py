@@ -11,6 +11,7 @@ import typer
 
 from dptune.cli.console import show
 from dptune.cli.options import AsJson
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
     show(figures or of_certificate(certificate), as_json)
     if as_json:
         return
-    law = certificate.law
+    law, price = certificate.law, f"({at_most(certificate.certified, 6)}, {at_most(certificate.delta)})"
     typer.echo(
-        f"The search is ({certificate.certified:.6g}, {certificate.delta:g})-DP under adding or removing one "
-        f"{certificate.unit}: it takes the best of a random number of candidates, {law.uncapped_mean:g} on average and "
-        f"at most {law.most}, and that choice is paid for."
+        f"The search is {price}-DP under adding or removing one {certificate.unit}: it takes the best of a random "
+        f"number of candidates, {law.uncapped_mean:g} on average and at most {law.most}, and that choice is paid for."
     )
     if not certificate.complete:
         typer.echo("The search is not finished: its whole cost counts already.")
@@ -111,8 +111,9 @@ def spent(
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
         "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
-        "answers counts with its whole budget. Cells that did not end their training, and policies, are in no "
-        "register: what their own ledgers hold comes on top. A run's or an ensemble's folder that was copied half-way "
+        "answers counts with its whole budget. Cells that did not end their training, of an experiment or of "
+        "policy.rlhf, are in no register, nor are those of policy.rlhf that an earlier version trained: what their own "
+        "ledgers hold comes on top. A run's or an ensemble's folder that was copied half-way "
         "and finished twice has one id and counts once: add the copy by hand."
     )
     if any(total.unit.endswith(IN_A_SHARD) for total in whole):

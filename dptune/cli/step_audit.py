@@ -115,6 +115,7 @@ def _audit_policy_gradient(
 def _show_audit(
     result: dict[str, Any], audit: StepAudit, releases: Composition, false_alarms: float, as_json: bool
 ) -> None:
+    from dptune.audit.contrast import shown_above
     from dptune.audit.verdict import certificate, judged
 
     # Print the noise of the attacked step: a controller may have moved it before.
@@ -123,9 +124,10 @@ def _show_audit(
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
     claimed = result["epsilon_published"]
     if audit.epsilon_audited > claimed:
-        shown = f"the attack shows epsilon >= {audit.epsilon_audited:.4g} at confidence {audit.confidence:g}"
+        lower, upper = shown_above(audit.epsilon_audited, claimed, 4)
+        shown = f"the attack shows epsilon >= {lower} at confidence {audit.confidence:g}"
         why = f" ({'; '.join(result['leaks'])})" if result["leaks"] else ""
-        notice("warning", f"{shown}, more than the {claimed:.4g} that {result['mechanism']} claims{why}.")
+        notice("warning", f"{shown}, more than the {upper} that {result['mechanism']} claims{why}.")
     if verdict.accusation:
         notice("Accused", f"{verdict.accusation}.")
         raise typer.Exit(1)

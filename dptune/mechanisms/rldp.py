@@ -1,8 +1,9 @@
 """RLDP as provable: the same agent and the same actions on the radii, but it sees past releases only.
 
 Under a constant global multiplier every step is dominated by the same pair of distributions, whatever radii and
-weights the agent picked, so the tight accountant stays valid and control costs nothing (spec: design A). Design B
-adds two private statistics to the same release, for a share of its budget. Moving sigma needs the Renyi filter.
+weights the agent picked, so the tight accountant stays valid and control costs nothing: that is design A. In design AB
+the agent also sees two statistics of the private batch, the shares of clipped gradients and the mean loss. They are
+released with the gradients, under noise, and take a share of the budget. Moving sigma needs the Renyi filter.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class Rldp(LearnedControl):
     An action sets C_i = min(C_0 exp(a_i), cap), C_0 the starting radius, and relative noise weights w_i (a softmax of
     their squares); with ``move_noise`` one more number moves sigma. (Equation 10 has no C_0: an untrained agent then
     starts near C_i = 1, far above the gradient norms that the paper's own start of 0.1 suggests; ``centre`` "one"
-    gives that back.) The reward is the utility gained per epsilon spent: of the public loss in design A, and in design
-    AB of the released batch loss, averaged over the interval.
+    gives that back.) The reward is the fall of a loss per epsilon spent: of the public loss in design A, and in design
+    AB of the private batches' loss as it was released, with noise, averaged over the interval.
 
     Attributes:
         agent: "sac" learns inside the run, from nothing or from ``init_from``. "linear" does not learn: it has 18
             parameters, the same for every pair, trained over tenants by DP policy gradient, and fits any model.
-        design: "A" sees noisy gradients, adapters, public loss and the ledger; "AB" also clipped fractions and the
-            centred batch loss, released jointly with the gradients.
+        design: what the agent sees. "A": noisy gradients, adapters, public loss and the ledger. "AB": also the shares
+            of clipped gradients and the batch loss, which are released jointly with the gradients.
         statistics_share: share of the inverse variance that design AB spends on its statistics.
         loss_bound: bound, in nats, to which the loss of a unit minus the public loss is clipped.
         move_noise: let sigma move within [1/2, 2] of its start, behind the filter.
@@ -134,8 +135,8 @@ class Rldp(LearnedControl):
         return knobs
 
     def statistics(self, knobs: Knobs, effective_noise_multiplier: float) -> Statistics | None:
-        """Statistics of design AB: n centred counts and one centred, clipped loss. Counts and loss each have half of
-        the squared sensitivity, 1.
+        """What a step of design AB releases beside the gradients: for each pair how many of them were clipped, centred,
+        and the batch's loss, centred and clipped. Counts and loss each have half of the squared sensitivity, 1.
         """
         if self.design == "A":
             return None
@@ -163,7 +164,10 @@ class Rldp(LearnedControl):
             self._losses = []
 
     def _note_loss(self, observation: Observation) -> None:
-        """Keep the batch loss that was released. The first release has none: no public loss to centre on is known."""
+        """Keep the released batch loss for the next reward.
+
+        The first step releases none: a loss is released as its distance from the public loss, not known before.
+        """
         released = observation.released
         assert released.statistics is not None
         if math.isnan(self._public_loss):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.mechanisms.options import make_part, option_names
 from dptune.prediction.fixed_mixture import Slots
@@ -48,7 +49,7 @@ class _Protocol:
         if self.rdp_budget <= 0:
             least = -budget_at(self.alpha, 0.0, self.delta)
             problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
-            raise ConfigError("epsilon", problem, fix=f"raise it above {least:.4g}, or raise alpha")
+            raise ConfigError("epsilon", problem, fix=f"raise it above {at_most(least, 4)}, or raise alpha")
         if (self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
             raise ConfigError("epsilon", f"{self.epsilon:g} is beyond what one token can need", fix="lower it")
 

@@ -366,7 +366,8 @@ def said(found: list[Spent]) -> str:
     times = "once, " if len(found) == 1 else f"{len(found)} times, together "
     bounded = [one.epsilon for one in found if math.isfinite(one.epsilon)]
     known = f", {at_most(sum(bounded), 4)} without the {len(found) - len(bounded)} that nothing bounds"
-    return f"{times}epsilon {at_most(total, 4)} at delta {delta:g}{known if 0 < len(bounded) < len(found) else ''}"
+    price = f"{times}epsilon {at_most(total, 4)} at delta {at_most(delta)}"
+    return price + (known if 0 < len(bounded) < len(found) else "")
 
 
 def _clause(entries: int, bounded: float, unbounded: int) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import sha256
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
@@ -108,7 +109,7 @@ def consistent_certificate(file: Path) -> SearchCertificate:
     if len(weights) != len(stated) or not all(map(_alike, weights, stated)):
         raise CardError(f"{file}: its kinds are not those of its space, or as likely. Fix: do not trust it.")
     if not found.certified <= found.epsilon * (1 + _ROUNDING):
-        problem = f"costs {found.certified:.6g}, and was to keep within {found.epsilon:g}"
+        problem = f"costs {at_most(found.certified, 6)}, and was to keep within {found.epsilon:g}"
         raise CardError(f"{file}: {problem}. Fix: do not trust it.")
     if len(found.commitment) != _COMMITMENT or not set(found.commitment) <= set("0123456789abcdef"):
         raise CardError(f"{file}: has no commitment to the secret draws. Fix: do not trust it.")

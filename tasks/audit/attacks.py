@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dptune.audit.contrast import shown_above
 from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.draw import audit_draw
 from dptune.audit.exposure import chance, exposures
@@ -33,6 +34,7 @@ from dptune.corpus.canaries import SECRET_LENGTH
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.reading.record import Record
 from dptune.corpus.records import Records, decode_content, read_records
+from dptune.digits import at_least, at_most
 from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.planning import Schedule, price
@@ -118,11 +120,13 @@ def violations(audit: dict[str, Any]) -> list[str]:
         found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
     draw = audit.get("sampling", {}).get("accusation")
     accused = [f"{audit['label']}: {draw}"] if draw else []
+    confidence = at_least(audit["alarm_confidence"], 6)
     return accused + [
-        f"{audit['label']}: {attack} shows {name} >= {shown:.3g} at confidence {audit['alarm_confidence']:.6g}, "
-        f"but {certified:.3g} is {known}: the mechanism, its accountant or its data handling is wrong"
+        f"{audit['label']}: {attack} shows {name} >= {lower} at confidence {confidence}, "
+        f"but {upper} is {known}: the mechanism, its accountant or its data handling is wrong"
         for attack, name, shown, certified, known in found
         if shown > certified
+        for lower, upper in [shown_above(shown, certified)]
     ]
 
 
@@ -249,8 +253,8 @@ def power_on_epsilon(most: float, certified: float) -> str:
     if math.isinf(certified):
         return "nothing finite is certified, so there is nothing to refute"
     if most <= certified:
-        return f"NO POWER on epsilon: too few coins to refute the certified {certified:.3g}"
-    return f"could have refuted the certified epsilon {certified:.3g}"
+        return f"NO POWER on epsilon: too few coins to refute the certified {at_most(certified)}"
+    return f"could have refuted the certified epsilon {at_most(certified)}"
 
 
 def _record_membership(target: Target) -> dict[str, Any]:

@@ -35,6 +35,6 @@ def guarantee(
     if together:
         more += (
             " Runs of this cell that were set aside released about the same records: with them, "
-            f"epsilon is {at_most(together[0], 4)} and delta {together[1]:.3g} (basic composition)."
+            f"epsilon is {at_most(together[0], 4)} and delta {at_most(together[1])} (basic composition)."
         )
     return GUARANTEE[telemetry] + more

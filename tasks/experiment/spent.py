@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -14,21 +15,31 @@ from tasks.split_records import records_digest
 
 
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
-    """Add a cell that trained to its end, once, and its runs that were set aside; a resumed one has the same ledger,
-    and so the same entry.
+    """Add a cell of an experiment that trained to its end; see ``register_run``.
 
     Args:
         records: ``records_digest`` before it trained. Private.
     """
+    register_run(records, cell.experiment, cell.directory, ledger)
+
+
+def register_run(records: str, study: str, directory: Path, ledger: LedgerContents) -> None:
+    """Add a run of a study that trained to its end, once, and its runs that were set aside; a resumed one has the same
+    ledger, and so the same entry.
+
+    Args:
+        records: digest of the pipeline's records before it trained. Private.
+        directory: the run's folder.
+    """
     register = Register(SPENT)
-    for folder in earlier_runs(cell.directory):
+    for folder in earlier_runs(directory):
         if (spending := spending_of(folder)) is None:
             continue
         if spending.problem:
-            register.add_lost_cell(records, cell.experiment, replace(ledger.header, run_id=folder.name))
+            register.add_lost_cell(records, study, replace(ledger.header, run_id=folder.name))
         else:
-            register.add_cell(records, cell.experiment, read_ledger(RunFolder(folder).ledger))
-    register.add_cell(records, cell.experiment, ledger)
+            register.add_cell(records, study, read_ledger(RunFolder(folder).ledger))
+    register.add_cell(records, study, ledger)
 
 
 def paid_so_far() -> str | None:

@@ -3,7 +3,7 @@
     python -m tasks.policy.rlhf --set users=32 --set epsilons=3     # settings are the fields of ``Rlhf``
 
 A cell writes ledger.jsonl, adapter/ (PEFT's), results.json and, for the auditor alone, prompts.json to its folder in
-data/policy/rlhf.
+data/policy/rlhf. When it has trained, the register data/spent.jsonl counts it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
+from dptune.audit.contrast import shown_above
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.corpus.records import Records, read_records
 from dptune.errors import ConfigError
@@ -31,10 +32,12 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from tasks.experiment.spent import register_run
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
 from tasks.settings.library_section import as_json, part_of
 from tasks.settings.rlhf import Rlhf, settings_of
+from tasks.split_records import split_digest
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"
 ATTACKS = ("secrets", "updates")
+#: Name of the cells in the register of what the pipeline's records have paid.
+STUDY = "policy.rlhf"
 _ROWS = 128
 _log = logging.getLogger(__name__)
 
@@ -193,13 +198,14 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     from dptune.policy.language.training import train
     from dptune.training.model import save_adapter
 
-    learner = _learner(cell, device)
+    learner, paying = _learner(cell, device), split_digest()
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
     public, held_out = _public_prompts(cell, learner)
     users = _stream(cell, plan, records, hosts, learner)
     header, on_point = _header(cell, records), partial(_log_point, cell)
     state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)
+    register_run(paying, STUDY, directory, read_ledger(RunFolder(directory).ledger))
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
     if plan.canaries:
@@ -361,10 +367,11 @@ def violations(results: dict[str, Any]) -> list[str]:
     """
     certified = float(results["epsilon_certified"])
     return [
-        f"{results['label']}: an attack on its canaries ({attack}) shows epsilon >= {shown:.3g}, "
-        f"but {certified:.3g} is certified: the mechanism, its accountant or its data handling is wrong"
+        f"{results['label']}: an attack on its canaries ({attack}) shows epsilon >= {lower}, "
+        f"but {upper} is certified: the mechanism, its accountant or its data handling is wrong"
         for attack in ATTACKS
         if (shown := results["audit"][attack]["epsilon_alarm"]) > certified
+        for lower, upper in [shown_above(shown, certified)]
     ]
 
 

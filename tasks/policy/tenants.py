@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dptune.digits import at_most
 from dptune.errors import DataError
 from dptune.files import jsonable, locked, private_directory, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
@@ -236,12 +237,13 @@ def main(
 
 def _print_results(results: dict[str, Any], say: Callable[[str], None]) -> None:
     say(f"{results['data']}")
-    say(f"hyper-policy: epsilon {results['epsilon_tenant']:.3f} a tenant, {results['epsilon_record']:.3f} a record")
+    tenant, record = at_most(results["epsilon_tenant"], 4), at_most(results["epsilon_record"], 4)
+    say(f"hyper-policy: epsilon {tenant} a tenant, {record} a record")
     say(f"{'':>10}  epsilon  held-out  public  below static")
     for line in results["summary"]:
         error = line["gain_standard_error"]
         say(
-            f"{line['label']:>10}  {line['epsilon_certified']:7.4f}  {line['held_out_perplexity']:8.4f}  "
+            f"{line['label']:>10}  {at_most(line['epsilon_certified'], 5):>7}  {line['held_out_perplexity']:8.4f}  "
             f"{line['public_perplexity']:6.3f}  {line['gain_over_static']:+.4f}"
             + ("" if error is None else f" +- {error:.4f}")
         )

@@ -163,7 +163,7 @@ def _line(
 def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
     results, first = study.results, study.results[0]
     units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
-    yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {first['delta']:g}; Poisson sampling."
+    yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {at_most(first['delta'])}; Poisson sampling."
     most = first.get("final_records")
     which = f"at most {most} held-out records, evenly spread over the file" if most else "all held-out records"
     yield f"Perplexity is of {which}; where labels are learned, exp of their mean loss. Lower is better."
@@ -193,7 +193,7 @@ def _answers(found: Sequence[dict[str, Any]]) -> Iterator[str]:
                 for row in sorted(rows, key=lambda row: float(row["perplexity_pooled"]))
             ],
         )
-        yield f"{one['records']} held-out records; delta {one['delta']:g}.\n"
+        yield f"{one['records']} held-out records; delta {at_most(one['delta'])}.\n"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -87,6 +87,7 @@ def environment(looks: Mapping[str, Look]) -> Environment:
     )
     made.filters |= {
         "epsilon": at_most,
+        "delta": at_most,
         "shown": at_least,
         "exact": exact,
         "digits4": digits4,

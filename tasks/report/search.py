@@ -302,7 +302,7 @@ def ranking_text(results: Results) -> list[str]:
         )
     cost = (
         f"For this, {ranking['runs']} settings beside the chosen one were run on the private records too, which cost "
-        f"certified ε = {at_most(ranking['epsilon'])} at δ = {ranking['delta']:g} together. That adds to what the "
-        "chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
+        f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together. That adds to what "
+        "the chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
     )
     return [first, cost]

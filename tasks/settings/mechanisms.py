@@ -10,6 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from dptune.bounds import LearningRate
 from dptune.errors import ConfigError
 from dptune.invalid import problem_of
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
 from dptune.update_rule import UpdateRule
@@ -114,6 +116,7 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
         raise ConfigError("init_from", "is an empty text", fix="give a finished run's controller/ folder")
     needs_budget = takes_noise(name, options) and "noise_multiplier" not in options
     mechanism = build(name, options | ({"noise_multiplier": 1.0} if needs_budget else {}))
+    _refuse_texts(options, mechanism)
     leaks = mechanism.controller.raw_inputs
     if needs_budget and in_experiment and leaks and accounting == "certified":
         problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
@@ -121,6 +124,27 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
     if own_epsilons and not needs_budget:
         raise ConfigError("epsilons", "no noise of this mechanism is calibrated", fix="leave it out")
     return needs_budget and not own_epsilons
+
+
+def _refuse_texts(options: Mapping[str, Any], mechanism: Mechanism) -> None:
+    """Raise ConfigError for a text that an option of ``mechanism`` read as a number, or as true or false.
+
+    The library reads ``"8"`` as 8, because a command line has nothing but texts. In a file it is a slip, and would give
+    a cell another name than 8 does, under which it trains and pays once more.
+    """
+    parts = (mechanism.clipper, mechanism.noise, mechanism.controller)
+    read = {name: getattr(part, name) for part in parts for name in option_names(type(part))} | {
+        "pairs": mechanism.pairs
+    }
+    for name, given in options.items():
+        if _holds_text(given) and name in read and not _holds_text(read[name]):
+            what = "neither true nor false" if isinstance(read[name], bool) else "not a number"
+            raise ConfigError(name, f"{given!r} is {what}, but a text", fix="write it without quotes")
+
+
+def _holds_text(value: Any) -> bool:
+    items = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(item, str | bytes | bytearray) for item in items)
 
 
 def with_sweeps(content: dict[str, Any]) -> dict[str, Any]:

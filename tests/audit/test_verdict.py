@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from dptune.audit.step import StepAudit
-from dptune.audit.verdict import CHECKS, Certificate, certificate, judged, noise_detectable
+from dptune.audit.verdict import CHECKS, Certificate, Verdict, certificate, judged, noise_detectable
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Release
@@ -115,6 +116,23 @@ def test_epsilon_accuses_where_mu_cannot() -> None:
     verdict = judged(StepAudit("made", 1, 0.95, 1, 1.0, DELTA, Release(1.0, 1.0), *errors), certified, 0.001)
     assert verdict.mu_alarm == 0
     assert "shows epsilon >= " in (verdict.accusation or "")
+
+
+def test_a_verdict_rounds_no_figure_in_its_own_favour() -> None:
+    """Rounded to the nearest, the first would say "shows mu >= 2, but 2 is certified"."""
+    verdict = Verdict(0.001, 0.999, 2.00009, 0.5, 2.00004, 9.0, 3.0055, 9.5055, 2.3451, 0.78999)
+    assert "shows mu >= 2.00009 at confidence 0.999, but 2.00004 is certified" in (verdict.accusation or "")
+    assert "mu >= 2.345 at confidence 0.999, but 2.001 is" in (replace(verdict, mu_alarm=2.3459).accusation or "")
+    assert "at confidence 0.999999, but" in (replace(verdict, confidence=0.9999995).accusation or "")
+    assert verdict.power == (
+        "a mu of 2.35 or more is refuted in 19 of 20 audits at best: noise below 0.789 times what is charged; "
+        "a certified epsilon below 9.5 can be refuted"
+    )
+    blind = replace(verdict, mu_detectable=math.inf, epsilon_refutable=8.0055)
+    assert blind.power == (
+        "NO POWER on mu: these trials show at most 3.01, with no error in any of them; "
+        "NO POWER on epsilon: these trials refute at most 8.01"
+    )
 
 
 def test_what_is_refutable_is_what_no_error_shows() -> None:

@@ -15,7 +15,10 @@ from tests.mutants.lists import (
     randomness,
     records,
     register,
+    search_runs,
+    search_winners,
     selection,
+    selection_price,
     telemetry,
     training,
     tuning,
@@ -40,6 +43,9 @@ PARTS = (
     checkpointing,
     classification,
     update_rules,
+    selection_price,
+    search_runs,
+    search_winners,
     selection,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

@@ -19,6 +19,7 @@ from dptune.cli import app
 from dptune.errors import ConfigError
 from dptune.prediction.booking import FILE, write_booking
 from dptune.prediction.deployment import deploy
+from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.privacy.ledger_file import LedgerError
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
@@ -142,6 +143,20 @@ def test_what_was_set_aside_counts_with_the_budget_or_with_what_it_answered(
         assert 8 < found.epsilon < 16
 
 
+def test_what_was_set_aside_counts_under_its_own_header(ensemble: Path) -> None:
+    """The ensemble that took its place may have another delta, which prices nothing that was answered before."""
+    booking = (ensemble / FILE).read_text()
+    (ensemble / FILE).unlink()
+    answer(ensemble, 3)
+    (ensemble / FILE).write_text(booking)
+    fresh(ensemble)
+    manifest = read_manifest(ensemble)
+    write_manifest(ensemble, replace(manifest, protocol=manifest.protocol | {"delta": 1e-7}))
+    answer(ensemble)
+    assert total(ensemble).entries == 2
+    assert total(ensemble).delta == pytest.approx(PROTOCOL["delta"] + 1e-7, rel=1e-9)
+
+
 def test_a_budget_that_starts_again_in_secret_counts_twice(ensemble: Path) -> None:
     """The ledger cannot show that it was removed with its note; the register remembers the run."""
     answer(ensemble, 3)
@@ -160,6 +175,23 @@ def test_an_ensemble_that_is_moved_with_its_register_finds_it(ensemble: Path, tm
     answer(moved)
     assert total(moved).entries == 1
     assert not (tmp_path / "spent.jsonl").exists()
+
+
+def test_a_register_is_found_from_behind_symbolic_links(ensemble: Path, tmp_path: Path) -> None:
+    """Two folders up from a link is another place than two folders up from what it leads to."""
+    (tmp_path / "far" / "off").mkdir(parents=True)
+    (tmp_path / "far" / "off" / "short").symlink_to(ensemble.parent)
+    (tmp_path / "home").symlink_to(tmp_path)
+    linked = tmp_path / "far" / "off" / "short" / "one"
+    for folder in (linked, ensemble):
+        for book in (tmp_path / "spent.jsonl", tmp_path / "home" / "spent.jsonl"):
+            write_booking(folder, "people", book)
+            for name in (linked, ensemble):
+                answer(name)
+                assert sorted(tmp_path.rglob("spent.jsonl")) == [tmp_path / "spent.jsonl"]
+    (tmp_path / "home").unlink()
+    answer(ensemble)
+    assert total(ensemble).entries == 1
 
 
 def test_an_ensemble_that_has_answered_is_not_booked_anew_where_its_register_is_not(

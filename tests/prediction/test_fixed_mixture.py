@@ -209,3 +209,13 @@ def test_a_token_in_a_ledger_is_whole(change: dict[str, Any]) -> None:
 def test_bad_options_are_refused_by_name(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         protocol_of("pmixed", options)
+
+
+def test_the_least_epsilon_that_a_refusal_names_is_enough() -> None:
+    """Rounded to the nearest, every other one would be refused in its turn."""
+    for delta in (1e-3, 1e-4, 1e-5, 1e-6, 3e-7):
+        with pytest.raises(ConfigError) as refused:
+            protocol_of("pmixed", {"epsilon": 0.1, "alpha": 3.0, "delta": delta})
+        least = float(refused.value.fix.split()[3].rstrip(","))
+        enough = protocol_of("pmixed", {"epsilon": least * (1 + 1e-9), "alpha": 3.0, "delta": delta})
+        assert enough.rdp_budget > 0

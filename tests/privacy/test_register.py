@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -141,11 +142,12 @@ def test_each_register_has_a_key_of_its_own(tmp_path: Path) -> None:
 
 
 def test_every_line_is_on_disk_before_anything_relies_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, sync = set(), os.fsync
+    synced, folders, sync = set(), set(), os.fsync
 
     def look(descriptor: int) -> None:
         found = os.fstat(descriptor)
         synced.add((found.st_ino, found.st_size))
+        folders.update([found.st_ino] if stat.S_ISDIR(found.st_mode) else [])
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", look)
@@ -156,9 +158,27 @@ def test_every_line_is_on_disk_before_anything_relies_on_it(tmp_path: Path, monk
         lambda: write_certificate(path, certificate()),
         lambda: write_winner(path, None),
     ):
+        folders.clear()
         write()
+        assert tmp_path.stat().st_ino in folders, "a file without a name is lost"
         for file in (register.path, path):
             assert not file.exists() or (file.stat().st_ino, file.stat().st_size) in synced
+
+
+def test_the_name_of_a_register_behind_a_link_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy of a checkout the register is a link: its own folder's entries change nothing."""
+    real, sync, folders = tmp_path / "kept", os.fsync, set()
+    real.mkdir()
+    (tmp_path / "spent.jsonl").symlink_to(real / "spent.jsonl")
+
+    def look(descriptor: int) -> None:
+        folders.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    Register(tmp_path / "spent.jsonl").add_search("people", certificate())
+    assert (real / "spent.jsonl").exists()
+    assert real.stat().st_ino in folders
 
 
 def test_a_line_waits_for_who_writes_one(tmp_path: Path) -> None:
@@ -181,6 +201,12 @@ def test_what_was_paid_is_the_sum_of_all_entries(tmp_path: Path) -> None:
     assert said(register.earlier("people")) == f"3 times, together epsilon {at_most(3 * price, 4)} at delta 3e-05"
     assert said(register.earlier("people", besides="1")).startswith("2 times, ")
     assert said(register.earlier("others")).startswith("0 times, ")
+
+
+def test_a_sum_of_deltas_is_rounded_up(tmp_path: Path) -> None:
+    register = Register(tmp_path / "spent.jsonl")
+    register.add_search("people", certificate(delta=1.0001e-5))
+    assert said(register.earlier("people")).endswith(" at delta 1.01e-05")
 
 
 def test_a_run_that_planned_nothing_has_no_price(tmp_path: Path) -> None:

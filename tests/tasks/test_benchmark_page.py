@@ -105,6 +105,11 @@ def test_answers_are_rows_of_their_own() -> None:
     assert "| pmixed.shard | shard | 8 | 90.5 | 99 |" in page([], [told])
 
 
+def test_deltas_are_rounded_up() -> None:
+    study = FinishedStudy("bench", (result("static", 8, 9.0, delta=8.0001e-6),))
+    assert "delta 8.01e-06; Poisson sampling" in page([study])
+
+
 def test_the_last_answers_of_each_study_are_read(tmp_path: Path) -> None:
     for order, (name, records) in enumerate((("wiki", 64), ("wiki", 32), ("e2e", 16)), start=1):
         write_json(tmp_path / f"{order}.json", {"name": name, "records": records, "rows": []})

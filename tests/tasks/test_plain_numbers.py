@@ -14,12 +14,16 @@ from pydantic import ValidationError
 from tiny_pipeline import merge, repository_params, write_params
 
 from dptune.errors import ConfigError
+from dptune.mechanisms.options import option_names
+from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 from tasks.settings import rlhf, tenants
+from tasks.settings.mechanisms import _refuse_texts
 from tasks.settings.params import Settings, load_settings
 
-#: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else.
+#: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else. Those of
+#: mechanisms are refused all the same, but as options of their entry.
 OPTIONS = (("mechanisms",), ("search", "space"), ("policy", "studies"))
 
 
@@ -80,6 +84,16 @@ def test_no_number_of_the_file_takes_a_boolean_or_a_text_and_no_boolean_a_number
         ({"mechanisms": {"static": {"learning_rate": True}}}, r"mechanisms\.static: learning_rate: True is not "),
         ({"mechanisms": {"static": {"momentum": "0.5"}}}, r"mechanisms\.static: momentum: '0.5' is not a number"),
         ({"mechanisms": {"static": {"max_grad_norm": True}}}, r"mechanisms\.static: max_grad_norm: True is not a n"),
+        ({"mechanisms": {"rldp": {"interval": "8"}}}, r"mechanisms\.rldp: interval: '8' is not a number.*without quot"),
+        ({"mechanisms": {"rldp": {"interval": b"8"}}}, r"mechanisms\.rldp: interval: b'8' is not a number"),
+        ({"mechanisms": {"rldp": {"move_noise": "true"}}}, r"mechanisms\.rldp: move_noise: 'true' is neither true n"),
+        ({"mechanisms": {"static": {"pairs": "2"}}}, r"mechanisms\.static: pairs: '2' is not a number"),
+        ({"mechanisms": {"static": {"noise_multiplier": "1"}}}, r"mechanisms\.static: noise_multiplier: '1' is not"),
+        ({"mechanisms": {"static": {"on_model": {"small": {"max_grad_norm": "2"}}}}}, r"static: max_grad_norm: '2' is"),
+        (
+            {"mechanisms": {"static": {"sweep": {"max_grad_norm": ["2"]}}}},
+            r"mechanisms\.static_\S+: max_grad_norm: '2'",
+        ),
         ({"search": {"epsilon": True}}, r"search\.epsilon: True is not a number"),
         ({"search": {"score": {"on": "train", "clip": True}}}, r"search\.score\.clip: True is not a positive number"),
         ({"policy": {"studies": {"riverswim": {"runs": {"l2": {"epsilon": True}}}}}}, r"epsilon: True is not a number"),
@@ -89,6 +103,27 @@ def test_the_refusal_names_the_entry(over: dict[str, Any], said: str, empty: Pat
     write_params(over)
     with pytest.raises(ConfigError, match=said):
         load_settings()
+
+
+def test_no_option_of_any_mechanism_takes_a_text_for_a_number() -> None:
+    """Nor for true or false. What an option means as a text stays one: "auto", or the name of a part."""
+    tried = 0
+    for label, registered in MECHANISMS.items():
+        entry = {"noise_multiplier": 1.0} if takes_noise(label, {}) else {}
+        made = build(label, entry)
+        for part in (made.clipper, made.noise, made.controller):
+            for option in option_names(type(part)):
+                value = getattr(part, option)
+                if isinstance(value, str) or value is None:
+                    _refuse_texts({option: value}, made)
+                    continue
+                wrong = [*map(str, value)] if isinstance(value, tuple) else str(value)
+                _refuse_texts({option: value, **registered.options}, made)
+                if wrong:
+                    with pytest.raises(ConfigError, match=rf"^{option}: .*write it without quotes"):
+                        _refuse_texts({option: wrong}, made)
+                    tried += 1
+    assert tried > 100
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), b"8", bytearray(b"8"), Decimal(8), None, [8]])

@@ -20,12 +20,15 @@ from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.set_aside import set_aside
+from dptune.privacy.spent import Register
 from dptune.training.model import ModelSource, load_base
 from dptune.training.pretrain import pretrain
 from dptune.training.public_model import Pretraining
-from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
+from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
+from tasks.split_records import split_digest
 
 SMALL = (
     *("users=8", "updates=3", "canaries=12", "evaluate_every=2", "prompt_tokens=80", "new_tokens=8"),
@@ -73,12 +76,38 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
     PeftModel.from_pretrained(
         load_base(ModelSource(str(PUBLIC_MODEL)), torch.device("cpu")), str(directory / "adapter")
     )
+    (booked,) = Register(SPENT).earlier(split_digest())
+    assert (booked.study, booked.unit, booked.delta) == ("policy.rlhf", "prompt", cell.settings.delta)
+    assert booked.epsilon == results["epsilon_certified"]
     before = (directory / "results.json").stat().st_mtime_ns
     assert run_cell(cell) == results
     assert (directory / "results.json").stat().st_mtime_ns == before
     # A process that died in the audit: the run itself is not made again.
     (directory / "results.json").unlink()
     assert run_cell(cell)["curve"] == results["curve"]
+    assert Register(SPENT).totals()[0].entries == 1
+    assert Register(SPENT).totals()[0].epsilon == pytest.approx(results["epsilon_certified"])
+
+
+def test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ends it then, its ledger tells of prompts that have paid."""
+    (cell,) = cells(small("telemetry=private"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for entries in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr("dptune.training.model.save_adapter", full)
+            with pytest.raises(OSError, match="No space left"):
+                run_cell(cell)
+        (total,) = Register(SPENT).totals()
+        assert total.entries == entries
+        assert total.epsilon == pytest.approx(3 * entries, abs=2e-3)
+        if entries == 1:
+            set_aside(cell.directory)
 
 
 def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> None:

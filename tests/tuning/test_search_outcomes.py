@@ -19,8 +19,11 @@ pytestmark = pytest.mark.long
 
 
 def test_no_two_candidates_have_one_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the ledgers of one kind are the same to the bit, so that a loser's passes for the winner's, and a register
-    that knows runs by their ids counts one of them."""
+    """The run id alone tells apart the ledgers of two candidates with equal settings.
+
+    With one id for all, a loser's ledger would pass for the winner's, and a register, which knows runs by their ids,
+    would count several of them as one.
+    """
     draws(monkeypatch, 3)
     found = start(tmp_path, score="public", keep_losers=True)
     working = working_folder(tmp_path / "out")
@@ -34,7 +37,10 @@ def test_no_two_candidates_have_one_run_id(tmp_path: Path, monkeypatch: pytest.M
 def test_a_candidates_outcome_is_on_disk_before_its_ledger_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one that is killed in between has ended without a score: it could neither go on nor be counted."""
+    """A candidate whose ledger has ended is not run again, so its score must be there by then.
+
+    Killed between the two in the other order, it would have ended without a score, and could never be compared.
+    """
     draws(monkeypatch, 2)
     candidates = working_folder(tmp_path / "out") / "candidates"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
@@ -85,7 +86,7 @@ def score_terms(search: SearchSettings, epsilon: float, delta: float, units: int
 
     least = calibrate(spent, epsilon)
     if score.noise_multiplier is not None and score.noise_multiplier < least:
-        problem = f"{score.noise_multiplier:g} is below the {least:.4g} that epsilon {epsilon:g} needs"
+        problem = f"{score.noise_multiplier:g} is below the {at_most(least, 4)} that epsilon {epsilon:g} needs"
         raise ConfigError("search.score.noise_multiplier", problem, fix="leave it out, or raise epsilon")
     return ScoreTerms("held_out", score.clip, score.noise_multiplier or least, units)
 

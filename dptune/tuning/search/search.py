@@ -26,6 +26,7 @@ from typing import Any
 from peft import PeftModel
 
 from dptune.corpus.reading.source import RecordSource
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import fsync_directory, locked, private_directory, sha256, write_json, write_text
 from dptune.privacy.certificate import (
@@ -202,7 +203,7 @@ def certificate_of(
         plugins=tuple(sorted({plugin for kind in kinds for plugin in kind.plugins})),
     )
     if not found.certified <= prepared.settings.epsilon:
-        problem = f"the search would cost {found.certified:.4g} of {prepared.settings.epsilon:g}"
+        problem = f"the search would cost {at_most(found.certified, 4)} of {prepared.settings.epsilon:g}"
         raise ConfigError("epsilon", problem, fix="raise it, or expect fewer candidates")
     return found
 

@@ -97,6 +97,14 @@ MUTANTS = (
         ("tests/audit/test_rows.py::test_thresholds_are_chosen_on_trials_that_are_not_counted",),
     ),
     Mutant(
+        "accusation_of_equal_figures",
+        "an attack would be said to show 2 where 2 is certified, which accuses nobody",
+        "dptune/audit/contrast.py",
+        "if float(lower) > float(upper):",
+        "if lower and upper:",
+        ("tests/audit/test_contrast.py",),
+    ),
+    Mutant(
         "units_dealt_anew_in_every_row",
         "a unit would be met in rows that share noise",
         "dptune/training/groups.py",

@@ -10,6 +10,7 @@ HEADERS = f"{REGISTERS}::test_of_two_headers_of_one_entry_the_dearer_counts_in_a
 SPLIT, CELLS = "tasks/split_records.py", "tests/tasks/test_cells_register.py"
 BOOKING, BOOKINGS = "dptune/prediction/booking.py", "tests/prediction/test_booking.py"
 DEPLOYMENT, COMMAND = "dptune/prediction/deployment.py", "dptune/cli/ensembles.py"
+LINKS = f"{BOOKINGS}::test_a_register_is_found_from_behind_symbolic_links"
 SERVED = f"{BOOKINGS}::test_serve_counts_in_the_register_that_is_named_and_warns_the_owner"
 NUMBERS = "tests/tasks/test_plain_numbers.py"
 
@@ -159,6 +160,64 @@ MUTANTS = (
         (f"{BOOKINGS}::test_what_was_set_aside_counts_with_the_budget_or_with_what_it_answered",),
     ),
     Mutant(
+        "ensembles_set_aside_under_todays_header",
+        "what an ensemble answered at one delta would be priced at that of the ensemble after it",
+        BOOKING,
+        "register.add_answers(records, contents.header, contents.composition)",
+        "register.add_answers(records, replace(header, run_id=contents.header.run_id), contents.composition)",
+        (f"{BOOKINGS}::test_what_was_set_aside_counts_under_its_own_header",),
+    ),
+    Mutant(
+        "way_to_the_register_from_a_link",
+        "an ensemble that is reached by a link would count in a register of its own",
+        BOOKING,
+        "os.path.relpath(register.resolve(), ensemble.resolve())",
+        "os.path.relpath(register.resolve(), ensemble.absolute())",
+        (LINKS,),
+    ),
+    Mutant(
+        "way_to_a_link_to_the_register",
+        "an ensemble would lose its register with a link that nobody needs",
+        BOOKING,
+        "os.path.relpath(register.resolve(), ensemble.resolve())",
+        "os.path.relpath(register.absolute(), ensemble.resolve())",
+        (LINKS,),
+    ),
+    Mutant(
+        "register_looked_up_from_a_link",
+        "an ensemble that is reached by a link would count in a register of its own",
+        BOOKING,
+        "Path(os.path.normpath(ensemble.resolve() / way))",
+        "Path(os.path.normpath(ensemble.absolute() / way))",
+        (LINKS,),
+    ),
+    Mutant(
+        "name_of_the_register_not_on_disk",
+        "a power cut would lose the whole register of the first search",
+        REGISTER,
+        "            fsync_directory(self.path.resolve().parent)\n",
+        "",
+        (f"{REGISTERS}::test_every_line_is_on_disk_before_anything_relies_on_it",),
+    ),
+    Mutant(
+        "name_of_a_linked_register_not_on_disk",
+        "a power cut would lose a register that a copy of the checkout reaches by a link",
+        REGISTER,
+        "fsync_directory(self.path.resolve().parent)",
+        "fsync_directory(self.path.parent)",
+        (f"{REGISTERS}::test_the_name_of_a_register_behind_a_link_is_on_disk_too",),
+    ),
+    Mutant(
+        "language_policies_are_free",
+        "a policy that was trained on the pipeline's records would count nowhere",
+        "tasks/policy/rlhf.py",
+        "    register_run(paying, STUDY, directory, read_ledger(RunFolder(directory).ledger))\n",
+        "",
+        (
+            "tests/tasks/test_rlhf_cells.py::test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside",
+        ),
+    ),
+    Mutant(
         "deltas_of_answers_are_free",
         "the guarantee of all together would have a smaller delta than it has",
         REGISTER,
@@ -276,6 +335,14 @@ MUTANTS = (
         "tasks/settings/mechanisms.py",
         "TypeAdapter(Annotated[Epsilons, PlainNumbers()])",
         "TypeAdapter(Epsilons)",
+        (NUMBERS,),
+    ),
+    Mutant(
+        "text_is_a_number_in_an_option",
+        'interval: "8" would train and pay once more what interval: 8 has trained',
+        "tasks/settings/mechanisms.py",
+        "    _refuse_texts(options, mechanism)\n",
+        "",
         (NUMBERS,),
     ),
     Mutant(

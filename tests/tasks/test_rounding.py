@@ -1,0 +1,62 @@
+"""Sentences of the pipeline round what was paid up and what an attack showed down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.audit import attacks
+from tasks.experiment.guarantee import guarantee
+from tasks.policy import rlhf, tenants
+from tasks.report.page import environment
+from tasks.report.search import ranking_text
+
+
+def test_a_delta_that_was_paid_is_rounded_up() -> None:
+    ranking = {"correlation": None, "points": [], "runs": 2, "epsilon": 2.001, "delta": 2.0001e-5}
+    assert "certified ε = 2.01 at δ = 2.01e-05 together" in ranking_text({"ranking": ranking})[1]
+    assert "epsilon is 2.001 and delta 2.01e-05 (basic" in guarantee("private", (), together=(2.001, 2.0001e-5))
+
+
+def test_the_page_of_what_was_spent_rounds_every_delta_up() -> None:
+    total: dict[str, Any] = {"runs": 3, "unit": "record", "epsilon": 2.001, "others": 1}
+    other = {"folder": "old", "data": "own", "unit": "record", "releases": 4, "epsilon": 2.001, "problem": ""}
+    shown = environment({}).get_template("spending.html.j2")
+    page = shown.render(
+        totals=[total | {"delta": 3.0001e-5}],
+        totals_certified=[total | {"runs": 2, "delta": 2.0001e-5}],
+        others=[other],
+        totals_with_others=[total | {"delta": 4.0001e-5}],
+    )
+    assert [f"δ = {delta}" in page for delta in ("3.01e-05", "2.01e-05", "4.01e-05")] == [True] * 3
+    assert page.count("2.01</strong>") == 2
+
+
+def test_an_accusation_says_less_than_was_shown_and_more_than_was_certified() -> None:
+    """Rounded to the nearest, they would say 1.68 and 1.5."""
+    found = {
+        "label": "a",
+        "alarm_confidence": 0.9999,
+        "epsilon_certified": 1.5012,
+        "one_run": {"epsilon_alarm": 1.6789},
+    }
+    assert "epsilon >= 1.67 at confidence 0.9999, but 1.51 is certified" in attacks.violations(found)[0]
+    alike = found | {"one_run": {"epsilon_alarm": 1.5014}}
+    assert "epsilon >= 1.5014 at confidence 0.9999, but 1.5012 is certified" in attacks.violations(alike)[0]
+    sure = found | {"alarm_confidence": 0.9999995}
+    assert "at confidence 0.999999, but" in attacks.violations(sure)[0], "no attack is certain"
+    for alarm, said in ((1.6789, "epsilon >= 1.67, but 1.51 is"), (1.5014, "epsilon >= 1.5014, but 1.5012 is")):
+        audit = {"secrets": {"epsilon_alarm": 0.0}, "updates": {"epsilon_alarm": alarm}}
+        (sentence,) = rlhf.violations({"label": "K32", "epsilon_certified": 1.5012, "audit": audit})
+        assert said in sentence
+    assert attacks.power_on_epsilon(3.6, 2.0004) == "could have refuted the certified epsilon 2.01"
+    assert attacks.power_on_epsilon(1.6, 2.0004).endswith("too few coins to refute the certified 2.01")
+
+
+def test_the_lines_of_tenants_round_prices_up() -> None:
+    said: list[str] = []
+    line = {"label": "static", "epsilon_certified": 8.00001, "held_out_perplexity": 2.5, "public_perplexity": 2.6}
+    line |= {"gain_over_static": 0.01, "gain_standard_error": None}
+    results = {"data": "made", "epsilon_tenant": 0.92601, "epsilon_record": 1.9931, "summary": [line]}
+    tenants._print_results(results, said.append)
+    assert said[1] == "hyper-policy: epsilon 0.9261 a tenant, 1.994 a record"
+    assert said[3].split()[:2] == ["static", "8.0001"]
