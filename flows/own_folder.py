@@ -28,13 +28,17 @@ def folder_of(overrides: dict[str, Any] | None = None, params: Path = Path("para
 
 
 def audit_folder_of(overrides: dict[str, Any]) -> Path:
-    """The folder of an audit with these overrides, with the list of the cells that the same overrides trained."""
+    """The folder of an audit with these overrides. If they change ``audit``, it is one of its own, with the list of the
+    cells that the other overrides trained.
+    """
     folder = folder_of(overrides)
     trained = folder_of({section: value for section, value in overrides.items() if section != "audit"})
     listed = trained / EXPERIMENT.name
-    if folder != trained and listed.exists():
-        write_text(folder / EXPERIMENT.name, listed.read_text(encoding="utf-8"))
-    return folder
+    if folder == trained or not listed.exists():
+        return folder
+    own = folder.with_name(f"{folder.name}-audit")  # in ``folder`` lies the list of a study with these overrides
+    write_text(own / EXPERIMENT.name, listed.read_text(encoding="utf-8"))
+    return own
 
 
 def _digest(settings: Settings) -> str:

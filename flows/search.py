@@ -2,8 +2,8 @@
 
 python -m flows.search        # `make search`
 
-No stage of DVC: its lock would tell how many candidates there were. So do the number of tasks, of retries and of log
-lines, which are the same for every search.
+No stage of DVC: its lock would tell how many candidates there were. So would the number of tasks, of retries and of log
+lines, which are the same for every search. A rehearsal has no such secret.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tasks.search.asked import check_search, folder_of
 from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
 from tasks.settings.params import Settings, load_settings
+from tasks.settings.search import Search
 from tasks.stage import USER_ERROR, run_command
 
 #: The stages that make what a search reads; it reads no canaries.
@@ -84,7 +85,7 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     show(0, "data")
     make_data(lambda stage: None, DATA_STAGES)
     refuse_paid(settings)
-    show(0.2, "searching; the number of candidates is secret, so no progress is shown")
+    show(0.2, _under_way(settings.search))
     run_search(settings, params, overrides or {})
     show(0.9, "page")
     answer, page = write_search_page(settings), REPORT / PAGE
@@ -96,6 +97,14 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         problem = f"{why}, so the base model is the result; the page is {page}. Fix: {fix}."
         raise FlowError("nothing was released, and the budget is spent", problem, USER_ERROR)
     return str(page)
+
+
+def _under_way(section: Search) -> str:
+    """What the page says while the search runs: of a rehearsal, which is public, more than of a private search."""
+    if not section.rehearses:
+        return "searching; the number of candidates is secret, so no progress is shown"
+    rehearsed = f"rehearsing {section.asked.rehearsals} settings on public records, then one run on the private ones"
+    return rehearsed + (", and then one for each other setting" if section.check_ranking else "")
 
 
 def _check(settings: Settings, overrides: dict[str, Any]) -> None:

@@ -153,14 +153,15 @@ def set_aside(
     folder: Annotated[Path, typer.Argument(help="data/runs/<run>, or another run's folder")],
 ) -> None:
     """Keep a run that cannot go on, ledger and all, out of the way of a new one; say what it has spent."""
+    from dptune.privacy.runs_within import said_within
     from dptune.privacy.set_aside import set_aside as keep
 
     # The path is not resolved: renaming a link itself keeps the run among those that the report counts.
     target, spent = keep(folder.absolute())
-    said = "nothing was charged to it: it costs nothing, and may be removed" if spent is None else str(spent)
-    counted = (
-        ""
-        if spent is None
-        else " The next run on the same records adds to that; the report counts both where they lie in data/runs."
-    )
-    typer.echo(f"It lies in {target} now; {said}.{counted}")
+    within = said_within(target)
+    if spent is None and not within:
+        typer.echo(f"It lies in {target} now; nothing was charged to it: it costs nothing, and may be removed.")
+        return
+    own = "nothing was charged to its own run" if spent is None else str(spent)
+    counted = "The next run on the same records adds to that; the report counts both where they lie in data/runs."
+    typer.echo(f"It lies in {target} now; {own}{within}. {counted}")

@@ -102,7 +102,7 @@ def _tune_rehearsed(
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
     from dptune.tuning.prepare import prepare
-    from dptune.tuning.run import paid_before, run
+    from dptune.tuning.run import paid_before, run_here, working_in
     from dptune.tuning.search.rehearsal import rehearsed
 
     first = prepare(described, base, settings)
@@ -117,11 +117,12 @@ def _tune_rehearsed(
         if not as_json:
             typer.echo(f"rehearsed on public records: {named}: perplexity {perplexity:.4g}")
 
-    found = rehearsed(described, base, settings, asked, len(first.units), out, said)
-    if dry:
-        show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
-        return
-    tuned = run(prepare(described, base, found.settings), out, book)
+    with working_in(out):  # of two commands at once, the later rehearsal would replace that of the earlier's run
+        found = rehearsed(described, base, settings, asked, len(first.units), out, said)
+        if dry:
+            show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
+            return
+        tuned = run_here(prepare(described, base, found.settings), out, book)
     show(of_ledger(tuned.ledger) | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:
         typer.echo(f"Check it: dptune verify {tuned.folder / 'adapter'}")

@@ -73,7 +73,7 @@ def book(
     except OSError as error:
         problem = f"{found.path}: cannot be written ({error.strerror}), and what is answered must count there first"
         raise LedgerError(f"{problem}. Fix: make it writable, or give --register FILE; nothing was answered.") from None
-    earlier = found.earlier(records, besides=header.run_id)
+    earlier = found.earlier(records, besides=[header.run_id])
     before = f"these records paid before ({said(earlier)}); what is answered adds to that: dptune spent {found.path}"
     return [*([before] if earlier else []), *found.elsewhere(records, named)]
 

@@ -18,7 +18,7 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -154,14 +154,15 @@ class Register:
         told = {"study": study, "certified": str(math.inf)}
         self._add(records, "cell", header.run_id, _content(header, Counter()) | told)
 
-    def earlier(self, records: str, besides: str = "") -> list[Spent]:
-        """The entries about these records, but for the one with the id ``besides``.
+    def earlier(self, records: str, besides: Collection[str] = ()) -> list[Spent]:
+        """The entries about these records, but for those with an id in ``besides``.
 
         Of cells it takes the epsilon that was written when they ended: many are too slow to price at every start.
         """
         entries, salt = self._read()
         key = _keyed(records, salt)
-        return [_priced(entry, stated=True) for entry in entries if entry["records"] == key and entry["id"] != besides]
+        mine = [entry for entry in entries if entry["records"] == key and entry["id"] not in {*besides}]
+        return [_priced(entry, stated=True) for entry in mine]
 
     def check(self, records: str, *, again: bool) -> None:
         """Raise ConfigError if a run or search of these records was published before, unless ``again``.
@@ -173,7 +174,7 @@ class Register:
 
     def warnings(self, records: str, besides: str = "", *, again: bool) -> list[str]:
         """What to tell who starts a search of records that paid before; nothing where ``check`` refuses it."""
-        earlier = self.earlier(records, besides)
+        earlier = self.earlier(records, [besides])
         if not (again or all(one.what == "cell" for one in earlier)):
             return []
         here = f"these records paid before ({said(earlier)}); what this search costs adds to that"

@@ -6,7 +6,8 @@ import json
 import math
 import secrets
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.runs_within import said_within
 from dptune.privacy.set_aside import fresh_start
 from dptune.privacy.spent import Register, said
 from dptune.progress import Meter
@@ -107,20 +109,41 @@ def run(
 
     Raises: all errors of ``tune``; ConfigError if ``out`` was started with other settings or records.
     """
-    folder = RunFolder(out)
+    with working_in(out):
+        return run_here(prepared, out, register, on_step, on_start)
+
+
+@contextmanager
+def working_in(out: Path) -> Iterator[None]:
+    """Context in which no other process works in the folder of a run.
+
+    Raises: DptuneError if one does; ConfigError as ``check_folder``.
+    """
     check_folder(out)
-    with locked(private_directory(out) / folder.lock.name):
+    with locked(private_directory(out) / RunFolder(out).lock.name):
         check_folder(out)  # again: a search may have begun in between
-        header = replace(prepared.header, run_id=check_same(prepared, folder))
-        register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
-        on_start()
-        model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
-        if partial_of(folder).exists() and folder.result.exists():
-            deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
-        folder.checkpoint.unlink(missing_ok=True)
-        contents = check_deliverable(folder.adapter)
-        if model is None:
-            model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+        yield
+
+
+def run_here(
+    prepared: PreparedRun,
+    out: Path,
+    register: Register,
+    on_step: Callable[[StepReport], None] = lambda report: None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Tuned:
+    """The same within ``working_in``, for a caller that does more in the folder than this."""
+    folder = RunFolder(out)
+    header = replace(prepared.header, run_id=check_same(prepared, folder))
+    register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
+    on_start()
+    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
+    if partial_of(folder).exists() and folder.result.exists():
+        deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
+    folder.checkpoint.unlink(missing_ok=True)
+    contents = check_deliverable(folder.adapter)
+    if model is None:
+        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
     return tuned_of(model.eval(), contents, out)
 
 
@@ -138,11 +161,11 @@ def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Searc
     )
 
 
-def paid_before(register: Register, prepared: PreparedRun, out: Path) -> list[str]:
-    """Warnings if something was published from these records before, by another run than that in ``out``."""
-    folder = RunFolder(out)
-    own = "" if _lost_its_ledger(folder) else _known(folder).get("run_id", "")
-    earlier = register.earlier(prepared.fingerprint, besides=own)
+def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[str]:
+    """Warnings if something was published from these records before, by other runs than those in the folders."""
+    mine = [RunFolder(folder) for folder in own]
+    ids = [str(_known(folder).get("run_id", "")) for folder in mine if not _lost_its_ledger(folder)]
+    earlier = register.earlier(prepared.fingerprint, besides=ids)
     here = [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
     return here + register.elsewhere(prepared.fingerprint)
 
@@ -297,6 +320,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
             for name in changed
         ]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
-        raise ConfigError("out", problem, fix=f"take them back, give another folder, or {fresh_start(folder.path)}")
+        afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
+        raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
     # A run of an earlier version has none; one that follows from the secret salt, and does not show it, stays the same.
     return str(known.get("run_id") or sha256(salt.encode()).hexdigest()[:32])

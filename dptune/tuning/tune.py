@@ -13,7 +13,7 @@ from dptune.privacy.spent import Register
 from dptune.tuning.base import open_base
 from dptune.tuning.places import check_data, check_folder
 from dptune.tuning.prepare import PreparedRun, prepare, with_labels
-from dptune.tuning.run import Tuned, paid_before, run
+from dptune.tuning.run import Tuned, paid_before, run, run_here, working_in
 from dptune.tuning.search.rehearsal import rehearsed
 from dptune.tuning.search.search import prepare_search
 from dptune.tuning.search.search import search as search_best
@@ -95,15 +95,19 @@ def tune(
     check_folder(folder, "run" if asked is None or asked.score.on == "rehearsal" else "search")
     book = Register(Path(register)) if register is not None else Register.beside(folder)
     if asked is None:
-        return _run(prepare(source, base, chosen), folder, book)
+        prepared = prepare(source, base, chosen)
+        _warn(prepared, folder, book)
+        return run(prepared, folder, book)
     if asked.score.on == "rehearsal":
         units = len(prepare(source, base, chosen).units)
-        found = rehearsed(source, base, chosen, asked, units, folder)
-        return _run(prepare(source, base, found.settings), folder, book)
+        with working_in(folder):  # of two calls at once, the later rehearsal would replace that of the earlier's run
+            found = rehearsed(source, base, chosen, asked, units, folder)
+            prepared = prepare(source, base, found.settings)
+            _warn(prepared, folder, book)
+            return run_here(prepared, folder, book)
     return search_best(prepare_search(source, base, chosen, asked), asked, folder, book)
 
 
-def _run(prepared: PreparedRun, out: Path, register: Register) -> Tuned:
+def _warn(prepared: PreparedRun, out: Path, register: Register) -> None:
     for warning in paid_before(register, prepared, out):
         _log.warning("%s", warning)
-    return run(prepared, out, register)

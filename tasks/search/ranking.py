@@ -17,18 +17,18 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from dptune.errors import ConfigError, DivergedError
+from dptune.errors import ConfigError
 from dptune.mechanisms.planning import price
+from dptune.privacy.runs_within import FOLDER
 from dptune.privacy.spent import Register
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import HELD_OUT, Tuned, run
 from dptune.tuning.search.rehearsal import Rehearsed
 from dptune.tuning.search.space import Configuration
+from tasks.search.outcome import figure_of, forget_weights
 
 _log = logging.getLogger(__name__)
 
-#: In a search's folder: the runs, each in a folder of its own.
-FOLDER = "ranking"
 #: Fewer points have no order that chance would not often give.
 _FEWEST = 3
 
@@ -45,7 +45,8 @@ def rank_privately(
     """Run every setting of a rehearsal on the private records, but for the winner, which was. Takes up a stopped call.
 
     Guarantee: each run is a run of its own, counted in the register from its start, at the epsilon of its ledger; their
-    sum adds to what the winner costs. Held-out perplexities have none. A run that diverged ranks last.
+    sum adds to what the winner costs. Held-out perplexities have none. A run that diverged ranks last. No weights stay
+    but the winner's: they would lie, with the proof of one run, beside a page that chose among them.
 
     Args:
         winner: the private run of the rehearsal's best.
@@ -92,10 +93,9 @@ def rank_correlation(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _held_out(prepared: PreparedRun, out: Path, register: Register) -> float:
-    try:
-        return run(prepared, out, register).perplexity[HELD_OUT][1]
-    except DivergedError:
-        return math.inf
+    found = figure_of(prepared, out, lambda: run(prepared, out, register).perplexity[HELD_OUT][1])
+    forget_weights(out)
+    return found
 
 
 def _distinct(tried: Sequence[tuple[Configuration, float]]) -> list[tuple[Configuration, float]]:

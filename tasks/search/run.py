@@ -19,16 +19,17 @@ from typing import Annotated, Any
 import typer
 
 from dptune.corpus.reading.read import Sides
-from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.runs_within import runs_within
 from dptune.privacy.spent import Register
 from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import PUBLIC, Tuned, check_same, paid_before
-from dptune.tuning.run import run as run_once
+from dptune.tuning.run import PUBLIC, Tuned, check_same, paid_before, working_in
+from dptune.tuning.run import run_here as run_once
 from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
 from dptune.tuning.search.search import NoWinnerError, id_of, search
@@ -37,6 +38,7 @@ from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
 from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.before import refuse_paid
+from tasks.search.outcome import unless_diverged
 from tasks.search.ranking import check_held_out, rank_privately
 from tasks.search.records import about_records, check_records, public_source, read_sides
 from tasks.search.told import told_of, told_of_nothing
@@ -87,15 +89,15 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
     prepared = prepare_sides(sides, base, chosen, unit)
     for note in prepared.notes:
         _log.warning("%s", note)
-    by = _by_rehearsal if settings.search.rehearses else _by_selection
-    if (told := by(settings, sides, prepared, about, out)) is not None:
+    if settings.search.rehearses:
+        with working_in(out):  # of two at once, the later rehearsal would replace that of the earlier's run
+            _by_rehearsal(settings, sides, prepared, about, out)
+    elif (told := _by_selection(settings, prepared, about, out)) is not None:
         write_json(RunFolder(out).results, told)
     return out
 
 
-def _by_selection(
-    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
-) -> dict[str, Any] | None:
+def _by_selection(settings: Settings, prepared: PreparedRun, about: dict[str, Any], out: Path) -> dict[str, Any] | None:
     """Search among private candidates. Returns what may be told; None where that is kept already."""
     try:
         tuned = _best(settings, prepared, out, Register(SPENT))
@@ -107,19 +109,19 @@ def _by_selection(
     return None if RunFolder(out).results.exists() else told_of(settings, prepared, tuned, about)
 
 
-def _by_rehearsal(
-    settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path
-) -> dict[str, Any] | None:
-    """Rehearse, and run the winner once on the private records. Returns as ``_by_selection``.
+def _by_rehearsal(settings: Settings, sides: Sides, prepared: PreparedRun, about: dict[str, Any], out: Path) -> None:
+    """Rehearse, run the winner once on the private records, keep what may be told, and then check the ranking.
 
-    A run that diverged has ended: it is not resumed, though with other noise it might end well.
+    Each step is on disk before the next begins, and a call that was stopped goes on there: nothing is chosen, run or
+    counted again. A run that diverged has ended: it is not resumed, though with other noise it might end well.
     """
     register, results = Register(SPENT), RunFolder(out).results
-    for warning in paid_before(register, prepared, out):  # before the rehearsal, which takes most of the time
+    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    told_too = runs_within(out) if settings.search.check_ranking or "ranking" in known else []
+    for warning in paid_before(register, prepared, out, *told_too):  # before the rehearsal, which takes long
         _log.warning("%s", warning)
     if settings.search.check_ranking:
         check_held_out(prepared)
-    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     if not known.get("rehearsed", True):
         problem = f"is {settings.search.name}, whose search has ended, and was no rehearsal"
         raise ConfigError("search.name", problem, fix="give another name, or take the score of that search back")
@@ -133,20 +135,19 @@ def _by_rehearsal(
     if not known.get("released", True):
         check_same(chosen, RunFolder(out))
         _log.warning("%s: %s", out, _DIVERGED)
-        return None
-    try:
-        tuned = run_once(chosen, out, register)
-    except DivergedError as error:
-        _log.warning("%s", error)
+        return
+    if (tuned := unless_diverged(chosen, out, lambda: run_once(chosen, out, register))) is None:
         _log.warning("%s: %s", out, _DIVERGED)
         plan = prepare(found.settings)  # training moves what some mechanisms are set to
         cost = price(plan.mechanism.mechanism, plan.schedule.priced, plan.mechanism.renyi_filter)
-        return told_of_nothing(settings, chosen, about, cost.certified, {"on": "rehearsal"}) | rehearsal
+        write_json(results, told_of_nothing(settings, chosen, about, cost.certified, {"on": "rehearsal"}) | rehearsal)
+        return
     told = known or told_of(settings, chosen, tuned, about) | rehearsal
+    if not known:
+        write_json(results, told)
     if settings.search.check_ranking and "ranking" not in told:
         trained = rank_privately(found, tuned, lambda one: prepare(settings_of(prepared.settings, one)), register)
-        return told | {"ranking": trained}
-    return None if known else told
+        write_json(results, told | {"ranking": trained})
 
 
 def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:

@@ -263,6 +263,8 @@ def test_a_search_that_released_nothing_has_a_page_and_ends_with_its_sentence(
     assert "nothing was released" in (REPORT / "search.html").read_text(encoding="utf-8")
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]
     assert tracking.client().get_run(run["run_uuid"]).data.metrics.keys() == {"epsilon_certified"}
+    same = load_settings(overrides=changes("search", {**FORM, "score": score, "overrides": QUICK}))
+    assert before.shown(same, REPORT / "search.html") is None, "run again, it fails again"
 
 
 def test_dvc_makes_all_that_a_search_reads() -> None:

@@ -199,7 +199,7 @@ def test_what_was_paid_is_the_sum_of_all_entries(tmp_path: Path) -> None:
         register.add_search("people", certificate(id=str(number)))
     price = certificate().certified
     assert said(register.earlier("people")) == f"3 times, together epsilon {at_most(3 * price, 4)} at delta 3e-05"
-    assert said(register.earlier("people", besides="1")).startswith("2 times, ")
+    assert said(register.earlier("people", besides=["1"])).startswith("2 times, ")
     assert said(register.earlier("others")).startswith("0 times, ")
 
 

@@ -23,6 +23,7 @@ from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.runs_within import FOLDER, said_within, spending_within
 from dptune.privacy.set_aside import earlier_runs, fresh_start, set_aside, spending_of
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +133,37 @@ def test_only_a_run_is_set_aside_and_only_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is set aside already"):
         set_aside(target)
     assert spending_of(target) is not None
+
+
+def test_runs_within_a_run_count_beside_it(tmp_path: Path) -> None:
+    """As those that check a rehearsal's ranking: they go where the winner's folder goes, whose own price is not all."""
+    folder = tmp_path / "winner"
+    run(folder, 2, finish=True)
+    assert said_within(folder) == ""
+    run(folder / FOLDER / "one", 3, finish=True)
+    run(folder / FOLDER / "one.set-aside-1", 1)
+    run(folder / FOLDER / "begun", 0)
+    names = (".", f"{FOLDER}/one", f"{FOLDER}/one.set-aside-1")
+    costs = [read_ledger(folder / name / "ledger.jsonl").epsilons.certified for name in names]
+    own = costs[0]
+    said = CliRunner().invoke(app, ["set-aside", str(folder)])
+    assert said.exit_code == 0, said.output
+    within = f"epsilon {at_most(sum(costs) - own, 4)}, delta 2e-05"
+    total = f"epsilon {at_most(sum(costs), 4)}, delta 3e-05"
+    assert f"it has spent epsilon {at_most(own, 4)}, delta 1e-05" in said.output
+    assert f"; 2 runs that check its ranking have spent {within} beside that, {total} in all." in said.output
+    moved = tmp_path / "winner.set-aside-1"
+    assert [one.folder for one in spending_within(moved)] == ["one", "one.set-aside-1"]
+    (moved / FOLDER / "one" / "ledger.jsonl").write_text("edited\n")
+    assert said_within(moved).endswith("epsilon \u221e, delta 2e-05 in all, for nobody can tell what 1 of them spent")
+
+
+def test_a_folder_whose_runs_within_were_charged_is_not_called_free(tmp_path: Path) -> None:
+    run(tmp_path / "winner", 0)
+    run(tmp_path / "winner" / FOLDER / "one", 1)
+    said = CliRunner().invoke(app, ["set-aside", str(tmp_path / "winner")]).output
+    assert "nothing was charged to its own run; a run that checks its ranking has spent epsilon" in said
+    assert "may be removed" not in said
 
 
 def test_the_command_says_what_was_spent(tmp_path: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tiny_pipeline import mode, params, read_json, write_params
 
-from dptune.corpus.records import read_about, read_records
-from dptune.errors import ConfigError, DataError, DivergedError
+from dptune.corpus.records import read_about, read_records, write_records
+from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, write_text
+from dptune.mechanisms import rldp
+from dptune.mechanisms.planning import price
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.ledger_file import read_ledger
@@ -29,7 +34,8 @@ from tasks.report.page import write_index
 from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
 from tasks.search import run as run_module
 from tasks.search import told as told_module
-from tasks.search.asked import check_search
+from tasks.search.asked import check_search, folder_of
+from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.prices import _of_winner, _scaled, choice_prices
 from tasks.search.publish import figures_of, params_of
 from tasks.search.records import TRAIN_SIDE, read_sides
@@ -284,19 +290,91 @@ def test_a_rehearsal_reads_public_records_and_trains_once(pipeline: Path, caplog
     assert "is the best of 2 settings" in index
 
 
+def diverge(run: Any) -> None:
+    raise DivergedError("the run diverged.")
+
+
+def _edited_records_are_refused(settings: Settings, out: Path, outcome: str) -> None:
+    """Whether the page's results say how the run ended, or its folder alone."""
+    whole, told = TRAIN_SIDE.read_bytes(), RunFolder(out).results.read_bytes()
+    records = read_records(TRAIN_SIDE)
+    texts = pa.array([f"Quite another record: {number}." for number in range(len(records.record))])
+    write_records(TRAIN_SIDE, replace(records, text=texts))
+    with pytest.raises(ConfigError, match=r"search\.name: .*other settings \(records\)"):
+        search_records(settings, "cpu")
+    write_text(out / OUTCOME, outcome)
+    RunFolder(out).results.unlink()
+    with pytest.raises(ConfigError, match=r"search\.name: .*other settings \(records\)"):
+        search_records(settings, "cpu")
+    TRAIN_SIDE.write_bytes(whole)
+    RunFolder(out).results.write_bytes(told)
+
+
+def test_a_diverged_run_whose_noise_moved_is_priced_by_its_plan(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last noise, held from the first step on, would have another price than the plan."""
+    run_once, plans, ends = run_module.run_once, [], []
+
+    def priced(prepared: Any) -> float:
+        mechanism = prepared.mechanism
+        return price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified
+
+    def watched(prepared: Any, out: Path, register: Register) -> Any:
+        plans.append(priced(prepared))
+        try:
+            return run_once(prepared, out, register)
+        finally:
+            ends.append(priced(prepared))
+
+    monkeypatch.setattr(rehearsal_module, "trial", lambda *_: 3.0)
+    monkeypatch.setattr(rldp, "moved_noise", lambda now, start, action, spent: start / 2)
+    monkeypatch.setattr(run_module, "run_once", watched)
+    monkeypatch.setattr(Run, "end", diverge)
+    space = SPACE | {
+        "mechanism": ["rldp"],
+        "options.move_noise": [True],
+        "options.interval": [1],
+        "options.warmup": [1],
+    }
+    out = search_records(settings_of(score="rehearsal", candidates=2, space=space), "cpu")
+    assert read_ledger(RunFolder(out).ledger).header.renyi_filter is not None
+    assert [float(read_json(RunFolder(out).results)["epsilon_certified"])] == plans
+    assert 0.9 < plans[0] <= 1
+    assert ends != plans
+    (total,) = Register(SPENT).totals()
+    assert total.epsilon == pytest.approx(plans[0])
+
+
+def test_two_rehearsals_of_one_name_do_not_run_at_once(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(score="rehearsal")
+    out = private_directory(folder_of(settings))
+    monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("it replaces the other's choice"))
+    with (
+        locked(RunFolder(out).lock),
+        pytest.raises(DptuneError, match=r"tiny: another process works on it\. Fix: wait"),
+    ):
+        search_records(settings, "cpu")
+
+
 def test_a_rehearsal_whose_private_run_diverges_has_ended(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so again when it is run again, costs nothing more, and is not resumed with other noise."""
+    """It says so again when it is run again, costs nothing more, and is not resumed with other noise, even if it was
+    killed before it could say so."""
 
-    def diverge(run: Any) -> None:
-        raise DivergedError("the run diverged.")
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(rehearsal_module, "trial", lambda *_: 3.0)
     rehearsal = {"score": "rehearsal", "candidates": 2}
     with monkeypatch.context() as patched:
         patched.setattr(Run, "end", diverge)
-        out = search_records(settings_of(**rehearsal), "cpu")
+        patched.setattr(run_module, "told_of_nothing", killed)
+        with pytest.raises(KeyboardInterrupt):
+            search_records(settings_of(**rehearsal), "cpu")
+    monkeypatch.setattr(run_module, "run_once", lambda *_: pytest.fail("a run that diverged has ended"))
+    out = search_records(settings_of(**rehearsal), "cpu")
     assert "the private run diverged, so the base model is the result, and the budget is spent" in caplog.text
     released = read_ledger(RunFolder(out).ledger).releases
     assert released
@@ -314,11 +392,13 @@ def test_a_rehearsal_whose_private_run_diverges_has_ended(
     for gone in ("winner", "candidate", "The price of choosing", "Perplexity on", "adapter", "certificate"):
         assert gone not in page
     assert figures_of(told) == {"epsilon_certified": float(told["epsilon_certified"])}
+    kept = (out / OUTCOME).read_text()
+    (out / OUTCOME).unlink()  # as an earlier version left it
     caplog.clear()
-    monkeypatch.setattr(run_module, "run_once", lambda *_: pytest.fail("a run that diverged has ended"))
     assert search_records(settings_of(**rehearsal), "cpu") == out
     assert "the private run diverged" in caplog.text
     assert read_json(RunFolder(out).results) == told
+    _edited_records_are_refused(settings_of(**rehearsal), out, kept)
     assert read_ledger(RunFolder(out).ledger).releases == released
     monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("it is refused at once"))
     with pytest.raises(ConfigError, match=r"search\.name: .* rehearsed for something else \(epsilon\)"):

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tiny_pipeline import mode, read_json, write_params
 
+from dptune.corpus.records import read_records, write_records
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DivergedError
 from dptune.files import write_json
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.runs_within import FOLDER, said_within
 from dptune.privacy.spent import Register
 from dptune.tuning.search import rehearsal as rehearsal_module
+from dptune.tuning.verifying import CARD
 from tasks.paths import REPORT, SPENT
 from tasks.report.search import PAGE, RANKING, ranking_text, write_page
 from tasks.search import ranking as module
+from tasks.search import run as run_module
 from tasks.search.asked import check_search, folder_of
 from tasks.search.publish import figures_of
-from tasks.search.ranking import FOLDER, rank_correlation
+from tasks.search.ranking import rank_correlation
+from tasks.search.records import TRAIN_SIDE, read_sides
 from tasks.search.run import search_records
 from tasks.settings.params import Settings, load_settings
 
@@ -78,6 +86,7 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
             search_records(settings_of(), "cpu")
     assert "trains 2 further settings on the private records, within epsilon 1 each and 2 together" in caplog.text
     search_records(settings_of(), "cpu")
+    assert "paid before" not in caplog.text, "its own runs are no strangers"
     told = read_json(RunFolder(out).results)
     ranking, runs = told["ranking"], sorted((out / FOLDER).iterdir())
     assert [float(rehearsed) for _, rehearsed, _ in ranking["points"]] == [3.0, 2.0, 4.0]
@@ -94,9 +103,93 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
     assert (total.entries, total.epsilon) == (3, pytest.approx(sum(costs) + float(told["epsilon_certified"])))
     assert read_ledger(RunFolder(out).adapter / "ledger.jsonl").chain == chain
     assert mode(runs[0]) == 0o700
+    assert weights(out / FOLDER) == [], "a card beside them would prove one run, and the page chose among them"
+    assert weights(out)
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("it is known already"))
     search_records(settings_of(), "cpu")
+    assert read_json(RunFolder(out).results) == told
+    assert "paid before" not in caplog.text
     _the_page_says_it(out, told)
+    _whoever_starts_afresh_is_told_of_all_runs(out, costs)
+
+
+def weights(folder: Path) -> list[Path]:
+    """All files in a folder that hold weights, or say what they cost."""
+    return [path for path in folder.rglob("*") if path.suffix == ".safetensors" or path.name == CARD]
+
+
+def _whoever_starts_afresh_is_told_of_all_runs(out: Path, costs: list[float]) -> None:
+    within = f"; 2 runs that check its ranking have spent epsilon {at_most(sum(costs), 4)}, delta 2e-05 beside that, "
+    assert said_within(out).startswith(within)
+    edited()
+    with pytest.raises(ConfigError, match=r"search\.name: .*other settings \(records\)") as caught:
+        search_records(settings_of(), "cpu")
+    assert within in str(caught.value)
+
+
+def edited() -> None:
+    """Edit every record of the train side; their number stays."""
+    records = read_records(TRAIN_SIDE)
+    texts = [f"Quite another record: {number}." for number in range(len(records.record))]
+    write_records(TRAIN_SIDE, replace(records, text=pa.array(texts)))
+
+
+def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner is told before its ranking is checked; settings that diverged, or have a figure, have ended."""
+    rehearse(monkeypatch, 2.0, 3.0, 4.0)
+    settings, run = settings_of(), module.run
+    out = folder_of(settings)
+    ends = iter([DivergedError("the run diverged."), KeyboardInterrupt()])
+
+    def ending(*_: Any) -> None:
+        raise next(ends)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run", ending)
+        with pytest.raises(KeyboardInterrupt):
+            search_records(settings, "cpu")
+    first = read_json(RunFolder(out).results)
+    assert first["released"]
+    assert "ranking" not in first
+    write_page(out, REPORT)  # it has all that the page needs
+    ran: list[Path] = []
+
+    def running(prepared: Any, folder: Path, register: Register) -> Any:
+        ran.append(folder)
+        return run(prepared, folder, register)
+
+    def killed(folder: Path) -> None:
+        if RunFolder(folder).adapter.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "run", running)
+        patched.setattr(module, "forget_weights", killed)
+        with pytest.raises(KeyboardInterrupt):
+            search_records(settings, "cpu")
+    (folder,) = ran
+    assert weights(folder)
+    monkeypatch.setattr(module, "run", lambda *_: pytest.fail("each has ended"))
+    search_records(settings, "cpu")
+    assert weights(out / FOLDER) == []
+    told = read_json(RunFolder(out).results)
+    ranking = told.pop("ranking")
+    assert told == first
+    found = read_json(RunFolder(folder).result)["perplexity"]["held-out private records"][1]
+    held_out = [float(one) for *_, one in ranking["points"]]
+    assert held_out == [first["perplexity"]["held_out"][1], math.inf, found]
+    assert ranking["runs"] == 2
+
+
+def test_without_held_out_records_it_is_refused_before_anything_is_tried(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "read_sides", lambda settings: replace(read_sides(settings), eval=[]))
+    monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("for nothing"))
+    with pytest.raises(ConfigError, match=r"search\.check_ranking: is true, and no records are held out"):
+        search_records(settings_of(), "cpu")
 
 
 def _the_page_says_it(out: Path, told: dict[str, Any]) -> None:
@@ -142,6 +235,15 @@ def test_a_correlation_needs_three_points_that_differ() -> None:
     said = {"correlation": None, "runs": 1, "epsilon": "1", "delta": 1e-5}
     (first, _) = ranking_text({"ranking": said | {"points": [[{"batch": 8}, "2", "3"], [{"batch": 9}, "3", "3"]]}})
     assert first.startswith("There is no rank correlation over 2 settings")
+
+
+def test_the_cost_of_a_ranking_is_told_and_never_rounded_down() -> None:
+    ranking = {"correlation": None, "runs": 9, "epsilon": "17.941", "delta": 9e-5, "points": [[{"batch": 8}, "2", "3"]]}
+    assert "certified \u03b5 = 18 at" in ranking_text({"ranking": ranking})[1]
+    assert "certified \u03b5 = 2.05 at" in ranking_text({"ranking": ranking | {"epsilon": "2.041"}})[1]
+    plain = {"epsilon_certified": "2", "score": {"on": "rehearsal"}, "prices": None, "perplexity": {}, "scores": {}}
+    found = figures_of(plain | {"ranking": ranking})
+    assert found == {"epsilon_certified": 2, "ranking.epsilon_certified": 17.941}, "also without any correlation"
 
 
 def test_a_setting_that_was_drawn_twice_is_run_once() -> None:

@@ -97,7 +97,7 @@ def test_a_search_is_known_by_its_id_to_its_end(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NoWinnerError):
         start(tmp_path)
     assert id_of(out) == own
-    assert Register(tmp_path / "spent.jsonl").earlier(usual().fingerprint, besides=id_of(out)) == []
+    assert Register(tmp_path / "spent.jsonl").earlier(usual().fingerprint, besides=[id_of(out)]) == []
     assert (out / "certificate.jsonl").stat().st_mtime == 0, "when all had failed tells how many there were"
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_tuning import QUICK, checkpoint, rows
+from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from typer.testing import CliRunner
 
 import dptune
-from dptune.errors import ConfigError, DivergedError
+from dptune.cli import app
+from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, write_text
+from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.search import rehearsal as module
-from dptune.tuning.search.rehearsal import rehearsal_file
+from dptune.tuning.search.rehearsal import Rehearsed, rehearsal_file, rehearsed
+from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import TuneSettings
 
 SEARCH = {"space": {"learning_rate": {"log_uniform": [0.001, 0.05]}}, "candidates": 3, "score": "rehearsal"}
 
@@ -47,6 +54,53 @@ def test_the_best_on_public_records_is_trained_once_within_the_whole_budget(
         tuned(tmp_path / "out", epsilon=4)
     assert tuned(tmp_path / "out").ledger.chain == found.ledger.chain, "taking it back goes on"
     assert len(tried) == 3
+
+
+def test_another_number_of_units_or_telemetry_is_another_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, search, out = TuneSettings(epsilon=8.0, **QUICK), SearchSettings.of(SEARCH), tmp_path / "out"
+    tried: list[int] = []
+
+    def rehearse(source: Any, base: Any, settings: TuneSettings, search: Any, units: int, *_: Any) -> Rehearsed:
+        tried.append(units)
+        return Rehearsed(settings, (({"learning_rate": 0.01}, 2.0),))
+
+    def ask(units: int = 20, **changes: Any) -> None:
+        given: Any = None  # neither source nor model are read
+        rehearsed(given, given, replace(chosen, **changes), search, units, out)
+
+    monkeypatch.setattr(module, "rehearse_space", rehearse)
+    for changes in ({}, {}, {"rows": 16}, {"device": "cpu"}):
+        ask(**changes)
+    assert tried == [20], "the same is asked"
+    ask(21)
+    ask()
+    ask(telemetry="private")
+    ask()
+    assert tried == [20, 21, 20, 20, 20]
+    write_text(out / "ledger.jsonl", "")
+    for units, changed, name in ((21, {}, "units"), (20, {"telemetry": "private"}, "telemetry")):
+        with pytest.raises(ConfigError, match=rf"rehearsed for something else \({name}\)"):
+            ask(units, **changed)
+    ask()
+
+
+def test_two_calls_in_one_folder_do_not_rehearse_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever door: the later one would replace the choice of the run that the earlier one has begun."""
+    monkeypatch.setattr(module, "rehearse_space", lambda *_: pytest.fail("it replaces the other's choice"))
+    out = private_directory(tmp_path / "out")
+    data, public = write_csv(tmp_path / "own.csv", rows()), write_csv(tmp_path / "public.csv", rows(40, 40))
+    (tmp_path / "space.yaml").write_text(json.dumps(SEARCH))
+    with locked(RunFolder(out).lock):
+        with pytest.raises(DptuneError, match="out: another process works on it"):
+            tuned(out)
+        given = ["--data", str(data), "--unit", "customer_id", "--public", str(public), "--epsilon", "8"]
+        quick = ["--epochs", "2", "--batch", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
+        command = ["tune", "--model", str(checkpoint()), *given, *quick, "--out", str(out)]
+        done = CliRunner().invoke(app, command)
+    assert "another process works on it" in done.stderr, done.output
+    assert done.exit_code
 
 
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def rehearse_space(
     check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
-    for _ in range(math.ceil(search.law.uncapped_mean - 1e-9)):
+    for _ in range(search.rehearsals):
         number, configuration = search.space.draw(entropy)
         own = settings_of(settings, configuration)
         schedule = candidate_schedule(own, base, units)

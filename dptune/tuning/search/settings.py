@@ -121,6 +121,11 @@ class SearchSettings:
             again=read.get("again", False),
         )
 
+    @property
+    def rehearsals(self) -> int:
+        """How many settings a rehearsal tries. Public."""
+        return math.ceil(self.law.uncapped_mean - 1e-9)
+
     def to_json(self) -> dict[str, Any]:
         """What decides the search's result, in JSON types."""
         score = {"on": self.score.on, "clip": self.score.clip, "noise_multiplier": self.score.noise_multiplier}

@@ -77,8 +77,8 @@ MUTANTS = (
         "runs_of_a_ranking_forgotten",
         "runs on the private records would be in no register",
         "tasks/search/ranking.py",
-        "return run(prepared, out, register)",
-        'return run(prepared, out, Register(out / "spent.jsonl"))',
+        "run(prepared, out, register).perplexity",
+        'run(prepared, out, Register(out / "spent.jsonl")).perplexity',
         (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
     ),
     Mutant(

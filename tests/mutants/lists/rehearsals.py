@@ -1,0 +1,182 @@
+"""Rehearsals: what runs at once, what is kept of each run, and what the ranking that checks them leaves and costs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PIPELINE = "tests/tasks/test_private_search.py"
+RANKED = "tests/tasks/test_search_ranking.py"
+REHEARSED, SET_ASIDE = "tests/tuning/test_search_rehearsal.py", "tests/privacy/test_set_aside.py"
+PAGED, OWN_FOLDER = "tests/flows/test_search_page.py", "tests/flows/test_own_folder.py"
+OUTCOME = "tasks/search/outcome.py"
+
+MUTANTS = (
+    Mutant(
+        "weights_of_a_ranking_stay",
+        "adapters whose cards prove one run would lie beside a page that chose among them",
+        "tasks/search/ranking.py",
+        "    forget_weights(out)\n",
+        "",
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "diverged_setting_of_a_ranking_runs_again",
+        "after a kill, other noise would give it a second chance",
+        OUTCOME,
+        "        found = math.inf\n    _keep(out, found)\n",
+        "        return math.inf\n    _keep(out, found)\n",
+        (f"{RANKED}::test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told",),
+    ),
+    Mutant(
+        "diverged_winner_of_a_rehearsal_runs_again",
+        "killed before its page is made, it would get a second chance with other noise",
+        OUTCOME,
+        "        _keep(out, math.inf)\n",
+        "",
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "winner_told_after_its_ranking",
+        "a ranking that stops would leave a winner without a page",
+        "tasks/search/run.py",
+        "    if not known:\n        write_json(results, told)\n",
+        "",
+        (f"{RANKED}::test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told",),
+    ),
+    Mutant(
+        "edited_records_of_a_run_that_ended",
+        "other records would be told to have been paid for by a run that never saw them",
+        OUTCOME,
+        "    check_same(prepared, RunFolder(out))\n",
+        "",
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "edited_records_of_a_run_whose_page_is_made",
+        "other records would be told to have been paid for by a run that never saw them",
+        "tasks/search/run.py",
+        "        check_same(chosen, RunFolder(out))\n",
+        "",
+        (f"{PIPELINE}::test_a_rehearsal_whose_private_run_diverges_has_ended",),
+    ),
+    Mutant(
+        "diverged_run_priced_by_its_last_noise",
+        "noise that moved would price the run by other releases than its plan",
+        "tasks/search/run.py",
+        "plan = prepare(found.settings)",
+        "plan = chosen",
+        (f"{PIPELINE}::test_a_diverged_run_whose_noise_moved_is_priced_by_its_plan",),
+    ),
+    Mutant(
+        "two_rehearsals_at_once",
+        "the later one would replace the choice of the run that the earlier one has begun",
+        "tasks/search/run.py",
+        "        with working_in(out):",
+        "        if out:",
+        (f"{PIPELINE}::test_two_rehearsals_of_one_name_do_not_run_at_once",),
+    ),
+    Mutant(
+        "two_rehearsals_of_tune_at_once",
+        "the later one would replace the choice of the run that the earlier one has begun",
+        "dptune/tuning/tune.py",
+        "        with working_in(folder):",
+        "        if folder:",
+        (f"{REHEARSED}::test_two_calls_in_one_folder_do_not_rehearse_at_once",),
+    ),
+    Mutant(
+        "two_rehearsals_of_the_command_at_once",
+        "the later one would replace the choice of the run that the earlier one has begun",
+        "dptune/cli/tune_search.py",
+        "    with working_in(out):",
+        "    if out:",
+        (f"{REHEARSED}::test_two_calls_in_one_folder_do_not_rehearse_at_once",),
+    ),
+    Mutant(
+        "rehearsal_of_other_units",
+        "settings that were tried at another noise would be taken for those of this run",
+        "dptune/tuning/search/rehearsal.py",
+        'not in ("settings", "search", *FREE)',
+        'not in ("settings", "search", "units", *FREE)',
+        (f"{REHEARSED}::test_another_number_of_units_or_telemetry_is_another_rehearsal",),
+    ),
+    Mutant(
+        "rehearsal_of_other_telemetry",
+        "settings that were tried under one telemetry would be taken for another's",
+        "dptune/tuning/search/rehearsal.py",
+        'not in ("settings", "search", *FREE)',
+        'not in ("settings", "search", "telemetry", *FREE)',
+        (f"{REHEARSED}::test_another_number_of_units_or_telemetry_is_another_rehearsal",),
+    ),
+    Mutant(
+        "ranking_without_held_out_records",
+        "a rehearsal and a run would be paid for before the ranking finds nothing to compare",
+        "tasks/search/run.py",
+        "        check_held_out(prepared)\n",
+        "        pass\n",
+        (f"{RANKED}::test_without_held_out_records_it_is_refused_before_anything_is_tried",),
+    ),
+    Mutant(
+        "cost_of_a_ranking_rounded",
+        "a page would promise more than was paid for",
+        "tasks/report/search.py",
+        "certified ε = {at_most(ranking['epsilon'])} at",
+        "certified ε = {float(ranking['epsilon']):.1f} at",
+        (f"{RANKED}::test_the_cost_of_a_ranking_is_told_and_never_rounded_down",),
+    ),
+    Mutant(
+        "cost_of_a_ranking_without_correlation",
+        "runs that were paid for would cost nothing in MLflow",
+        "tasks/search/publish.py",
+        'found["ranking.epsilon_certified"] = float(ranking["epsilon"])',
+        'found |= {} if ranking["correlation"] is None else {"ranking.epsilon_certified": float(ranking["epsilon"])}',
+        (f"{RANKED}::test_the_cost_of_a_ranking_is_told_and_never_rounded_down",),
+    ),
+    Mutant(
+        "runs_within_set_aside_uncounted",
+        "who starts a rehearsal afresh would be told of its winner's price alone",
+        "dptune/cli/ledgers.py",
+        "within = said_within(target)",
+        'within = ""',
+        (f"{SET_ASIDE}::test_runs_within_a_run_count_beside_it",),
+    ),
+    Mutant(
+        "runs_within_uncounted_by_an_error",
+        "who starts a rehearsal afresh would be told of its winner's price alone",
+        "dptune/tuning/run.py",
+        "{said_within(folder.path)}",
+        "",
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "own_runs_of_a_ranking_are_strangers",
+        "a warning that is always there is read by nobody",
+        "tasks/search/run.py",
+        "prepared, out, *told_too)",
+        "prepared, out)",
+        (f"{RANKED}::test_every_setting_is_paid_for_once_and_the_winner_not_again",),
+    ),
+    Mutant(
+        "failed_search_is_remembered_as_shown",
+        "run again, a search that released nothing would end well",
+        "flows/search.py",
+        " and failure_of(folder) is None:",
+        ":",
+        (f"{PAGED}::test_only_a_search_with_a_winner_that_was_sent_is_remembered_as_shown",),
+    ),
+    Mutant(
+        "list_of_a_study_overwritten",
+        "an audit of other cells would take the place of a study's",
+        "flows/own_folder.py",
+        'folder.with_name(f"{folder.name}-audit")',
+        "folder",
+        (f"{OWN_FOLDER}::test_an_audit_leaves_the_list_of_a_study_alone",),
+    ),
+    Mutant(
+        "studies_with_other_canaries_share_a_folder",
+        "a study with other canaries would overwrite the workspace's report",
+        "flows/own_folder.py",
+        '"task", "canaries", ',
+        '"task", ',
+        (f"{OWN_FOLDER}::test_a_study_with_another_value_in_a_section_has_a_folder_of_its_own",),
+    ),
+)
