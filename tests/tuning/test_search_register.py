@@ -69,7 +69,8 @@ def test_a_refused_search_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.Mon
     """Another one entered the register after the first look at it."""
     draws(monkeypatch, 1)
     other = replace(read_certificate(killed(monkeypatch, tmp_path) / "certificate.jsonl"), id="other")
-    (folder := tmp_path / "second").mkdir()
+    folder = tmp_path / "second"
+    (folder / "out").mkdir(parents=True)
     check = Register.check
 
     def look(register: Register, records: str, *, again: bool) -> None:
@@ -80,6 +81,16 @@ def test_a_refused_search_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"search\.again"):
         start(folder)
     assert not working_folder(folder / "out").exists()
+
+
+def test_a_search_of_records_that_paid_before_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws(monkeypatch, 1)
+    other = replace(read_certificate(killed(monkeypatch, tmp_path) / "certificate.jsonl"), id="other")
+    (folder := tmp_path / "second").mkdir()
+    Register(folder / "spent.jsonl").add_search(usual().fingerprint, other, again=False)
+    with pytest.raises(ConfigError, match=r"search\.again"):
+        start(folder)
+    assert not (folder / "out").exists()
 
 
 def test_a_search_is_known_by_its_id_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ def search(
     out = out.absolute()
     check_folder(out, "search")
     check_prepared(prepared, asked)
+    if not out.exists():
+        register.check(prepared.fingerprint, again=asked.again)  # refused, it leaves no folder; asked again when locked
     folder, working = RunFolder(out), working_folder(out)
     with locked(private_directory(out) / folder.lock.name):
         check_folder(out, "search")  # again: a run may have begun in between
