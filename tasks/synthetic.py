@@ -33,6 +33,7 @@ from tasks.stage import run_command
 
 #: How many texts are drawn where nobody says.
 _RECORDS = 1000
+_SAME_PRICE = 0.05
 _UNKNOWN_FORM = (
     "the records that lie here now are others than the cell trained on, so whether those were texts, or prompts with "
     "targets, was not checked"
@@ -107,7 +108,9 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
     if not is_finished(run):
         raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
     contents, result = read_ledger(folder.ledger), json.loads(folder.result.read_text(encoding="utf-8"))
-    if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta):
+    # Of a cell at another epsilon, mechanism and delta are the same. A later accountant may price a little lower.
+    priced = math.isclose(contents.epsilons.certified, float(result["epsilon_certified"]), rel_tol=_SAME_PRICE)
+    if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:
         raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)
     if adapter_digest(run) != result.get("adapter_sha256"):
         raise DataError("is not what the run of this ledger wrote", fix="restore it", file=folder.adapter)

@@ -158,6 +158,12 @@ def _other_ledger(run: Path) -> None:
     shutil.copy(run_of("nonprivate") / "ledger.jsonl", run)
 
 
+def _other_price(run: Path) -> None:
+    """As if a ledger of this mechanism at another epsilon lay here."""
+    result = read_json(run / "result.json")
+    (run / "result.json").write_text(json.dumps(result | {"epsilon_certified": 2 * result["epsilon_certified"]}))
+
+
 def _other_base(run: Path) -> None:
     (PUBLIC_MODEL / "config.json").write_text((PUBLIC_MODEL / "config.json").read_text() + "\n")
 
@@ -175,6 +181,7 @@ def _no_cell(run: Path) -> None:
         (_classifier, r"is a classifier, which writes no texts\. Fix: give a cell that "),
         (_other_weights, r"adapter: is not what the run of this ledger wrote\. Fix: restore it"),
         (_other_ledger, r"ledger\.jsonl: is the ledger of another cell\. Fix: restore the cell's own"),
+        (_other_price, r"ledger\.jsonl: is the ledger of another cell\. Fix: restore the cell's own"),
         (_other_base, r"model\.source: data/models/public is another model than .* Fix: restore that model"),
     ],
 )
