@@ -19,7 +19,7 @@ ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro benchmarks experiments search policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro benchmarks experiments search sample policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -27,6 +27,7 @@ help:
 	@echo "make repro PROFILE=profiles/tiny.yaml   run a ready-made study; see data/reports and dvc exp show"
 	@echo "make experiments  DVC's experiments in a table: the best cell of each, and its four epsilons"
 	@echo "make search  the best of a random number of candidates within one budget; see data/report/search.html"
+	@echo "make sample RUN=data/runs/NAME RECORDS=1000  a synthetic corpus of a finished cell, at no cost; see data/synthetic"
 	@echo "make benchmarks  SST-2, WikiText-2 and E2E in three hours, beside the papers' figures; see docs/howto/benchmarks.md"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
@@ -60,6 +61,11 @@ benchmarks: $(SETUP)
 
 search: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))
+
+# Of a cell of prompts with targets, PROMPTS=FILE; of one without a certified epsilon, NO_GUARANTEE=1.
+sample: $(SETUP)
+	@$(ACTIVATE) python -m tasks.synthetic $(if $(RUN),"$(RUN)") $(if $(RECORDS),--records "$(RECORDS)") \
+		$(if $(PROMPTS),--prompts "$(PROMPTS)") $(if $(NO_GUARANTEE),--no-guarantee)
 
 policy: $(SETUP)
 	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))

@@ -48,6 +48,8 @@ ENSEMBLES = DATA / "ensembles"
 #: Not DVC's: token ids of the records, made again whenever they are missed; safe to remove between runs.
 TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
+#: Not DVC's: texts that finished cells wrote when they were asked to, with cards and pages.
+SYNTHETIC = DATA / "synthetic"
 #: Not DVC's: its lock would tell how many candidates a search had. Working folders lie here too, mode 0700.
 SEARCH = DATA / "search"
 #: The register of what searches, and cells of studies, of these records have cost, the owner's.

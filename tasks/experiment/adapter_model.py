@@ -40,16 +40,23 @@ def write_model(directory: Path, target: Path) -> str:
 
     ``dptune verify`` checks the card in the model's folder ``artifacts/adapter``.
     """
-    folder = RunFolder(directory)
-    cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    cell = Cell.model_validate_json(RunFolder(directory).cell.read_text(encoding="utf-8"))
     with TemporaryDirectory(dir=directory) as made:
         adapter = Path(made) / MODEL
-        shutil.copytree(folder.adapter, adapter)
-        shutil.copyfile(folder.ledger, adapter / folder.ledger.name)
-        card = card_text(section_of(adapter), _told(cell, result))
-        write_card(adapter, cell.model.source, card)
+        card = write_deliverable(cell, directory, adapter)
         _save(target, adapter, cell)
+    return card
+
+
+def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
+    """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
+    which also names what lies there already, such as a tokenizer."""
+    folder = RunFolder(directory)
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
+    shutil.copyfile(folder.ledger, target / folder.ledger.name)
+    card = card_text(section_of(target), _told(cell, result))
+    write_card(target, cell.model.source, card)
     return card
 
 

@@ -160,11 +160,7 @@ def shared_digests(model: Model) -> dict[str, str]:
 
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
     """
-    local = Path(model.source)
-    if local.is_dir() and not (local / "config.json").is_file():
-        problem = f"{model.source!r} is no folder of a model: it has no config.json"
-        raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
-    weights = _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
+    weights = model_digest(model)
     salt = str(read_about(TRAIN)["salt"])
     files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))
     return {
@@ -172,6 +168,15 @@ def shared_digests(model: Model) -> dict[str, str]:
         "model": weights,
         "code": code_digest("experiment.finetune"),
     }
+
+
+def model_digest(model: Model) -> str:
+    """The digest of a base model's files as they are now, or its pinned commit."""
+    local = Path(model.source)
+    if local.is_dir() and not (local / "config.json").is_file():
+        problem = f"{model.source!r} is no folder of a model: it has no config.json"
+        raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
+    return _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
 
 
 def _digest_of_folder(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Pages on a search and on policies, from tiny runs that were really made."""
+"""Pages on a search, on policies and on a synthetic corpus, from tiny runs that were really made."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pipeline import SWIM, copied, prepare_environment, write_params
+from tiny_pipeline import SWIM, copied, prepare_environment, quick_pictures, static, write_params
 
+from dptune.files import write_text
+from tasks.experiment.finetune import run_cell as run_training
 from tasks.paths import POLICY, REPORT
 from tasks.policy.gradient import policy_cells, run_cell
 from tasks.report import policy, search
-from tasks.report.page import write_index
 from tasks.search.run import search_records
 from tasks.settings.params import load_settings
+from tasks.synthetic import sample_cell
 
 _SEARCH: dict[str, Any] = {
     "name": "tiny",
@@ -37,7 +39,8 @@ _POLICY: dict[str, Any] = {
 
 
 def write_real_pages(pipeline: Path, directory: Path) -> Path:
-    """Search the records of a copy of a built pipeline, train policies, and write both pages. Returns its data."""
+    """Search the records of a copy of a built pipeline, train policies, sample a cell, and write their pages. Returns
+    its data."""
     with pytest.MonkeyPatch.context() as patch:
         prepare_environment(patch, copied(pipeline, directory))
         write_params({"experiment": {"telemetry": "research"}})
@@ -46,5 +49,9 @@ def write_real_pages(pipeline: Path, directory: Path) -> Path:
         settings = type(content.policy).model_validate(_POLICY)
         POLICY.mkdir(exist_ok=True)
         policy.write_page([run_cell(cell) for cell in policy_cells(settings)], settings.delta, {}, POLICY)
-        write_index()
+        quick_pictures(patch)
+        cell = static({"experiment": {"telemetry": "research"}})
+        write_text(cell.directory / "cell.json", cell.model_dump_json())
+        run_training(cell, "cpu")
+        sample_cell(cell.directory, 24)
     return directory / "data"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tasks.charts.looks import BLUE
 from tests.browser.chromium import SCREENS, visit
 from tests.browser.screenshots import SHOTS, take
 
@@ -34,6 +35,30 @@ def test_pages_of_real_runs_too(browser: Any, real_pages: Path, name: str, width
     test_nothing_scrolls_sideways_and_the_page_neither_asks_nor_complains(browser, real_pages, name, width)
 
 
+def corpus_page(data: Path) -> Path:
+    (page,) = (data / "synthetic").glob("*.html")
+    return page
+
+
+@pytest.mark.parametrize(("width", "scheme"), list(product(SCREENS, ("light", "dark"))))
+def test_the_page_of_a_real_corpus_too(browser: Any, real_pages: Path, width: int, scheme: str) -> None:
+    with visit(browser, corpus_page(real_pages), width, scheme) as one:
+        assert one.page.locator(".answer").first.inner_text().startswith("24 SYNTHETIC texts with the guarantee of")
+        assert one.page.locator("details[open]").count() == 0
+        assert one.overflow() <= 0
+        one.unfold()
+        assert one.overflow() <= 0, "with everything open"
+        assert one.page.locator("#texts").locator("xpath=ancestor::details").locator("li").count() == 10
+        bars = one.page.locator(".plot .mark-rect path")
+        assert bars.count() >= 1
+        assert bars.first.get_attribute("fill") == BLUE[scheme == "dark"]
+        heights = bars.evaluate_all("found => found.map((one) => one.getBBox().height)")
+        assert max(heights) > 100, "bars stand on the axis"
+        bars.first.hover()
+        assert one.said == []
+        assert one.asked == []
+
+
 def test_the_page_of_a_real_search_answers_and_draws_the_price_of_choosing(browser: Any, real_pages: Path) -> None:
     with visit(browser, real_pages / "report/search.html") as one:
         opening = one.page.locator(".answer").first.inner_text()
@@ -46,6 +71,7 @@ def test_the_page_of_a_real_search_answers_and_draws_the_price_of_choosing(brows
         assert one.page.locator(".cards a").all_inner_texts() == [
             "dptune search: tiny",
             "dptune: private reinforcement learning",
+            f"dptune synthetic corpus: {corpus_page(real_pages).stem}",
         ]
 
 

@@ -1,0 +1,93 @@
+"""Writes the page on a synthetic corpus: its guarantee, its figures and its first texts. It reads no private record."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dptune.digits import at_most
+from dptune.tuning.sampling import Sampled
+from tasks.charts.canvas import save
+from tasks.charts.looks import looks
+from tasks.charts.synthetic import lengths
+from tasks.paths import AUDITS
+from tasks.report.claims import shown_epsilon
+from tasks.report.numbers import digits4
+from tasks.report.page import write
+
+#: How many texts the page shows.
+SHOWN = 10
+_FIGURES = {
+    "texts": "texts",
+    "mean_tokens": "mean length in tokens",
+    "mean_characters": "mean length in characters",
+    "share_duplicates": "texts that equal an earlier one",
+    "share_ended": "texts that the model ended itself",
+    "drawn_again": "empty texts that were drawn again",
+}
+
+
+def write_page(found: Sampled, result: Mapping[str, Any], file: Path) -> str:
+    """Write the page and the picture beside ``file``, which holds the texts. Returns the sentence that answers first.
+
+    Args:
+        result: of the cell that wrote the texts.
+    """
+    name, header = file.stem, found.adapter.contents.header
+    figure = lengths(name, [list(row.values())[-1] for row in found.rows])
+    save(figure, file.with_suffix(".png"))
+    opening = answer(found, str(result["mechanism"]))
+    write(
+        "synthetic.html.j2",
+        file.with_suffix(".html"),
+        [figure],
+        looks([str(result["mechanism"])]),
+        opening=[opening],
+        name=name,
+        result=result,
+        header=header,
+        guaranteed=math.isfinite(found.adapter.epsilon),
+        epsilons=found.adapter.contents.epsilons,
+        audited=audited(name),
+        figures_of_texts=shown_figures(found.figures),
+        settings=found.settings,
+        prompts=found.prompts,
+        notes=found.notes,
+        first=found.rows[:SHOWN],
+        count=len(found.rows),
+    )
+    return opening
+
+
+def answer(found: Sampled, mechanism: str) -> str:
+    """The sentence that opens the page: how many texts there are, and what is guaranteed."""
+    count, contents = len(found.rows), found.adapter.contents
+    texts = f"{count:,} SYNTHETIC text{'s' if count != 1 else ''}"
+    if not math.isfinite(found.adapter.epsilon):
+        why = "; ".join(contents.epsilons.leaks) or "its noise is too small"
+        return f"{texts} with NO GUARANTEE: `{mechanism}` has no certified ε ({why})."
+    cost = f"certified ε = {at_most(found.adapter.epsilon)} at δ = {contents.header.delta:g}"
+    return f"{texts} with the guarantee of `{mechanism}`: {cost}, however many are drawn."
+
+
+def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
+    """The card's figures by what readers call them."""
+    shares = ("share_duplicates", "share_ended")
+    counts = ("texts", "drawn_again")
+    return {
+        said: f"{100 * figures[key]:.3g} %"
+        if key in shares
+        else f"{figures[key]:,.0f}"
+        if key in counts
+        else digits4(figures[key])
+        for key, said in _FIGURES.items()
+    }
+
+
+def audited(run: str) -> float | None:
+    """The largest lower bound that an audit of the run shows; None if it was not audited, or nothing was planted."""
+    file = AUDITS / run / "audit.json"
+    return shown_epsilon(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
