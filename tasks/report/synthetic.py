@@ -69,7 +69,7 @@ def answer(found: Sampled, mechanism: str) -> str:
     if not math.isfinite(found.adapter.epsilon):
         why = "; ".join(contents.epsilons.leaks) or "its noise is too small"
         return f"{texts} with NO GUARANTEE: `{mechanism}` has no certified ε ({why})."
-    cost = f"certified ε = {at_most(found.adapter.epsilon)} at δ = {contents.header.delta:g}"
+    cost = f"certified ε = {at_most(found.adapter.epsilon)} at δ = {at_most(contents.header.delta)}"
     return f"{texts} with the guarantee of `{mechanism}`: {cost}, however many are drawn."
 
 
