@@ -235,16 +235,19 @@ def test_no_record_is_needed(study: Path) -> None:
     sample_cell(run_of("static"), 3)
 
 
-def test_the_command_ends_with_the_cause_and_the_fix(study: Path) -> None:
-    command = [sys.executable, "-m", "tasks.synthetic"]
-    for given, said in (
-        (["data/runs/none"], "error: run: data/runs/none is no folder. Fix: give that of a finished cell"),
-        ([], "error: run: is missing. Fix: make sample RUN=data/runs/NAME, a finished cell."),
-        ([str(run_of("static")), "--records", "0"], "error: records: 0 is below 1. Fix: raise it."),
-    ):
-        done = subprocess.run([*command, *given], capture_output=True, text=True, env=os.environ, check=False)
-        assert done.returncode == 2
-        assert done.stderr.strip().splitlines()[-1].startswith(said)
+def test_the_command_ends_with_the_cause_and_the_fix(empty: Path) -> None:
+    command = [sys.executable, "-m", "tasks.synthetic", "data/runs/none"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 2
+    said = "error: run: data/runs/none is no folder. Fix: give that of a finished cell"
+    assert done.stderr.strip().splitlines()[-1].startswith(said)
+    with pytest.raises(DptuneError, match=r"run: is missing\. Fix: make sample RUN=data/runs/NAME, a finished cell"):
+        synthetic.main()
+
+
+def test_no_text_at_all_is_refused(study: Path) -> None:
+    with pytest.raises(DptuneError, match=r"records: 0 is below 1\. Fix: raise it"):
+        sample_cell(run_of("static"), 0)
     assert list(SYNTHETIC.iterdir()) == []
 
 
