@@ -59,7 +59,11 @@ def forget_weights(out: Path) -> None:
     folder = RunFolder(out)
     for path in (folder.adapter, partial_of(folder)):
         shutil.rmtree(path, ignore_errors=True)
-    folder.checkpoint.unlink(missing_ok=True)
+    for path in (
+        folder.checkpoint,
+        *out.glob(f".{folder.checkpoint.name}.*"),
+    ):  # the latter of a kill while it was written
+        path.unlink(missing_ok=True)
 
 
 def _known(prepared: PreparedRun, out: Path) -> float | None:

@@ -194,10 +194,18 @@ def _domain(name: str, value: Any) -> Domain:
         raise ConfigError(where, f"{value!r} is no list of values", fix="give texts, numbers or booleans")
     if any(isinstance(one, float) and not math.isfinite(one) for one in values):
         raise ConfigError(where, f"{value!r} holds a number that is not finite", fix="leave it out")
-    if len({(type(one), one) for one in values}) != len(values) or len(set(values)) != len(values):
+    if len({_meant(one) for one in values}) != len(values):
         problem = "names a value twice, which would be tried twice as often"
         raise ConfigError(where, problem, fix="name each once, or weigh whole tables")
     return values
+
+
+def _meant(value: str | float) -> str | float:
+    """The number that a text reads as, for options take such a text for it; any other value as it is."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _range(name: str, where: str, value: Mapping[str, Any]) -> Range:
