@@ -108,7 +108,7 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
     if not is_finished(run):
         raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
     contents, result = read_ledger(folder.ledger), json.loads(folder.result.read_text(encoding="utf-8"))
-    # Of a cell at another epsilon, mechanism and delta are the same. A later accountant may price a little lower.
+    # The price tells apart cells that differ in epsilon alone. A later accountant may price a little lower.
     priced = math.isclose(contents.epsilons.certified, float(result["epsilon_certified"]), rel_tol=_SAME_PRICE)
     if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:
         raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)

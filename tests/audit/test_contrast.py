@@ -20,7 +20,7 @@ def test_what_is_shown_is_rounded_down_and_what_is_stated_up() -> None:
 
 
 def test_an_accusation_has_as_many_digits_as_it_takes_to_be_one() -> None:
-    """To the nearest, and by three digits each, all of these read "shows 2, but 2 is certified"."""
+    """Rounded to the nearest by three digits, each of these accusations would read "shows 2, but 2 is certified"."""
     assert shown_above(2.004, 2.003) == ("2.004", "2.003")
     assert shown_above(2.0041, 2.0032) == ("2.0041", "2.0032")
     assert shown_above(2.0000000000000004, 2.0) == ("2.0000000000000004", "2.0")

@@ -136,7 +136,7 @@ def test_only_a_run_is_set_aside_and_only_once(tmp_path: Path) -> None:
 
 
 def test_runs_within_a_run_count_beside_it(tmp_path: Path) -> None:
-    """As those that check a rehearsal's ranking: they go where the winner's folder goes, whose own price is not all."""
+    """Runs that check a ranking lie in the winner's folder and are set aside with it, so their price counts as well."""
     folder = tmp_path / "winner"
     run(folder, 2, finish=True)
     assert said_within(folder) == ""

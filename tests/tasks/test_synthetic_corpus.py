@@ -159,7 +159,7 @@ def _other_ledger(run: Path) -> None:
 
 
 def _other_price(run: Path) -> None:
-    """As if a ledger of this mechanism at another epsilon lay here."""
+    """Make the ledger of a cell look like that of the same mechanism at another epsilon."""
     result = read_json(run / "result.json")
     (run / "result.json").write_text(json.dumps(result | {"epsilon_certified": 2 * result["epsilon_certified"]}))
 

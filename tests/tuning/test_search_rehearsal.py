@@ -87,7 +87,7 @@ def test_another_number_of_units_or_telemetry_is_another_rehearsal(
 
 
 def test_two_calls_in_one_folder_do_not_rehearse_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever door: the later one would replace the choice of the run that the earlier one has begun."""
+    """A later rehearsal, by command or function, would replace the choice of the run that the earlier one began."""
     monkeypatch.setattr(module, "rehearse_space", lambda *_: pytest.fail("it replaces the other's choice"))
     out = private_directory(tmp_path / "out")
     data, public = write_csv(tmp_path / "own.csv", rows()), write_csv(tmp_path / "public.csv", rows(40, 40))
