@@ -167,6 +167,20 @@ def test_account_never_certifies_a_mechanism_without_noise() -> None:
     assert result.exit_code == 2 or json.loads(result.stdout)["epsilon_certified"] == "inf"
 
 
+def test_calibrate_compares_bands_with_independent_noise_of_the_same_budget() -> None:
+    schedule = ["--epsilon", "2", "--delta", "1e-5", "--records", "4576", "--batch", "64", "--epochs", "1"]
+    alone = answer("calibrate", "static", *schedule)
+    found = answer("calibrate", "banded", *schedule)
+    assert found["independent_noise_multiplier"] == alone["noise_multiplier"]
+    ratio = found["noise_multiplier"] / alone["noise_multiplier"]
+    for sums in ("last", "mean"):
+        over = found[f"noise_in_{sums}_sum_over_independent"]
+        assert over == pytest.approx(ratio * found[f"noise_in_{sums}_sum_at_one_multiplier"])
+        assert 0.6 < over < 0.8
+    one_band = answer("calibrate", "banded", *schedule, "--set", "bands=1")
+    assert one_band["noise_in_last_sum_over_independent"] == pytest.approx(1, rel=1e-6)
+
+
 def test_calibrate_from_a_rate_and_steps_agrees_with_account() -> None:
     found = answer(*CALIBRATE, "--sample-rate", "0.01", "--steps", "1000")
     assert list(found) == FIELDS

@@ -48,7 +48,7 @@ def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
 
 
 def _of_bands(strategy: tuple[float, ...], sample_rate: float, steps: int) -> dict[str, Any]:
-    """The bands of correlated noise, and the noise that they leave over that of independent noise at one multiplier."""
+    """The bands of correlated noise, and what they leave of the noise of independent noise of the same multiplier."""
     if not strategy:
         return {}
     bands = len(strategy)
@@ -57,8 +57,20 @@ def _of_bands(strategy: tuple[float, ...], sample_rate: float, steps: int) -> di
         "group_sample_rate": bands * sample_rate,
         "visits": -(-steps // bands),
         "column_norm": column_norm(strategy),
-        "noise_in_last_sum_over_independent": relative_error(strategy, steps, "last"),
-        "noise_in_mean_sum_over_independent": relative_error(strategy, steps, "mean"),
+        "noise_in_last_sum_at_one_multiplier": relative_error(strategy, steps, "last"),
+        "noise_in_mean_sum_at_one_multiplier": relative_error(strategy, steps, "mean"),
+    }
+
+
+def of_bands_at_one_budget(banded: Mechanism, independent: Mechanism, steps: int) -> dict[str, Any]:
+    """What bands leave of the noise of independent noise that keeps the same budget, in the sums of all gradients."""
+    alone = independent.knobs().noise_multiplier
+    ratio = banded.knobs().noise_multiplier / alone
+    return {
+        "bands": len(banded.coefficients) or 1,
+        "independent_noise_multiplier": alone,
+        "noise_in_last_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "last"),
+        "noise_in_mean_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "mean"),
     }
 
 

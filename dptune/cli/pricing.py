@@ -132,4 +132,8 @@ def calibrate(
         return
     found = calibrated(with_noise, epsilon, schedule, accounting)
     prices = price(found.mechanism, schedule, found.renyi_filter)
-    show(figures.of_run(found.mechanism, schedule, prices), as_json)
+    shown = figures.of_run(found.mechanism, schedule, prices)
+    if found.mechanism.noise.correlated is not None:
+        one_band = calibrated(lambda noise: build("static", {"noise_multiplier": noise}), epsilon, schedule, accounting)
+        shown |= figures.of_bands_at_one_budget(found.mechanism, one_band.mechanism, schedule.steps)
+    show(shown, as_json)
