@@ -300,8 +300,10 @@ def ranking_text(results: Results) -> list[str]:
             f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with those of "
             f"held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same order, 0 is chance."
         )
+    settings = len(points) - 1
+    again = f", in {ranking['runs']} runs with those that were set aside" if ranking["runs"] > settings else ""
     cost = (
-        f"For this, {ranking['runs']} settings beside the chosen one were run on the private records too, which cost "
+        f"For this, {settings} settings beside the chosen one were run on the private records too{again}, which cost "
         f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together. That adds to what "
         "the chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
     )

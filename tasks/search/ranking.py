@@ -20,6 +20,7 @@ from scipy.stats import spearmanr
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import price
 from dptune.privacy.runs_within import FOLDER
+from dptune.privacy.set_aside import earlier_runs
 from dptune.privacy.spent import Register
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import HELD_OUT, Tuned, run
@@ -44,16 +45,17 @@ def rank_privately(
 ) -> dict[str, Any]:
     """Run every setting of a rehearsal on the private records, but for the winner, which was. Takes up a stopped call.
 
-    Guarantee: each run is a run of its own, counted in the register from its start, at the epsilon of its ledger; their
-    sum adds to what the winner costs. Held-out perplexities have none. A run that diverged ranks last. No weights stay
-    but the winner's: they would lie, with the proof of one run, beside a page that chose among them.
+    Guarantee: each run is a run of its own, counted in the register from its start, at the epsilon of its plan; their
+    sum, with those that were set aside, adds to what the winner costs. Held-out perplexities have none. A run that
+    diverged ranks last. No weights stay but the winner's: they would lie, with the proof of one run, beside a page that
+    chose among them.
 
     Args:
         winner: the private run of the rehearsal's best.
         prepare: prepares the run of one setting.
 
     Returns: points, each a setting, its perplexity in the rehearsal and on held-out private records; their rank
-        correlation; number of runs, and what they cost together. In JSON types.
+        correlation; number of runs, those that were set aside included, and what they cost together. In JSON types.
     """
     tried, budget = _distinct(found.tried), found.settings.epsilon
     further = len(tried) - 1
@@ -69,9 +71,10 @@ def rank_privately(
         if prepared.settings == found.settings:
             held_out = winner.perplexity[HELD_OUT][1]
         else:
-            mechanism = prepared.mechanism
-            costs.append(price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified)
-            held_out = _held_out(prepared, winner.folder / FOLDER / _digest(configuration), register)
+            mechanism, folder = prepared.mechanism, winner.folder / FOLDER / _digest(configuration)
+            cost = price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified
+            held_out = _held_out(prepared, folder, register)
+            costs += [cost] * (1 + len(earlier_runs(folder)))  # each counts in the register, as planned
         points.append((configuration, rehearsed, held_out))
     return {
         "points": [[configuration, str(rehearsed), str(held_out)] for configuration, rehearsed, held_out in points],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from tiny_pipeline import mode, read_json, write_params
 from dptune.corpus.records import read_records, write_records
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DivergedError
-from dptune.files import write_json
+from dptune.files import private_directory, write_json
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import FOLDER, said_within
@@ -238,12 +239,44 @@ def test_a_correlation_needs_three_points_that_differ() -> None:
 
 
 def test_the_cost_of_a_ranking_is_told_and_never_rounded_down() -> None:
-    ranking = {"correlation": None, "runs": 9, "epsilon": "17.941", "delta": 9e-5, "points": [[{"batch": 8}, "2", "3"]]}
+    points = [[{"batch": 8}, "2", "3"]]
+    ranking = {"correlation": None, "runs": 0, "epsilon": "17.941", "delta": 9e-5, "points": points}
     assert "certified \u03b5 = 18 at" in ranking_text({"ranking": ranking})[1]
     assert "certified \u03b5 = 2.05 at" in ranking_text({"ranking": ranking | {"epsilon": "2.041"}})[1]
     plain = {"epsilon_certified": "2", "score": {"on": "rehearsal"}, "prices": None, "perplexity": {}, "scores": {}}
     found = figures_of(plain | {"ranking": ranking})
     assert found == {"epsilon_certified": 2, "ranking.epsilon_certified": 17.941}, "also without any correlation"
+
+
+def test_a_run_that_was_set_aside_is_paid_for_on_the_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The register counts it from its start, and warns of it no longer than it is a stranger."""
+    monkeypatch.setattr(module, "price", lambda *_: SimpleNamespace(certified=0.75))
+    monkeypatch.setattr(module, "figure_of", lambda prepared, out, work: private_directory(out) and 3.0)
+    found = SimpleNamespace(
+        settings=SimpleNamespace(epsilon=1.0), tried=(({"batch": 8}, 2.0), ({"batch": 16}, 3.0), ({"batch": 32}, 4.0))
+    )
+
+    def prepare(one: Any) -> Any:
+        parts = SimpleNamespace(mechanism=None, renyi_filter=None)
+        return SimpleNamespace(
+            settings=found.settings if one["batch"] == 8 else one, mechanism=parts, schedule=SimpleNamespace(priced=1)
+        )
+
+    header = SimpleNamespace(delta=1e-5)
+    winner: Any = SimpleNamespace(
+        folder=tmp_path, ledger=SimpleNamespace(header=header), perplexity={"held-out private records": (9.0, 2.5)}
+    )
+    own = module._digest({"batch": 16})
+    for name in (f"{own}.set-aside-1", f"{own}.set-aside-2"):
+        private_directory(tmp_path / FOLDER / name)
+    ranking = module.rank_privately(cast(Any, found), winner, prepare, Register(tmp_path / "spent.jsonl"))
+    assert (ranking["runs"], float(ranking["epsilon"])) == (4, 3.0)
+    assert ranking["delta"] == pytest.approx(4e-5)
+    (_, cost) = ranking_text({"ranking": ranking})
+    assert cost.startswith(
+        "For this, 2 settings beside the chosen one were run on the private records too, in 4 runs with those that "
+        "were set aside, which cost certified \u03b5 = 3 at \u03b4 = 4e-05 together."
+    )
 
 
 def test_a_setting_that_was_drawn_twice_is_run_once() -> None:
