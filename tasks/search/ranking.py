@@ -18,6 +18,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from dptune.errors import ConfigError
+from dptune.files import private_directory
 from dptune.mechanisms.planning import price
 from dptune.privacy.runs_within import FOLDER
 from dptune.privacy.set_aside import earlier_runs
@@ -64,6 +65,7 @@ def rank_privately(
         "together, which adds to the winner's own",
         *(further, budget, further * budget),
     )
+    private_directory(winner.folder / FOLDER)  # says from here on that the check has begun
     points: list[tuple[Configuration, float, float]] = []
     costs: list[float] = []
     for configuration, rehearsed in tried:

@@ -15,18 +15,21 @@ from tiny_pipeline import mode, read_json, write_params
 from dptune.corpus.records import read_records, write_records
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DivergedError
-from dptune.files import private_directory, write_json
+from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.runs_within import FOLDER, said_within
+from dptune.privacy.runs_within import FOLDER, runs_within, said_within
 from dptune.privacy.spent import Register
+from dptune.training.run import Run
 from dptune.tuning.search import rehearsal as rehearsal_module
 from dptune.tuning.verifying import CARD
 from tasks.paths import REPORT, SPENT
-from tasks.report.search import PAGE, RANKING, ranking_text, write_page
+from tasks.report.search import PAGE, RANKING, ranking_text, unranked, write_page
 from tasks.search import ranking as module
 from tasks.search import run as run_module
 from tasks.search.asked import check_search, folder_of
+from tasks.search.before import remember_shown, shown
+from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.publish import figures_of
 from tasks.search.ranking import rank_correlation
 from tasks.search.records import TRAIN_SIDE, read_sides
@@ -109,9 +112,25 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("it is known already"))
     search_records(settings_of(), "cpu")
     assert read_json(RunFolder(out).results) == told
+    _weights_that_an_earlier_version_left_go(out)
+    assert read_json(RunFolder(out).results) == told
     assert "paid before" not in caplog.text
     _the_page_says_it(out, told)
     _whoever_starts_afresh_is_told_of_all_runs(out, costs)
+
+
+def _weights_that_an_earlier_version_left_go(out: Path) -> None:
+    """It kept no outcome of a run, and the page that was made then is not shown for theirs."""
+    for run in runs_within(out):
+        (run / OUTCOME).unlink()
+        write_text(RunFolder(run).adapter / "adapter_model.safetensors", "")
+    settings, page = settings_of(check_ranking=False), REPORT / PAGE
+    write_text(page, "its page")
+    remember_shown(settings, page, "its answer")
+    assert shown(settings, page) is None
+    search_records(settings, "cpu")
+    assert weights(out / FOLDER) == []
+    assert shown(settings, page) == "its answer"
 
 
 def weights(folder: Path) -> list[Path]:
@@ -136,7 +155,7 @@ def edited() -> None:
 
 
 def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
-    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The winner is told before its ranking is checked; settings that diverged, or have a figure, have ended."""
     rehearse(monkeypatch, 2.0, 3.0, 4.0)
@@ -144,8 +163,13 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     out = folder_of(settings)
     ends = iter([DivergedError("the run diverged."), KeyboardInterrupt()])
 
-    def ending(*_: Any) -> None:
-        raise next(ends)
+    def ending(*given: Any) -> None:
+        with monkeypatch.context() as diverging:
+            diverging.setattr(Run, "end", diverge)
+            error = next(ends)
+            if isinstance(error, DivergedError):
+                run(*given)  # as it does: with its ledger, and with its last checkpoint
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "run", ending)
@@ -154,7 +178,10 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     first = read_json(RunFolder(out).results)
     assert first["released"]
     assert "ranking" not in first
-    write_page(out, REPORT)  # it has all that the page needs
+    _the_page_says_that_it_did_not_end(out)
+    (diverged,) = runs_within(out)
+    assert read_ledger(RunFolder(diverged).ledger).releases
+    assert weights(diverged) == []
     ran: list[Path] = []
 
     def running(prepared: Any, folder: Path, register: Register) -> Any:
@@ -172,7 +199,12 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
             search_records(settings, "cpu")
     (folder,) = ran
     assert weights(folder)
+    caplog.clear()
+    search_records(settings_of(check_ranking=False), "cpu")
+    assert weights(folder) == [], "nobody asks for its figure any more"
+    assert "these records paid before (twice" in caplog.text.replace("2 times", "twice"), "the page tells of neither"
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("each has ended"))
+    _a_run_without_its_ledger_is_not_trusted(settings, diverged)
     search_records(settings, "cpu")
     assert weights(out / FOLDER) == []
     told = read_json(RunFolder(out).results)
@@ -182,6 +214,28 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     held_out = [float(one) for *_, one in ranking["points"]]
     assert held_out == [first["perplexity"]["held_out"][1], math.inf, found]
     assert ranking["runs"] == 2
+
+
+def diverge(*_: Any) -> None:
+    raise DivergedError("the run diverged.")
+
+
+def _a_run_without_its_ledger_is_not_trusted(settings: Settings, run: Path) -> None:
+    kept, cell = RunFolder(run).ledger.read_bytes(), RunFolder(run).cell.read_bytes()
+    RunFolder(run).ledger.unlink()
+    with pytest.raises(ConfigError, match=rf"{run.name} has ended, and its ledger, .* is missing.*restore it"):
+        search_records(settings, "cpu")
+    assert RunFolder(run).cell.read_bytes() == cell
+    RunFolder(run).ledger.write_bytes(kept)
+
+
+def _the_page_says_that_it_did_not_end(out: Path) -> None:
+    assert unranked(out)
+    write_page(out, REPORT)
+    page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
+    assert "How well the ranking carries over" in page
+    assert f"The check of the ranking has not ended, so nothing is told of it{said_within(out)}." in page
+    assert said_within(out)
 
 
 def test_without_held_out_records_it_is_refused_before_anything_is_tried(
@@ -215,9 +269,6 @@ def _the_page_says_it(out: Path, told: dict[str, Any]) -> None:
 
 def test_what_diverges_ranks_last_and_is_paid_for(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearse(monkeypatch, 2.0, 3.0, math.inf)
-
-    def diverge(*_: Any) -> None:
-        raise DivergedError("the run diverged.")
 
     monkeypatch.setattr(module, "run", diverge)
     told = read_json(RunFolder(search_records(settings_of(), "cpu")).results)
