@@ -17,6 +17,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.files import private_directory
 from dptune.mechanisms.planning import price
@@ -61,9 +62,9 @@ def rank_privately(
     tried, budget = _distinct(found.tried), found.settings.epsilon
     further = len(tried) - 1
     _log.warning(
-        "checking the ranking trains %d further settings on the private records, within epsilon %g each and %g "
+        "checking the ranking trains %d further settings on the private records, within epsilon %s each and %s "
         "together, which adds to the winner's own",
-        *(further, budget, further * budget),
+        *(further, at_most(budget, 6), at_most(further * budget, 6)),
     )
     private_directory(winner.folder / FOLDER)  # says from here on that the check has begun
     points: list[tuple[Configuration, float, float]] = []

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.corpus.reading.read import Sides
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.mechanisms.planning import price
@@ -182,7 +183,7 @@ def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
     before = list(root.handlers)
 
     def start(certificate: SearchCertificate) -> None:
-        _log.info("searching within epsilon %.4g; %s", certificate.certified, _SECRET)
+        _log.info("searching within epsilon %s; %s", at_most(certificate.certified, 4), _SECRET)
         started.append(certificate)
         root.handlers[:] = [_OwnersFile()]
         logging.captureWarnings(True)
