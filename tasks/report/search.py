@@ -297,7 +297,9 @@ def ranked(results: Results) -> list[tuple[str, float, float]]:
 
 
 def _unranked_text(folder: Path) -> list[str]:
-    return [f"The check of the ranking has not ended, so nothing is told of it{said_within(folder)}."]
+    """What the page says meanwhile, with what the runs of the check have spent so far."""
+    known = "The check of the ranking has not ended, so nothing is told of it."
+    return [f"{known} The chosen setting's own run costs what is said above{said_within(folder)}."]
 
 
 def ranking_text(results: Results) -> list[str]:
