@@ -88,6 +88,7 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
         patched.setattr(module, "run", stopped)
         with pytest.raises(KeyboardInterrupt):
             search_records(settings_of(), "cpu")
+    assert weights(out / FOLDER) == [], "also where others are still to run: a page may be made meanwhile"
     assert "trains 2 further settings on the private records, within epsilon 1 each and 2 together" in caplog.text
     search_records(settings_of(), "cpu")
     assert "paid before" not in caplog.text, "its own runs are no strangers"
