@@ -30,7 +30,7 @@ from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
-from tasks.report.search import PAGE, failure_of, write_page
+from tasks.report.search import PAGE, failure_of, unranked, write_page
 from tasks.search.asked import check_search, folder_of
 from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
@@ -62,7 +62,8 @@ def write_search_page(settings: Settings) -> str:
     folder = folder_of(settings)
     answer = write_page(folder, REPORT)
     write_index()
-    if publish(folder, REPORT / PAGE, answer) and failure_of(folder) is None:
+    begun = settings.search.check_ranking and unranked(folder)  # it goes on when the search is run again
+    if publish(folder, REPORT / PAGE, answer) and failure_of(folder) is None and not begun:
         remember_shown(settings, REPORT / PAGE, answer)
     return answer
 
@@ -75,8 +76,8 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
         params: the parameter file; it is not written.
         overrides: sections to merge over the parameter file, such as ``{"search": {"epsilon": 4}}``.
 
-    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed, and where nothing
-        was released, after the page is written.
+    Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed. Where nothing was
+        released, or the check of a ranking stopped, the page is written before.
     """
     end_server_with_me()
     settings = load_settings(Path(params), overrides)
@@ -86,7 +87,12 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     make_data(lambda stage: None, DATA_STAGES)
     refuse_paid(settings)
     show(0.2, _under_way(settings.search))
-    run_search(settings, params, overrides or {})
+    try:
+        run_search(settings, params, overrides or {})
+    except FlowError:
+        if unranked(folder_of(settings)):  # the winner is out, and only the check of its ranking stopped
+            write_search_page(settings)
+        raise
     show(0.9, "page")
     answer, page = write_search_page(settings), REPORT / PAGE
     show_file("the search", page, answer)

@@ -1,26 +1,41 @@
-"""What commands print: prices rounded up, what an attack showed rounded down, all else to the nearest."""
+"""What commands print: prices and noise rounded up, what an attack showed rounded down, all else to the nearest."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tiny_certificate import certificate
 
 from dptune.audit.step import StepAudit
+from dptune.cli import figures
 from dptune.cli.console import show
+from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search
 from dptune.cli.step_audit import _show_audit
-from dptune.privacy.certificate import ScoreTerms, SearchCertificate
+from dptune.cli.tune import _show_result
+from dptune.errors import ConfigError
+from dptune.prediction import deployment
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release
-from dptune.privacy.selection_law import SelectionLaw
+from dptune.training.data import PrivacyUnits
+from dptune.tuning import verifying
+from dptune.tuning.search.search import certificate_of
+from dptune.tuning.verifying import CardError, consistent_certificate
 
-_UP = ("epsilon", "delta", "epsilon_certified", "search_epsilon_one_shift", "mu_certified", "mu_detectable")
+_UP = (
+    *("epsilon", "delta", "epsilon_certified", "search_epsilon_one_shift", "mu_certified", "mu_detectable"),
+    *("certified", "noise_multiplier", "score_noise_multiplier"),  # noise that is typed again must not cost more
+)
 _DOWN = ("epsilon_audited", "mu_alarm", "epsilon_refutable")
 
 
 def test_a_table_rounds_prices_up_and_what_was_shown_down(capsys: pytest.CaptureFixture[str]) -> None:
-    others = ("noise_multiplier", "deltas_of_nothing")
+    others = ("sample_rate", "deltas_of_nothing")
     show(dict.fromkeys((*_UP, *_DOWN, *others), 1.23456489), as_json=False)
     shown = dict(line.strip("│").replace(" ", "").split("│") for line in capsys.readouterr().out.splitlines()[1:-1])
     assert [shown[name] for name in _UP] == ["1.23457"] * len(_UP)
@@ -44,21 +59,7 @@ def test_a_price_that_is_a_round_number_stays_one(capsys: pytest.CaptureFixture[
 def test_the_sentence_of_a_search_rounds_both_of_its_prices_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = SearchCertificate(
-        id="abc",
-        epsilon=2.0,
-        delta=1.0001e-5,
-        unit="record",
-        units=500,
-        data="own",
-        telemetry="private",
-        law=SelectionLaw.of(3, 2),
-        bound="hull",
-        space=[{"weight": 1.0, "batch": [8]}],
-        kinds=((1.0, ((Release(0.04, 1.2), 40),)),),
-        score=ScoreTerms("public", 0.0, 0.0, 100),
-        commitment="0" * 64,
-    )
+    found = certificate(delta=1.0001e-5)
     monkeypatch.setattr(SearchCertificate, "certified", 1.2345611)
     _show_search(found, as_json=False, figures={"search": "abc"})
     assert "The search is (1.23457, 1.01e-05)-DP under" in capsys.readouterr().out
@@ -76,3 +77,57 @@ def test_a_warning_about_a_claim_does_not_contradict_itself(capsys: pytest.Captu
         said = " ".join(capsys.readouterr().err.split())
         lower, upper = (float(said.partition(words)[2].split()[0]) for words in ("epsilon >= ", "more than the "))
         assert claimed <= upper < lower <= shown
+
+
+def test_noise_that_a_tuned_runs_command_names_is_rounded_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "of_ledger", lambda contents: {})
+    built = SimpleNamespace(
+        knobs=lambda: SimpleNamespace(noise_multiplier=1.2345611), noise=SimpleNamespace(correlated=None)
+    )
+    prepared: Any = SimpleNamespace(
+        base=SimpleNamespace(name="base"),
+        mechanism=SimpleNamespace(mechanism=built),
+        settings=SimpleNamespace(options={}, mechanism="static"),
+    )
+    tuned: Any = SimpleNamespace(folder=tmp_path, perplexity={}, scores={}, ledger=None)
+    _show_result(tuned, prepared, as_json=False)
+    assert "dptune audit static --set noise_multiplier=1.23457\n" in capsys.readouterr().out
+
+
+def test_what_an_answer_has_spent_is_rounded_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = {"tokens": 9, "tokens_left": 9, "epsilon": 2.0, "data": "own", "earlier": 0}
+    answer = SimpleNamespace(tokens_left=8, epsilon_spent=1.00001, delta=1.0001e-5, unit="record")
+    given = SimpleNamespace(
+        budget=budget,
+        notes=[],
+        predictor=SimpleNamespace(close=lambda: None),
+        generate=lambda prompt, tokens: [answer],
+        text=lambda answers: "a text",
+    )
+    monkeypatch.setattr(deployment, "deploy", lambda *_, **__: given)
+    generate("x", 1, Path("ensemble"), None, "cpu", as_json=False)
+    said = "8 of 9 tokens left; epsilon 1.001 of 2 at delta 1.01e-05 spent, for one record."
+    assert said in capsys.readouterr().err
+
+
+def test_a_search_that_costs_more_than_its_budget_is_refused_by_figures_that_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SearchCertificate, "certified", 2.0000001)
+    prepared: Any = SimpleNamespace(
+        settings=SimpleNamespace(epsilon=2.0, called="own", telemetry="private"),
+        schedule=SimpleNamespace(delta=1e-5),
+        units=PrivacyUnits.records(9),
+    )
+    known = certificate()
+    kinds: Any = [SimpleNamespace(weight=weight, releases=dict(held), plugins=()) for weight, held in known.kinds]
+    asked: Any = SimpleNamespace(law=known.law, bound=known.bound, space=SimpleNamespace(to_json=lambda: known.space))
+    with pytest.raises(ConfigError, match=r"the search would cost 2\.001 of 2\b"):
+        certificate_of(prepared, asked, kinds, known.score, "abc", "0" * 64)
+    monkeypatch.setattr(verifying, "read_certificate", lambda file: known)
+    with pytest.raises(CardError, match=r"costs 2\.00001, and was to keep within 2\b"):
+        consistent_certificate(Path("certificate.jsonl"))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom, chi2
 
+from dptune.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.training.data import PrivacyUnits
 
@@ -64,7 +65,7 @@ class DrawAudit:
         if self.p_value >= self.alarm:
             return None
         found = self.fault or " and ".join(
-            f"{_TESTS[name]} (p = {value:.2g})"
+            f"{_TESTS[name]} (p = {at_most(value, 2)})"
             for name, value in self.p_values.items()
             if value < self.alarm / len(_TESTS)
         )

@@ -21,8 +21,8 @@ from dptune.invalid import problem_of
 #: The usage error of click, or of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 _DIGITS = 6
-#: Names of prices, and of those among them that an attack showed or could have shown.
-_PRICE = re.compile(r"(^|_)(epsilon|delta|mu)($|_)")
+#: Names of prices and of noise, and of those among them that an attack showed or could have shown.
+_PRICE = re.compile(r"(^|_)(epsilon|delta|mu|certified|noise_multiplier)($|_)")
 _SHOWN = re.compile(r"_(audited|alarm|refutable)$")
 
 
@@ -117,7 +117,8 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _text(key: str, value: Any) -> str:
-    """A value in words. A price is rounded up, and what an attack showed down: neither promises too much."""
+    """A value in words. A price is rounded up, and what an attack showed down: neither promises too much. So is noise:
+    whoever types the multiplier that is printed gets no more than the epsilon that is printed with it."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_text(name, one)}" for name, one in value.items())
     if isinstance(value, list):

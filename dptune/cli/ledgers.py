@@ -111,9 +111,9 @@ def spent(
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
         "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
-        "answers counts with its whole budget. Cells that did not end their training, of an experiment or of "
-        "policy.rlhf, are in no register, nor are those of policy.rlhf that an earlier version trained: what their own "
-        "ledgers hold comes on top. A run's or an ensemble's folder that was copied half-way "
+        "answers counts with its whole budget. Cells of an experiment that did not end their training are in no "
+        "register, nor are those of policy.rlhf that an earlier version trained: what their own ledgers hold comes on "
+        "top. A run's or an ensemble's folder that was copied half-way "
         "and finished twice has one id and counts once: add the copy by hand."
     )
     if any(total.unit.endswith(IN_A_SHARD) for total in whole):

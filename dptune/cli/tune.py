@@ -49,6 +49,7 @@ from dptune.cli.tuning_options import (
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordSource
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.options import assignments
 from dptune.tuning.settings import Task
@@ -329,7 +330,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     typer.echo(f"Check it: dptune verify {adapter}")
     built = prepared.mechanism.mechanism
     plain = {name: value for name, value in prepared.settings.options.items() if isinstance(value, str | int | float)}
-    options = plain | {"noise_multiplier": f"{built.knobs().noise_multiplier:.6g}"}
+    options = plain | {"noise_multiplier": at_most(built.knobs().noise_multiplier, 6)}
     if built.noise.correlated is not None:
         options["bands"] = built.bands
     given = " ".join(f"--set {name}={value}" for name, value in options.items())

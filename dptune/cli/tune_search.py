@@ -117,11 +117,12 @@ def _tune_rehearsed(
         if not as_json:
             typer.echo(f"rehearsed on public records: {named}: perplexity {perplexity:.4g}")
 
+    if dry:
+        found = rehearsed(described, base, settings, asked, len(first.units), out, said, keep=False)
+        show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
+        return
     with working_in(out):  # of two commands at once, the later rehearsal would replace that of the earlier's run
         found = rehearsed(described, base, settings, asked, len(first.units), out, said)
-        if dry:
-            show({"chosen": min(found.tried, key=lambda one: one[1])[0]}, as_json)
-            return
         tuned = run_here(prepare(described, base, found.settings), out, book)
     show(of_ledger(tuned.ledger) | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:

@@ -42,4 +42,4 @@ def said_within(folder: Path) -> str:
 def _together(spent: list[Spending]) -> str:
     """Their sum, by basic composition."""
     epsilon, delta = math.fsum(one.epsilon for one in spent), math.fsum(one.delta for one in spent)
-    return f"epsilon {at_most(epsilon, 4)}, delta {delta:g}"
+    return f"epsilon {at_most(epsilon, 4)}, delta {at_most(delta)}"

@@ -11,11 +11,14 @@ from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
-_DIGITS = 4
+#: Name of the row whose figure earlier versions rounded to the nearest.
+DELTA = "delta"
+_DIGITS, _DIGITS_OF_DELTA = 4, 6
 _SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
 
@@ -99,7 +102,7 @@ def privacy_section(
     classifies: bool = False,
     certificate: SearchCertificate | None = None,
 ) -> str:
-    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons are rounded up.
+    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons and delta are rounded up.
 
     Args:
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
@@ -166,7 +169,7 @@ def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate |
 
 
 def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
-    """What is guaranteed, to whom, and by which mechanism, by name. Epsilons are rounded up."""
+    """What is guaranteed, to whom, and by which mechanism, by name. Epsilons and delta are rounded up."""
     header, prices = contents.header, contents.epsilons
     bands = any(release.coefficients for release in contents.composition)
     noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
@@ -184,7 +187,7 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
         "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
         "epsilon_published": published,
         "epsilon_audited": "not measured",
-        "delta": f"{header.delta:g}",
+        DELTA: at_most(header.delta, _DIGITS_OF_DELTA),
         **({} if certificate is None else _searched(certificate, prices.published)),
         "unit": whose,
         "neighbours": "data sets of which one lacks a unit of the other (add or remove)"

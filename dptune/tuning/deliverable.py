@@ -14,12 +14,8 @@ from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_json, wr
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
+from dptune.tuning.places import partial_of
 from dptune.tuning.verifying import CARD, CONFIG, LABELS, RECORDS, section_of
-
-
-def partial_of(folder: RunFolder) -> Path:
-    """The folder that holds the adapter until the ledger is finished."""
-    return folder.adapter.with_name(".adapter.partial")
 
 
 def write_weights(

@@ -38,8 +38,8 @@ from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
 from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
-from dptune.tuning.deliverable import deliver, partial_of, write_weights
-from dptune.tuning.places import check_folder
+from dptune.tuning.deliverable import deliver, write_weights
+from dptune.tuning.places import check_folder, partial_of
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.verifying import check_deliverable
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
-from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.files import write_json
+from dptune.privacy.ledger_file import GENESIS, LedgerContents, read_ledger
+from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent import Register, said
 from tasks.experiment.cells import Cell
@@ -15,24 +20,14 @@ from tasks.split_records import records_digest
 
 
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
-    """Add a cell of an experiment that trained to its end; see ``register_run``.
+    """Add a cell of an experiment that trained to its end, once, and its runs that were set aside; a resumed one has
+    the same ledger, and so the same entry.
 
     Args:
         records: ``records_digest`` before it trained. Private.
     """
-    register_run(records, cell.experiment, cell.directory, ledger)
-
-
-def register_run(records: str, study: str, directory: Path, ledger: LedgerContents) -> None:
-    """Add a run of a study that trained to its end, once, and its runs that were set aside; a resumed one has the same
-    ledger, and so the same entry.
-
-    Args:
-        records: digest of the pipeline's records before it trained. Private.
-        directory: the run's folder.
-    """
-    register = Register(SPENT)
-    for folder in earlier_runs(directory):
+    register, study = Register(SPENT), cell.experiment
+    for folder in earlier_runs(cell.directory):
         if (spending := spending_of(folder)) is None:
             continue
         if spending.problem:
@@ -40,6 +35,24 @@ def register_run(records: str, study: str, directory: Path, ledger: LedgerConten
         else:
             register.add_cell(records, study, read_ledger(RunFolder(folder).ledger))
     register.add_cell(records, study, ledger)
+
+
+def run_id_of(directory: Path) -> str:
+    """The id of the run in a folder, drawn once: a run that is killed before its ledger begins counts once as well."""
+    cell = RunFolder(directory).cell
+    if not cell.exists():
+        write_json(cell, {"run_id": uuid4().hex})
+    return str(json.loads(cell.read_text(encoding="utf-8"))["run_id"])
+
+
+def register_plan(records: str, study: str, header: RunHeader, planned: Composition) -> None:
+    """Add a run of a study that is about to start, with all that it plans, once: killed, its ledger has no more.
+
+    Args:
+        records: digest of the pipeline's records. Private.
+        header: the run's, with the id that its ledger has.
+    """
+    Register(SPENT).add_cell(records, study, LedgerContents(header, planned, planned.total(), GENESIS, False))
 
 
 def paid_so_far() -> str | None:

@@ -3,7 +3,7 @@
     python -m tasks.policy.rlhf --set users=32 --set epsilons=3     # settings are the fields of ``Rlhf``
 
 A cell writes ledger.jsonl, adapter/ (PEFT's), results.json and, for the auditor alone, prompts.json to its folder in
-data/policy/rlhf. When it has trained, the register data/spent.jsonl counts it.
+data/policy/rlhf. The register data/spent.jsonl counts it from its start, with all that it plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from tasks.experiment.spent import register_run
+from tasks.experiment.spent import register_plan, run_id_of
 from tasks.identity import code_digest
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
 from tasks.settings.library_section import as_json, part_of
@@ -203,9 +203,9 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
     public, held_out = _public_prompts(cell, learner)
     users = _stream(cell, plan, records, hosts, learner)
-    header, on_point = _header(cell, records), partial(_log_point, cell)
+    header, on_point = _header(cell, records, run_id_of(directory)), partial(_log_point, cell)
+    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))
     state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)
-    register_run(paying, STUDY, directory, read_ledger(RunFolder(directory).ledger))
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
     if plan.canaries:
@@ -282,7 +282,7 @@ def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, 
     return Stream(tuple(ids), prompts, present)
 
 
-def _header(cell: RlhfCell, records: Records) -> RunHeader:
+def _header(cell: RlhfCell, records: Records, run_id: str) -> RunHeader:
     return RunHeader(
         mechanism="dppg",
         published_accountant=PUBLISHED_ACCOUNTANT,
@@ -293,6 +293,7 @@ def _header(cell: RlhfCell, records: Records) -> RunHeader:
         units=cell.users * cell.settings.updates,
         data=str(records.about["label"]),
         telemetry=cell.settings.telemetry,  # the curve is of simulated users; the attacks' figures are not
+        run_id=run_id,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from dptune.digits import at_most
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.runs_within import FOLDER, said_within
 from dptune.tuning.search.space import Domain, Range, Space
 from tasks.charts.canvas import save
 from tasks.charts.search import WAY_LOOKS, choosing, ranking
@@ -95,7 +96,7 @@ def write_page(folder: Path, directory: Path) -> str:
         law=None if certificate is None else law_text(certificate),
         score=None if certificate is None or not released(results) else score_text(results),
         tried=tried(results),
-        carried=ranking_text(results) if "ranking" in results else [],
+        carried=_unranked_text(folder) if unranked(folder) else ranking_text(results) if "ranking" in results else [],
         on=rehearsed_on(results),
     )
     return opening
@@ -127,6 +128,14 @@ def failure_of(folder: Path) -> str | None:
     """Why the ended search in ``folder`` released nothing, as a clause; None if it released a winner."""
     results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
     return None if released(results) else failure(results)
+
+
+def unranked(folder: Path) -> bool:
+    """Whether the check of a rehearsal's ranking has begun in ``folder``, beside its winner, and has not ended."""
+    results = RunFolder(folder).results
+    if not ((folder / FOLDER).is_dir() and results.exists()):
+        return False
+    return "ranking" not in json.loads(results.read_text(encoding="utf-8"))
 
 
 def proof_of(folder: Path, results: Results) -> Path:
@@ -287,6 +296,12 @@ def ranked(results: Results) -> list[tuple[str, float, float]]:
     ]
 
 
+def _unranked_text(folder: Path) -> list[str]:
+    """What the page says meanwhile, with what the runs of the check have spent so far."""
+    known = "The check of the ranking has not ended, so nothing is told of it."
+    return [f"{known} The chosen setting's own run costs what is said above{said_within(folder)}."]
+
+
 def ranking_text(results: Results) -> list[str]:
     """How well a rehearsal's ranking carries over, and what it cost to know."""
     ranking, points = results["ranking"], ranked(results)
@@ -300,8 +315,10 @@ def ranking_text(results: Results) -> list[str]:
             f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with those of "
             f"held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same order, 0 is chance."
         )
+    settings = len(points) - 1
+    again = f", in {ranking['runs']} runs with those that were set aside" if ranking["runs"] > settings else ""
     cost = (
-        f"For this, {ranking['runs']} settings beside the chosen one were run on the private records too, which cost "
+        f"For this, {settings} settings beside the chosen one were run on the private records too{again}, which cost "
         f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together. That adds to what "
         "the chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
     )

@@ -11,7 +11,9 @@ from dptune.files import sha256 as digest_of
 from dptune.files import write_json
 from dptune.plugins import plugins_of
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.runs_within import runs_within
 from dptune.privacy.spent import Register
+from dptune.tuning.places import weights_in
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
 from tasks.search.asked import folder_of, model_of
 from tasks.settings.params import Settings
@@ -31,9 +33,12 @@ def refuse_paid(settings: Settings) -> None:
 
 
 def shown(settings: Settings, page: Path) -> str | None:
-    """The page's answer, if it shows the ended search of this name, and neither settings nor files changed since."""
+    """The page's answer, if it shows the ended search of this name, and neither settings nor files changed since.
+
+    None also where weights of settings that were not chosen lie there: whoever runs the search again is told of them.
+    """
     file = folder_of(settings) / _SHOWN
-    if not (file.exists() and page.exists()):
+    if not (file.exists() and page.exists()) or any(map(weights_in, runs_within(file.parent))):
         return None
     known = json.loads(file.read_text(encoding="utf-8"))
     same = known["asked"] == _asked(settings) and known["page"] == digest_of(page)

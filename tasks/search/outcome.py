@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dptune.errors import DivergedError
+from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import write_json
 from dptune.privacy.run_folder import RunFolder
-from dptune.tuning.deliverable import partial_of
+from dptune.privacy.runs_within import FOLDER, runs_within
+from dptune.privacy.set_aside import earlier_runs
+from dptune.tuning.places import weights_in
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import Tuned, check_same
 
@@ -29,7 +31,7 @@ FILE = "outcome.json"
 def unless_diverged(prepared: PreparedRun, out: Path, work: Callable[[], Tuned]) -> Tuned | None:
     """The finished run; None if it diverged, now or in an earlier call.
 
-    Raises: ConfigError if the run in ``out`` diverged with other settings or records.
+    Raises: ConfigError if the run in ``out`` diverged with other settings or records, or its ledger is missing.
     """
     if _known(prepared, out) is not None:
         return None
@@ -54,22 +56,56 @@ def figure_of(prepared: PreparedRun, out: Path, work: Callable[[], float]) -> fl
     return found
 
 
+def check_ended(prepared: PreparedRun, out: Path) -> None:
+    """Raise ConfigError unless the run that ended in ``out`` is of these settings and records, and has its ledger."""
+    if not RunFolder(out).ledger.exists():  # asked first: a run that lost its ledger is taken for a new one
+        problem = f"{out} has ended, and its ledger, which alone tells what it cost, is missing"
+        raise ConfigError("out", problem, fix="restore it, or give another folder, which spends again")
+    check_same(prepared, RunFolder(out))
+
+
 def forget_weights(out: Path) -> None:
-    """Remove a run's weights. Its ledger and its result, which price it, stay."""
-    folder = RunFolder(out)
-    for path in (folder.adapter, partial_of(folder)):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (
-        folder.checkpoint,
-        *out.glob(f".{folder.checkpoint.name}.*"),
-    ):  # the latter of a kill while it was written
-        path.unlink(missing_ok=True)
+    """Remove a run's weights. Its ledger and its result, which price it, stay.
+
+    Raises: DptuneError if they lie behind a link, which is not followed: something else may be there.
+    """
+    for path in weights_in(out):
+        if path.is_symlink():
+            problem = f"{path}: is a link, and the weights behind it were not removed"
+            raise DptuneError(f"{problem}. Fix: remove both; the next call goes on.")
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def forget_losers(winner: Path, *, ended: bool) -> None:
+    """Remove the weights of the runs that check a ranking, in the winner's folder, and warn of those that must stay.
+
+    Those of a run that is to go on stay, and those that alone witness releases of which the ledger is missing.
+
+    Args:
+        ended: whether all of them have ended; else only those that say so, or were set aside.
+
+    Raises: DptuneError as ``forget_weights``.
+    """
+    for run in runs_within(winner):
+        aside = run in earlier_runs(run.with_name(run.name.partition(".")[0]))
+        if RunFolder(run).ledger.exists() and (ended or aside or (run / FILE).exists()):
+            forget_weights(run)
+    if left := [run.name for run in runs_within(winner) if weights_in(run)]:
+        _log.warning(
+            "%s: weights of settings that were not chosen stay in it (%s): they have not ended, or their ledger is "
+            "missing. Each has the proof of one run, and a page chose among them: do not publish them. With "
+            "search.check_ranking, `make search` ends what has a ledger, and keeps its figure alone",
+            *(winner / FOLDER, ", ".join(left)),
+        )
 
 
 def _known(prepared: PreparedRun, out: Path) -> float | None:
     if not (out / FILE).exists():
         return None
-    check_same(prepared, RunFolder(out))
+    check_ended(prepared, out)
     return float(json.loads((out / FILE).read_text(encoding="utf-8"))["figure"])
 
 

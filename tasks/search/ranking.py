@@ -17,9 +17,12 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
+from dptune.files import private_directory
 from dptune.mechanisms.planning import price
 from dptune.privacy.runs_within import FOLDER
+from dptune.privacy.set_aside import earlier_runs
 from dptune.privacy.spent import Register
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import HELD_OUT, Tuned, run
@@ -44,24 +47,26 @@ def rank_privately(
 ) -> dict[str, Any]:
     """Run every setting of a rehearsal on the private records, but for the winner, which was. Takes up a stopped call.
 
-    Guarantee: each run is a run of its own, counted in the register from its start, at the epsilon of its ledger; their
-    sum adds to what the winner costs. Held-out perplexities have none. A run that diverged ranks last. No weights stay
-    but the winner's: they would lie, with the proof of one run, beside a page that chose among them.
+    Guarantee: each run is a run of its own, counted in the register from its start, at the epsilon of its plan; their
+    sum, with those that were set aside, adds to what the winner costs. Held-out perplexities have none. A run that
+    diverged ranks last. No weights stay but the winner's: they would lie, with the proof of one run, beside a page that
+    chose among them.
 
     Args:
         winner: the private run of the rehearsal's best.
         prepare: prepares the run of one setting.
 
     Returns: points, each a setting, its perplexity in the rehearsal and on held-out private records; their rank
-        correlation; number of runs, and what they cost together. In JSON types.
+        correlation; number of runs, those that were set aside included, and what they cost together. In JSON types.
     """
     tried, budget = _distinct(found.tried), found.settings.epsilon
     further = len(tried) - 1
     _log.warning(
-        "checking the ranking trains %d further settings on the private records, within epsilon %g each and %g "
+        "checking the ranking trains %d further settings on the private records, within epsilon %s each and %s "
         "together, which adds to the winner's own",
-        *(further, budget, further * budget),
+        *(further, at_most(budget, 6), at_most(further * budget, 6)),
     )
+    private_directory(winner.folder / FOLDER)  # says from here on that the check has begun
     points: list[tuple[Configuration, float, float]] = []
     costs: list[float] = []
     for configuration, rehearsed in tried:
@@ -69,9 +74,10 @@ def rank_privately(
         if prepared.settings == found.settings:
             held_out = winner.perplexity[HELD_OUT][1]
         else:
-            mechanism = prepared.mechanism
-            costs.append(price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified)
-            held_out = _held_out(prepared, winner.folder / FOLDER / _digest(configuration), register)
+            mechanism, folder = prepared.mechanism, winner.folder / FOLDER / _digest(configuration)
+            cost = price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified
+            held_out = _held_out(prepared, folder, register)
+            costs += [cost] * (1 + len(earlier_runs(folder)))  # each counts in the register, as planned
         points.append((configuration, rehearsed, held_out))
     return {
         "points": [[configuration, str(rehearsed), str(held_out)] for configuration, rehearsed, held_out in points],

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.corpus.reading.read import Sides
+from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import PRIVATE_FILE, private_directory, write_json
 from dptune.mechanisms.planning import price
@@ -28,7 +29,7 @@ from dptune.privacy.runs_within import runs_within
 from dptune.privacy.spent import Register
 from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import PUBLIC, Tuned, check_same, paid_before, working_in
+from dptune.tuning.run import PUBLIC, Tuned, paid_before, working_in
 from dptune.tuning.run import run_here as run_once
 from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
@@ -38,7 +39,7 @@ from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
 from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.before import refuse_paid
-from tasks.search.outcome import unless_diverged
+from tasks.search.outcome import check_ended, forget_losers, unless_diverged
 from tasks.search.ranking import check_held_out, rank_privately
 from tasks.search.records import about_records, check_records, public_source, read_sides
 from tasks.search.told import told_of, told_of_nothing
@@ -133,7 +134,7 @@ def _by_rehearsal(settings: Settings, sides: Sides, prepared: PreparedRun, about
     chosen = prepare(found.settings)
     rehearsal = {"tried": [[options, str(perplexity)] for options, perplexity in found.tried], "rehearsed_on": on}
     if not known.get("released", True):
-        check_same(chosen, RunFolder(out))
+        check_ended(chosen, out)
         _log.warning("%s: %s", out, _DIVERGED)
         return
     if (tuned := unless_diverged(chosen, out, lambda: run_once(chosen, out, register))) is None:
@@ -147,7 +148,9 @@ def _by_rehearsal(settings: Settings, sides: Sides, prepared: PreparedRun, about
         write_json(results, told)
     if settings.search.check_ranking and "ranking" not in told:
         trained = rank_privately(found, tuned, lambda one: prepare(settings_of(prepared.settings, one)), register)
-        write_json(results, told | {"ranking": trained})
+        told = told | {"ranking": trained}
+        write_json(results, told)
+    forget_losers(out, ended="ranking" in told)
 
 
 def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Path) -> tuple[Rehearsed, str]:
@@ -180,7 +183,7 @@ def _silent() -> Iterator[Callable[[SearchCertificate], None]]:
     before = list(root.handlers)
 
     def start(certificate: SearchCertificate) -> None:
-        _log.info("searching within epsilon %.4g; %s", certificate.certified, _SECRET)
+        _log.info("searching within epsilon %s; %s", at_most(certificate.certified, 4), _SECRET)
         started.append(certificate)
         root.handlers[:] = [_OwnersFile()]
         logging.captureWarnings(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,12 @@ def test_an_error_in_the_draw_is_found_in_nearly_every_audit(
         accusation = audited(each_record(), seed).accusation
         assert accusation is not None
         assert says in accusation
+
+
+def test_an_accusation_never_states_a_smaller_p_value_than_it_found() -> None:
+    found = replace(audited(each_record()), p_values=dict.fromkeys(("rate", "sizes", "spread", "unit"), 1.21e-9))
+    assert found.accusation is not None
+    assert found.accusation.count("(p = 1.3e-09)") == 4
 
 
 def test_a_rate_that_it_calls_refutable_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

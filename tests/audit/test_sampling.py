@@ -54,6 +54,12 @@ def test_no_power_is_said() -> None:
     assert "could have refuted: a draw at a rate above 0." in seen(RATE, 0.1, 1).power
 
 
+def test_rates_are_rounded_up() -> None:
+    """Rounded down, the audit would seem to have seen more, and the ledger to have charged less."""
+    power = SampleRate(0.02001, 0.02, 0.01, 0.005, 0.12341).power
+    assert power == "could have refuted: a draw at a rate above 0.124, where 0.0201 is charged"
+
+
 @pytest.mark.parametrize(
     ("included", "moves"),
     [([True] * 4, [1.0]), ([False] * 4, [1.0]), ([True, False] * 2, []), ([True, False] * 2, [np.nan])],

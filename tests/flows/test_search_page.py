@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from tiny_pipeline import prepare_environment, write_params
 
+from dptune.files import private_directory, write_json
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.runs_within import FOLDER
 from flows import search as module
+from flows.failures import FlowError
+from tasks.search.asked import folder_of
 from tasks.settings.params import Settings, load_settings
 
 
@@ -38,6 +43,34 @@ def test_only_a_search_with_a_winner_that_was_sent_is_remembered_as_shown(
     monkeypatch.setattr(module, "remember_shown", lambda asked, page, answer: remembered.append(answer))
     assert module.write_search_page.fn(settings) == "the answer"
     assert remembered == (["the answer"] if sent and why is None else [])
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_ranking_that_stops_leaves_the_page_of_its_winner_and_ends_with_its_own_error(
+    settings: Settings, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run again, it goes on: the page is not remembered as that of an ended search."""
+    folder, stopped = folder_of(settings), FlowError("the search has not ended", "the disk is full. Fix: free it.", 2)
+    write_json(RunFolder(folder).results, {"rehearsed": True, "released": True})
+    if begun:
+        private_directory(folder / FOLDER)
+
+    def stop(*_: Any) -> None:
+        raise stopped
+
+    written: list[str] = []
+    monkeypatch.setattr(module, "run_search", stop)
+    monkeypatch.setattr(module, "write_search_page", module.write_search_page.fn)
+    monkeypatch.setattr(module, "write_page", lambda *_: written.append("page") or "the answer")
+    monkeypatch.setattr(module, "publish", lambda *_: True)
+    monkeypatch.setattr(module, "remember_shown", lambda *_: pytest.fail("it has not ended"))
+    monkeypatch.setattr(module, "progress_page", lambda name: lambda share, now: None)
+    for name in ("end_server_with_me", "make_data", "refuse_paid", "write_index", "_check"):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    with pytest.raises(FlowError) as caught:
+        module.search.fn(overrides={"search": {"score": "rehearsal", "check_ranking": True}})
+    assert caught.value is stopped
+    assert written == (["page"] if begun else [])
 
 
 def test_a_rehearsal_in_which_nothing_is_secret_says_what_it_does(settings: Settings) -> None:

@@ -20,6 +20,7 @@ from tests.mutants.lists import (
     search_winners,
     selection,
     selection_price,
+    shown_figures,
     telemetry,
     training,
     tuning,
@@ -49,5 +50,6 @@ PARTS = (
     search_runs,
     search_winners,
     selection,
+    shown_figures,
 )
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)

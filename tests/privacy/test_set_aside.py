@@ -23,8 +23,8 @@ from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.runs_within import FOLDER, said_within, spending_within
-from dptune.privacy.set_aside import earlier_runs, fresh_start, set_aside, spending_of
+from dptune.privacy.runs_within import FOLDER, _together, said_within, spending_within
+from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, set_aside, spending_of
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -156,6 +156,11 @@ def test_runs_within_a_run_count_beside_it(tmp_path: Path) -> None:
     assert [one.folder for one in spending_within(moved)] == ["one", "one.set-aside-1"]
     (moved / FOLDER / "one" / "ledger.jsonl").write_text("edited\n")
     assert said_within(moved).endswith("epsilon \u221e, delta 2e-05 in all, for nobody can tell what 1 of them spent")
+
+
+def test_what_runs_within_have_spent_is_rounded_up() -> None:
+    spent = [Spending(name, "record", "records", 1, 0.50001, 1.0004e-5) for name in ("one", "other")]
+    assert _together(spent) == "epsilon 1.001, delta 2.01e-05"
 
 
 def test_a_folder_whose_runs_within_were_charged_is_not_called_free(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 from tasks.settings import rlhf, tenants
-from tasks.settings.mechanisms import _refuse_texts
+from tasks.settings.mechanisms import _holds_text, _refuse_texts
 from tasks.settings.params import Settings, load_settings
 
 #: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else. Those of
@@ -124,6 +124,8 @@ def test_no_option_of_any_mechanism_takes_a_text_for_a_number() -> None:
                         _refuse_texts({option: wrong}, made)
                     tried += 1
     assert tried > 100
+    assert _holds_text([0.5, "0.25"]), "one text among numbers is a slip too"
+    assert not _holds_text([0.5, 0.25])
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), b"8", bytearray(b"8"), Decimal(8), None, [8]])

@@ -311,6 +311,21 @@ def _edited_records_are_refused(settings: Settings, out: Path, outcome: str) -> 
     RunFolder(out).results.write_bytes(told)
 
 
+def _a_missing_ledger_is_refused(settings: Settings, out: Path, outcome: str) -> None:
+    """Likewise: the run would be taken for a new one, and what it has spent for nothing."""
+    ledger, cell, told = RunFolder(out).ledger, RunFolder(out).cell, RunFolder(out).results
+    kept = {path: path.read_bytes() for path in (ledger, cell, told)}
+    ledger.unlink()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"search\.name: .*tiny has ended, and its ledger, .* is missing"):
+            search_records(settings, "cpu")
+        assert cell.read_bytes() == kept[cell]
+        write_text(out / OUTCOME, outcome)
+        told.unlink(missing_ok=True)
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+
 def test_a_diverged_run_whose_noise_moved_is_priced_by_its_plan(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +415,7 @@ def test_a_rehearsal_whose_private_run_diverges_has_ended(
     assert "the private run diverged" in caplog.text
     assert read_json(RunFolder(out).results) == told
     _edited_records_are_refused(settings_of(**rehearsal), out, kept)
+    _a_missing_ledger_is_refused(settings_of(**rehearsal), out, kept)
     assert read_ledger(RunFolder(out).ledger).releases == released
     monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("it is refused at once"))
     with pytest.raises(ConfigError, match=r"search\.name: .* rehearsed for something else \(epsilon\)"):

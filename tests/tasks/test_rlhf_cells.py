@@ -7,6 +7,7 @@ import math
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
+from dptune.policy.language import training
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
@@ -89,9 +91,7 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
     assert Register(SPENT).totals()[0].epsilon == pytest.approx(results["epsilon_certified"])
 
 
-def test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_counts_once_and_so_does_what_was_set_aside(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends it then, its ledger tells of prompts that have paid."""
     (cell,) = cells(small("telemetry=private"))
 
@@ -108,6 +108,45 @@ def test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside(
         assert total.epsilon == pytest.approx(3 * entries, abs=2e-3)
         if entries == 1:
             set_aside(cell.directory)
+
+
+def test_a_cell_counts_from_its_start_with_all_that_it_plans(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before its ledger begins, or at its first release, and once however often it goes on."""
+    (cell,) = cells(small("telemetry=private"))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for where in ("dptune.policy.language.training.open_ledger", "dptune.policy.language.training.step"):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_cell(cell)
+        (booked,) = Register(SPENT).earlier(split_digest())
+        assert (booked.study, booked.unit, booked.what) == ("policy.rlhf", "prompt", "cell")
+        assert booked.epsilon == pytest.approx(3, abs=1e-3)
+    results = run_cell(cell)
+    (ended,) = Register(SPENT).earlier(split_digest())
+    assert (ended.id, ended.epsilon) == (booked.id, results["epsilon_certified"])
+    assert read_ledger(cell.directory / "ledger.jsonl").header.run_id == ended.id
+
+
+def test_a_cell_counts_for_the_records_that_it_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the split is made again while it trains."""
+    (cell,) = cells(small("telemetry=private"))
+    before, step = split_digest(), training.step
+
+    def edited(*given: Any) -> None:
+        step(*given)
+        records = read_records(SPLITS / "train.parquet")
+        texts = [f"Quite another record: {number}." for number in range(len(records.record))]
+        write_records(SPLITS / "train.parquet", replace(records, text=pa.array(texts)))
+
+    monkeypatch.setattr(training, "step", edited)
+    run_cell(cell)
+    assert split_digest() != before
+    assert Register(SPENT).earlier(split_digest()) == []
+    assert len(Register(SPENT).earlier(before)) == 1
 
 
 def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,18 +15,21 @@ from tiny_pipeline import mode, read_json, write_params
 from dptune.corpus.records import read_records, write_records
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DivergedError
-from dptune.files import write_json
+from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.runs_within import FOLDER, said_within
+from dptune.privacy.runs_within import FOLDER, runs_within, said_within
 from dptune.privacy.spent import Register
+from dptune.training.run import Run
 from dptune.tuning.search import rehearsal as rehearsal_module
 from dptune.tuning.verifying import CARD
 from tasks.paths import REPORT, SPENT
-from tasks.report.search import PAGE, RANKING, ranking_text, write_page
+from tasks.report.search import PAGE, RANKING, ranking_text, unranked, write_page
 from tasks.search import ranking as module
 from tasks.search import run as run_module
 from tasks.search.asked import check_search, folder_of
+from tasks.search.before import remember_shown, shown
+from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.publish import figures_of
 from tasks.search.ranking import rank_correlation
 from tasks.search.records import TRAIN_SIDE, read_sides
@@ -84,6 +88,7 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
         patched.setattr(module, "run", stopped)
         with pytest.raises(KeyboardInterrupt):
             search_records(settings_of(), "cpu")
+    assert weights(out / FOLDER) == [], "also where others are still to run: a page may be made meanwhile"
     assert "trains 2 further settings on the private records, within epsilon 1 each and 2 together" in caplog.text
     search_records(settings_of(), "cpu")
     assert "paid before" not in caplog.text, "its own runs are no strangers"
@@ -108,9 +113,25 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("it is known already"))
     search_records(settings_of(), "cpu")
     assert read_json(RunFolder(out).results) == told
+    _weights_that_an_earlier_version_left_go(out)
+    assert read_json(RunFolder(out).results) == told
     assert "paid before" not in caplog.text
     _the_page_says_it(out, told)
-    _whoever_starts_afresh_is_told_of_all_runs(out, costs)
+    _whoever_starts_afresh_is_told_of_all_runs(out, costs, float(told["epsilon_certified"]))
+
+
+def _weights_that_an_earlier_version_left_go(out: Path) -> None:
+    """It kept no outcome of a run, and the page that was made then is not shown for theirs."""
+    for run in runs_within(out):
+        (run / OUTCOME).unlink()
+        write_text(RunFolder(run).adapter / "adapter_model.safetensors", "")
+    settings, page = settings_of(check_ranking=False), REPORT / PAGE
+    write_text(page, "its page")
+    remember_shown(settings, page, "its answer")
+    assert shown(settings, page) is None
+    search_records(settings, "cpu")
+    assert weights(out / FOLDER) == []
+    assert shown(settings, page) == "its answer"
 
 
 def weights(folder: Path) -> list[Path]:
@@ -118,9 +139,10 @@ def weights(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.suffix == ".safetensors" or path.name == CARD]
 
 
-def _whoever_starts_afresh_is_told_of_all_runs(out: Path, costs: list[float]) -> None:
+def _whoever_starts_afresh_is_told_of_all_runs(out: Path, costs: list[float], own: float) -> None:
     within = f"; 2 runs that check its ranking have spent epsilon {at_most(sum(costs), 4)}, delta 2e-05 beside that, "
-    assert said_within(out).startswith(within)
+    within += f"epsilon {at_most(sum(costs) + own, 4)}, delta 3e-05 in all"
+    assert said_within(out) == within
     edited()
     with pytest.raises(ConfigError, match=r"search\.name: .*other settings \(records\)") as caught:
         search_records(settings_of(), "cpu")
@@ -135,7 +157,7 @@ def edited() -> None:
 
 
 def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
-    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The winner is told before its ranking is checked; settings that diverged, or have a figure, have ended."""
     rehearse(monkeypatch, 2.0, 3.0, 4.0)
@@ -143,8 +165,13 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     out = folder_of(settings)
     ends = iter([DivergedError("the run diverged."), KeyboardInterrupt()])
 
-    def ending(*_: Any) -> None:
-        raise next(ends)
+    def ending(*given: Any) -> None:
+        with monkeypatch.context() as diverging:
+            diverging.setattr(Run, "end", diverge)
+            error = next(ends)
+            if isinstance(error, DivergedError):
+                run(*given)  # as it does: with its ledger, and with its last checkpoint
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "run", ending)
@@ -153,7 +180,10 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     first = read_json(RunFolder(out).results)
     assert first["released"]
     assert "ranking" not in first
-    write_page(out, REPORT)  # it has all that the page needs
+    _the_page_says_that_it_did_not_end(out)
+    (diverged,) = runs_within(out)
+    assert read_ledger(RunFolder(diverged).ledger).releases
+    assert weights(diverged) == []
     ran: list[Path] = []
 
     def running(prepared: Any, folder: Path, register: Register) -> Any:
@@ -171,7 +201,12 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
             search_records(settings, "cpu")
     (folder,) = ran
     assert weights(folder)
+    caplog.clear()
+    search_records(settings_of(check_ranking=False), "cpu")
+    assert weights(folder) == [], "nobody asks for its figure any more"
+    assert "these records paid before (2 times, together epsilon" in caplog.text, "no page tells of them"
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("each has ended"))
+    _a_run_without_its_ledger_is_not_trusted(settings, diverged)
     search_records(settings, "cpu")
     assert weights(out / FOLDER) == []
     told = read_json(RunFolder(out).results)
@@ -181,6 +216,29 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     held_out = [float(one) for *_, one in ranking["points"]]
     assert held_out == [first["perplexity"]["held_out"][1], math.inf, found]
     assert ranking["runs"] == 2
+
+
+def diverge(*_: Any) -> None:
+    raise DivergedError("the run diverged.")
+
+
+def _a_run_without_its_ledger_is_not_trusted(settings: Settings, run: Path) -> None:
+    kept, cell = RunFolder(run).ledger.read_bytes(), RunFolder(run).cell.read_bytes()
+    RunFolder(run).ledger.unlink()
+    with pytest.raises(ConfigError, match=rf"{run.name} has ended, and its ledger, .* is missing.*restore it"):
+        search_records(settings, "cpu")
+    assert RunFolder(run).cell.read_bytes() == cell
+    RunFolder(run).ledger.write_bytes(kept)
+
+
+def _the_page_says_that_it_did_not_end(out: Path) -> None:
+    assert unranked(out)
+    write_page(out, REPORT)
+    page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
+    assert "How well the ranking carries over" in page
+    assert "The check of the ranking has not ended, so nothing is told of it." in page
+    assert f"own run costs what is said above{said_within(out)}." in page
+    assert said_within(out)
 
 
 def test_without_held_out_records_it_is_refused_before_anything_is_tried(
@@ -215,9 +273,6 @@ def _the_page_says_it(out: Path, told: dict[str, Any]) -> None:
 def test_what_diverges_ranks_last_and_is_paid_for(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearse(monkeypatch, 2.0, 3.0, math.inf)
 
-    def diverge(*_: Any) -> None:
-        raise DivergedError("the run diverged.")
-
     monkeypatch.setattr(module, "run", diverge)
     told = read_json(RunFolder(search_records(settings_of(), "cpu")).results)
     assert [one[1:] for one in told["ranking"]["points"][1:]] == [["3.0", "inf"], ["inf", "inf"]]
@@ -238,12 +293,44 @@ def test_a_correlation_needs_three_points_that_differ() -> None:
 
 
 def test_the_cost_of_a_ranking_is_told_and_never_rounded_down() -> None:
-    ranking = {"correlation": None, "runs": 9, "epsilon": "17.941", "delta": 9e-5, "points": [[{"batch": 8}, "2", "3"]]}
+    points = [[{"batch": 8}, "2", "3"]]
+    ranking = {"correlation": None, "runs": 0, "epsilon": "17.941", "delta": 9e-5, "points": points}
     assert "certified \u03b5 = 18 at" in ranking_text({"ranking": ranking})[1]
     assert "certified \u03b5 = 2.05 at" in ranking_text({"ranking": ranking | {"epsilon": "2.041"}})[1]
     plain = {"epsilon_certified": "2", "score": {"on": "rehearsal"}, "prices": None, "perplexity": {}, "scores": {}}
     found = figures_of(plain | {"ranking": ranking})
     assert found == {"epsilon_certified": 2, "ranking.epsilon_certified": 17.941}, "also without any correlation"
+
+
+def test_a_run_that_was_set_aside_is_paid_for_on_the_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The register counts it from its start, and warns of it no longer than it is a stranger."""
+    monkeypatch.setattr(module, "price", lambda *_: SimpleNamespace(certified=0.75))
+    monkeypatch.setattr(module, "figure_of", lambda prepared, out, work: private_directory(out) and 3.0)
+    found = SimpleNamespace(
+        settings=SimpleNamespace(epsilon=1.0), tried=(({"batch": 8}, 2.0), ({"batch": 16}, 3.0), ({"batch": 32}, 4.0))
+    )
+
+    def prepare(one: Any) -> Any:
+        parts = SimpleNamespace(mechanism=None, renyi_filter=None)
+        return SimpleNamespace(
+            settings=found.settings if one["batch"] == 8 else one, mechanism=parts, schedule=SimpleNamespace(priced=1)
+        )
+
+    header = SimpleNamespace(delta=1e-5)
+    winner: Any = SimpleNamespace(
+        folder=tmp_path, ledger=SimpleNamespace(header=header), perplexity={"held-out private records": (9.0, 2.5)}
+    )
+    own = module._digest({"batch": 16})
+    for name in (f"{own}.set-aside-1", f"{own}.set-aside-2"):
+        private_directory(tmp_path / FOLDER / name)
+    ranking = module.rank_privately(cast(Any, found), winner, prepare, Register(tmp_path / "spent.jsonl"))
+    assert (ranking["runs"], float(ranking["epsilon"])) == (4, 3.0)
+    assert ranking["delta"] == pytest.approx(4e-5)
+    (_, cost) = ranking_text({"ranking": ranking})
+    assert cost.startswith(
+        "For this, 2 settings beside the chosen one were run on the private records too, in 4 runs with those that "
+        "were set aside, which cost certified \u03b5 = 3 at \u03b4 = 4e-05 together."
+    )
 
 
 def test_a_setting_that_was_drawn_twice_is_run_once() -> None:

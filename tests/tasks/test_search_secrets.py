@@ -7,20 +7,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_certificate import RELEASE, certificate
 from tiny_pipeline import mode, write_params
 
 from dptune.corpus.reading.read import Sides
 from dptune.corpus.reading.record import Record, Text
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import smallest_epsilon
-from dptune.privacy.certificate import ScoreTerms, SearchCertificate, Winner
+from dptune.privacy.certificate import ScoreTerms, SearchCertificate
 from dptune.privacy.release import Release
-from dptune.privacy.selection_law import SelectionLaw
 from tasks.paths import DATA, EVAL, FAILURES
 from tasks.report.search import answer, countings
 from tasks.search import prices as prices_module
@@ -33,32 +32,11 @@ from tasks.search.told import score_of
 from tasks.settings.params import Settings, load_settings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.02]}}
-RELEASE = Release(0.02, 1.2)
 
 
 def settings_of(telemetry: Any, **changes: Any) -> Settings:
     write_params({"experiment": {"telemetry": telemetry, "delta": 1e-7}, "data": {"unit": "patient"}})
     return load_settings(overrides={"search": {"epsilon": 1.5, "space": SPACE, "candidates": 3} | changes})
-
-
-def certificate(**changes: Any) -> SearchCertificate:
-    found = SearchCertificate(
-        id="abc",
-        epsilon=2.0,
-        delta=1e-5,
-        unit="record",
-        units=500,
-        data="own",
-        telemetry="private",
-        law=SelectionLaw.of(3, 2),
-        bound="hull",
-        space=[{"weight": 1.0, "batch": [8, 16]}],
-        kinds=((0.5, ((RELEASE, 40),)), (0.5, ((Release(0.04, 1.8), 40),))),
-        score=ScoreTerms("held_out", 1.0, 3.0, 100),
-        commitment="0" * 64,
-        winner=Winner({"batch": 8}, "d" * 64, "c" * 64, 0.25),
-    )
-    return replace(found, **changes)
 
 
 @pytest.fixture
@@ -99,6 +77,17 @@ def test_whatever_a_candidates_code_prints_goes_to_the_owners_file(
     kept = FAILURES.read_text()
     assert [number for number in range(1, 8) if f"candidate {number}" not in kept] == []
     assert mode(FAILURES) == 0o600
+
+
+def test_the_log_of_a_search_rounds_its_price_up(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    DATA.mkdir()
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(SearchCertificate, "certified", 1.23441)
+    with _silent() as start:
+        start(certificate())
+    assert "searching within epsilon 1.235; the number of candidates is secret" in caplog.text
 
 
 def sides(train: int, held_out: int, attack: int) -> dict[Path, tuple[Record, ...]]:

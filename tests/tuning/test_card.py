@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dptune.files import write_text
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.tuning.card import END, START, card_text, privacy_section
+from dptune.tuning.verifying import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 
 
 def section(noise: float = 1.0, steps: int = 10, **header: str) -> tuple[LedgerContents, str]:
@@ -47,3 +53,19 @@ def test_a_card_with_figures_of_private_records_says_that_no_epsilon_covers_them
     assert "a statistic of private held-out records, which the guarantee does not cover" in card_text("", result)
     told = card_text("", result | {"perplexity": {"public records": [9.0, 8.0]}})
     assert "private" not in told
+
+
+def test_a_delta_is_rounded_up_and_cards_of_earlier_versions_stay_true(tmp_path: Path) -> None:
+    """They have it to the nearest, and nobody else may be told that a card which a run delivered lies."""
+    header = RunHeader("static", "gdp_clt", "certified", None, 1 / 3e6, "record", 10)
+    with Ledger.create(tmp_path / "ledger.jsonl", header, Counter()) as ledger:
+        ledger.charge(Release(1.0, 4.0))
+        ledger.finish()
+    for name in (WEIGHTS, CONFIG):
+        write_text(tmp_path / name, "")
+    now = section_of(tmp_path)
+    for delta, true in (("3.33334e-07", True), ("3.33333e-07", True), ("3.33332e-07", False)):
+        write_text(tmp_path / CARD, now.replace("| delta | 3.33334e-07 |", f"| delta | {delta} |"))
+        assert f"| delta | {delta} |" in (tmp_path / CARD).read_text()
+        with nullcontext() if true else pytest.raises(CardError, match="delta"):
+            check_deliverable(tmp_path)

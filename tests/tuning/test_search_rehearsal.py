@@ -17,6 +17,7 @@ from dptune.cli import app
 from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_text
 from dptune.privacy.run_folder import RunFolder
+from dptune.tuning import tune as tune_module
 from dptune.tuning.search import rehearsal as module
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsal_file, rehearsed
 from dptune.tuning.search.settings import SearchSettings
@@ -101,6 +102,30 @@ def test_two_calls_in_one_folder_do_not_rehearse_at_once(tmp_path: Path, monkeyp
         done = CliRunner().invoke(app, command)
     assert "another process works on it" in done.stderr, done.output
     assert done.exit_code
+
+
+def test_a_second_rehearsal_is_told_what_the_records_paid_and_a_dry_one_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "trial", lambda *_: 3.0)
+    tuned(tmp_path / "first")
+    assert "paid before" not in caplog.text
+    with monkeypatch.context() as patched:
+        patched.setattr(tune_module, "run_here", lambda *_: pytest.fail("the warning comes before", pytrace=False))
+        with pytest.raises(pytest.fail.Exception):
+            tuned(tmp_path / "second")
+    assert "these records paid before (once, epsilon" in caplog.text
+    data, public = write_csv(tmp_path / "own.csv", rows()), write_csv(tmp_path / "public.csv", rows(40, 40))
+    (tmp_path / "space.yaml").write_text(json.dumps(SEARCH))
+    given = ["--data", str(data), "--unit", "customer_id", "--public", str(public), "--epsilon", "8"]
+    quick = ["--epochs", "2", "--batch", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
+    before = sorted(tmp_path.iterdir())
+    dry = ["tune", "--model", str(checkpoint()), *given, *quick, "--out", str(tmp_path / "third"), "--dry-run"]
+    done = CliRunner().invoke(app, dry)
+    assert done.exit_code == 0, done.output
+    assert "these records paid before (once, epsilon" in done.stderr
+    assert "learning_rate" in done.stdout
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ from dptune.training.opening import open_run
 from dptune.training.run import Run
 from dptune.training.spec import RunSpec
 from dptune.training.together import shared_copy, train_together
-from dptune.tuning.deliverable import partial_of, write_weights
+from dptune.tuning.deliverable import write_weights
+from dptune.tuning.places import partial_of
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.tuning.search.plan import Drawn, Plan, PlanError

@@ -58,11 +58,14 @@ def rehearsed(
     on_trial: Callable[[Configuration, float], None] = lambda configuration, perplexity: None,
     unit: str | None = None,
     told: Mapping[str, Any] | None = None,
+    *,
+    keep: bool = True,
 ) -> Rehearsed:
     """The rehearsal for the run in ``out``: the one on disk, if the same was asked, else a new one. See below.
 
     Args:
         told: what else names the public records, so that others are rehearsed on anew.
+        keep: whether a new one is put on disk, for the run that is to follow.
 
     Raises: ConfigError if another one was asked, and its choice was run already: what is drawn again would not be what
         that run is of, and taking the settings back would not bring it back.
@@ -82,7 +85,8 @@ def rehearsed(
     found = rehearse_space(source, base, settings, search, units, on_trial, unit)
     chosen = min(found.tried, key=lambda one: one[1])[0]
     shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]
-    write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
+    if keep:
+        write_json(path, {"asked": asked, "chosen": chosen, "tried": shown})
     return found
 
 

@@ -45,8 +45,8 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
 from dptune.tuning.base import Base
-from dptune.tuning.deliverable import deliver, partial_of
-from dptune.tuning.places import check_folder
+from dptune.tuning.deliverable import deliver
+from dptune.tuning.places import check_folder, partial_of
 from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
 from dptune.tuning.search.asked import asked_of, changes

@@ -10,6 +10,14 @@ READING_TESTS, ENCODING_TESTS = "tests/corpus/test_reading.py", "tests/training/
 
 MUTANTS = (
     Mutant(
+        "one_text_among_numbers_is_a_number",
+        "a cell would train and pay again under the name of a list with a quote in it",
+        "tasks/settings/mechanisms.py",
+        "return any(isinstance(item, str | bytes | bytearray) for item in items)",
+        "return all(isinstance(item, str | bytes | bytearray) for item in items)",
+        ("tests/tasks/test_plain_numbers.py::test_no_option_of_any_mechanism_takes_a_text_for_a_number",),
+    ),
+    Mutant(
         "units_by_their_spelling",
         "a person whose number stands with a space somewhere would be two units, each protected alone",
         RECORD,

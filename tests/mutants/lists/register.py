@@ -12,7 +12,7 @@ BOOKING, BOOKINGS = "dptune/prediction/booking.py", "tests/prediction/test_booki
 DEPLOYMENT, COMMAND = "dptune/prediction/deployment.py", "dptune/cli/ensembles.py"
 LINKS = f"{BOOKINGS}::test_a_register_is_found_from_behind_symbolic_links"
 SERVED = f"{BOOKINGS}::test_serve_counts_in_the_register_that_is_named_and_warns_the_owner"
-NUMBERS = "tests/tasks/test_plain_numbers.py"
+NUMBERS, PROMPTS = "tests/tasks/test_plain_numbers.py", "tests/tasks/test_rlhf_cells.py"
 
 MUTANTS = (
     Mutant(
@@ -211,11 +211,37 @@ MUTANTS = (
         "language_policies_are_free",
         "a policy that was trained on the pipeline's records would count nowhere",
         "tasks/policy/rlhf.py",
-        "    register_run(paying, STUDY, directory, read_ledger(RunFolder(directory).ledger))\n",
+        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
         "",
-        (
-            "tests/tasks/test_rlhf_cells.py::test_a_cell_counts_as_soon_as_it_has_trained_and_so_does_what_was_set_aside",
-        ),
+        (f"{PROMPTS}::test_a_cell_counts_once_and_so_does_what_was_set_aside",),
+    ),
+    Mutant(
+        "language_policies_count_at_their_end",
+        "a kill would leave a ledger of prompts that have paid, and a register that knows nothing of it",
+        "tasks/policy/rlhf.py",
+        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
+        "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n",
+        "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n"
+        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
+        (f"{PROMPTS}::test_a_cell_counts_from_its_start_with_all_that_it_plans",),
+    ),
+    Mutant(
+        "language_policies_count_for_the_records_of_later",
+        "a split that is made again while a policy trains would leave its records as if they had not paid",
+        "tasks/policy/rlhf.py",
+        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
+        "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n",
+        "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n"
+        "    register_plan(split_digest(), STUDY, header, learner.method.planned(cell.settings.updates))\n",
+        (f"{PROMPTS}::test_a_cell_counts_for_the_records_that_it_read",),
+    ),
+    Mutant(
+        "language_policy_counts_again_when_it_goes_on",
+        "a run that was killed before its ledger began would count twice for ever",
+        "tasks/experiment/spent.py",
+        "    if not cell.exists():\n",
+        "    if cell:\n",
+        (f"{PROMPTS}::test_a_cell_counts_from_its_start_with_all_that_it_plans",),
     ),
     Mutant(
         "deltas_of_answers_are_free",

@@ -1,0 +1,121 @@
+"""Figures that are shown to readers: a price, noise or a p-value of an accusation is never below what it is."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CONSOLE = "tests/test_console.py"
+MUTANTS = (
+    Mutant(
+        "noise_in_a_table_to_the_nearest",
+        "who types the multiplier that calibrate prints would pay more than its epsilon",
+        "dptune/cli/console.py",
+        "|certified|noise_multiplier)",
+        "|certified)",
+        (f"{CONSOLE}::test_a_table_rounds_prices_up_and_what_was_shown_down",),
+    ),
+    Mutant(
+        "certified_figure_in_a_table_to_the_nearest",
+        "a table would promise more than was paid for",
+        "dptune/cli/console.py",
+        "|certified|noise_multiplier)",
+        "|noise_multiplier)",
+        (f"{CONSOLE}::test_a_table_rounds_prices_up_and_what_was_shown_down",),
+    ),
+    Mutant(
+        "noise_of_a_tuned_run_to_the_nearest",
+        "who attacks its mechanism would attack one with less noise",
+        "dptune/cli/tune.py",
+        "at_most(built.knobs().noise_multiplier, 6)",
+        'f"{built.knobs().noise_multiplier:.6g}"',
+        (f"{CONSOLE}::test_noise_that_a_tuned_runs_command_names_is_rounded_up",),
+    ),
+    Mutant(
+        "delta_of_a_card_to_the_nearest",
+        "a card would promise more than its ledger",
+        "dptune/tuning/card.py",
+        "at_most(header.delta, _DIGITS_OF_DELTA)",
+        'f"{header.delta:g}"',
+        ("tests/tuning/test_card.py::test_a_delta_is_rounded_up_and_cards_of_earlier_versions_stay_true",),
+    ),
+    Mutant(
+        "cards_of_earlier_versions_lie",
+        "verify would refuse cards that nobody edited",
+        "dptune/tuning/verifying.py",
+        "    if said == _as_earlier(right, contents.header.delta):\n",
+        "    if said == right:\n",
+        ("tests/tuning/test_card.py::test_a_delta_is_rounded_up_and_cards_of_earlier_versions_stay_true",),
+    ),
+    Mutant(
+        "delta_of_runs_within_to_the_nearest",
+        "who sets a rehearsal aside would be told of less than was paid",
+        "dptune/privacy/runs_within.py",
+        "delta {at_most(delta)}",
+        "delta {delta:.3g}",
+        ("tests/privacy/test_set_aside.py::test_what_runs_within_have_spent_is_rounded_up",),
+    ),
+    Mutant(
+        "price_in_the_log_of_a_search_to_the_nearest",
+        "the log would promise more than the certificate",
+        "tasks/search/run.py",
+        "at_most(certificate.certified, 4), _SECRET",
+        'f"{certificate.certified:.4g}", _SECRET',
+        ("tests/tasks/test_search_secrets.py::test_the_log_of_a_search_rounds_its_price_up",),
+    ),
+    Mutant(
+        "p_value_of_an_accusation_to_the_nearest",
+        "an accusation would claim more than it found",
+        "dptune/audit/draw.py",
+        "(p = {at_most(value, 2)})",
+        "(p = {value:.2g})",
+        ("tests/audit/test_drawn_batches.py::test_an_accusation_never_states_a_smaller_p_value_than_it_found",),
+    ),
+    Mutant(
+        "refutable_rate_to_the_nearest",
+        "an audit of the draw would seem to see more than it does",
+        "dptune/audit/sampling.py",
+        "{at_most(self.refutable)}",
+        "{self.refutable:.3g}",
+        ("tests/audit/test_sampling.py::test_rates_are_rounded_up",),
+    ),
+    Mutant(
+        "charged_rate_to_the_nearest",
+        "the ledger would seem to have charged less than it has",
+        "dptune/audit/sampling.py",
+        "{at_most(self.sample_rate)}",
+        "{self.sample_rate:.3g}",
+        ("tests/audit/test_sampling.py::test_rates_are_rounded_up",),
+    ),
+    Mutant(
+        "price_of_a_refused_search_to_the_nearest",
+        "it would be refused for a price that is its budget",
+        "dptune/tuning/search/search.py",
+        "{at_most(found.certified, 4)}",
+        "{found.certified:.4g}",
+        (f"{CONSOLE}::test_a_search_that_costs_more_than_its_budget_is_refused_by_figures_that_differ",),
+    ),
+    Mutant(
+        "price_of_a_refused_certificate_to_the_nearest",
+        "it would be refused for a price that is its budget",
+        "dptune/tuning/verifying.py",
+        "{at_most(found.certified, 6)}",
+        "{found.certified:.6g}",
+        (f"{CONSOLE}::test_a_search_that_costs_more_than_its_budget_is_refused_by_figures_that_differ",),
+    ),
+    Mutant(
+        "epsilon_of_an_answer_to_the_nearest",
+        "who asks would be told of less than was spent",
+        "dptune/cli/ensembles.py",
+        "{at_most(last.epsilon_spent, 4)}",
+        "{last.epsilon_spent:.4g}",
+        (f"{CONSOLE}::test_what_an_answer_has_spent_is_rounded_up",),
+    ),
+    Mutant(
+        "delta_of_an_answer_to_the_nearest",
+        "who asks would be told of less than was spent",
+        "dptune/cli/ensembles.py",
+        "{at_most(last.delta)}",
+        "{last.delta:.3g}",
+        (f"{CONSOLE}::test_what_an_answer_has_spent_is_rounded_up",),
+    ),
+)
