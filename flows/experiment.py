@@ -27,13 +27,12 @@ from dptune.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from flows.child import child
-from flows.command import run_flow
+from flows.command import begin_flow, run_flow
 from flows.failures import CellError, flow_error
 from flows.names import grid_name
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
-from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
@@ -158,7 +157,7 @@ def experiment(
     """
     chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
     given = {key: value for key, value in chosen.items() if value is not None}
-    end_server_with_me()
+    begin_flow()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
     open_log = settings.experiment.telemetry == "research"  # whether records are those of before is private
