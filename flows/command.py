@@ -28,6 +28,7 @@ SERVING = "DPTUNE_SERVING"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _Handler = Callable[[int, FrameType | None], None]
 _on_sigterm: _Handler | None = None  # this process' own handler, if it has one
+_stopped = threading.Event()
 
 
 def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
@@ -81,6 +82,12 @@ def end_when_cancelled() -> None:
             end_with(int(serving))
 
 
+def hold_when_stopped() -> None:
+    """Wait for the end of this process, if it is being stopped: a cell that ended early is not tried again."""
+    if _stopped.is_set():
+        threading.Event().wait()
+
+
 def end_quietly(_signal: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
     """End this process and all that it started, without a word."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -98,6 +105,7 @@ def _end_by(handler: _Handler | None) -> None:
 
 def _stop_all() -> None:
     """End every process that this one started, and tell Prefect. Cells end after their step, with a checkpoint."""
+    _stopped.set()
     logging.disable(logging.CRITICAL)
     cancel_run(_end_children)
 
