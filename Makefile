@@ -13,6 +13,7 @@ export DVC_NO_ANALYTICS ?= true
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Threads that wait sleep instead of spinning: several processes share the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
+# A command that can be stopped follows with exec: make passes SIGTERM on, which a shell in between would not.
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 # Two processes of one thread each, for tensors of tests are too small to share; a file's tests stay together, for they
 # share what is slow to build, and start in order, for flows take longest and are not last.
@@ -50,7 +51,7 @@ $(SETUP): pyproject.toml constraints.txt
 
 # make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
 repro: $(SETUP)
-	@$(ACTIVATE) python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
+	@$(ACTIVATE) exec python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
 
 # The papers' benchmarks in the small protocol, beside what the papers claim. Goes on where it was stopped.
 benchmarks: $(SETUP)
@@ -60,7 +61,7 @@ benchmarks: $(SETUP)
 	@$(ACTIVATE) python -m tasks.report.benchmarks $(foreach name,sst2 wikitext e2e,--experiment bench-$(name)-small)
 
 search: $(SETUP)
-	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))
+	@$(ACTIVATE) exec env OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))
 
 # A cell that trained on prompts with targets needs PROMPTS=FILE; one without a certified epsilon NO_GUARANTEE=1.
 sample: $(SETUP)
@@ -68,7 +69,7 @@ sample: $(SETUP)
 		$(if $(PROMPTS),--prompts "$(PROMPTS)") $(if $(NO_GUARANTEE),--no-guarantee)
 
 policy: $(SETUP)
-	@$(ACTIVATE) OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))
+	@$(ACTIVATE) exec env OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))
 
 # Columns for the figures of each experiment's best cell, and for what is compared most; `dvc params diff` shows the rest.
 experiments: $(SETUP)
@@ -103,7 +104,7 @@ docs: $(SETUP)
 	@$(ACTIVATE) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
 ui: $(SETUP)
-	@$(ACTIVATE) python -m flows.ui
+	@$(ACTIVATE) exec python -m flows.ui
 
 paper: $(SETUP)
 	@$(MAKE) repro PROFILE=profiles/paper.yaml

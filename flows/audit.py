@@ -12,11 +12,10 @@ from prefect import flow, get_run_logger, task
 from prefect.context import TaskRunContext
 
 from dptune.files import private_directory, sha256, write_json
-from flows.command import run_flow
+from flows.command import begin_flow, run_flow
 from flows.experiment import available_devices
 from flows.failures import FlowError, flow_error
 from flows.progress_page import progress_page
-from flows.server import end_server_with_me
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import publish_audit
 from tasks.experiment.checks import check_models
@@ -52,7 +51,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
 
     Raises: FlowError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
     """
-    end_server_with_me()
+    begin_flow()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     device, show = available_devices(settings.experiment)[0], progress_page("audits")
     private_directory(AUDITS)

@@ -3,7 +3,8 @@
     python -m flows.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
 
 Otherwise the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting. A cell that
-trains ends after its step, with a checkpoint. What the module itself started, such as a stage of DVC's, ends with it.
+trains ends after its step, with a checkpoint. What the module itself started, such as a stage of DVC's, ends with it:
+when the parent ends, and on SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import FrameType
 
 import psutil
 
@@ -36,10 +38,7 @@ def end_with(parent: int) -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
-    started = psutil.Process().children(recursive=True)
-    for one in started:  # before this process, which may end at once
-        with suppress(psutil.Error):
-            one.terminate()
+    started = _terminate_started()  # before this process, which may end at once
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_SECONDS)
     for one in started:
@@ -48,10 +47,36 @@ def _watch(parent: int) -> None:
     os._exit(1)  # as a kill would; files on disk are safe against kills
 
 
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End this process on SIGTERM as if it had no handler, and what it started too; DVC passes nothing on."""
+    signal.signal(number, signal.SIG_DFL)
+    _terminate_started()
+    os.kill(os.getpid(), number)
+
+
+def _terminate_started() -> list[psutil.Process]:
+    """Send SIGTERM to all that this process started. Returns them.
+
+    Not to Prefect's temporary server, which has a session of its own: the flow tells it that it ends.
+    """
+    started = [one for one in psutil.Process().children(recursive=True) if _is_of_this_session(one.pid)]
+    for one in started:
+        with suppress(psutil.Error):
+            one.terminate()
+    return started
+
+
+def _is_of_this_session(process: int) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getsid(process) == os.getsid(0)
+    return False
+
+
 def main() -> None:
     """Watch the parent, and run the module as if it had been the command."""
     parent, module = sys.argv[1:3]
     end_with(int(parent))
+    signal.signal(signal.SIGTERM, _end)
     del sys.argv[:2]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

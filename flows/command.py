@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -16,14 +17,18 @@ import psutil
 
 from flows.child import end_with
 from flows.failures import FlowError
-from flows.server import cancel_run, start_server, watched_processes
+from flows.server import cancel_run, end_server_with_me, start_server, watched_processes
 from tasks.stage import INTERRUPTED, say_error
 
 #: Time for the end of a cell's step, and its checkpoint.
 _SECONDS = 7.0
+_LOOK_SECONDS = 0.1
 #: Variable that holds the process id of what serves the deployments, and starts a process for each run.
 SERVING = "DPTUNE_SERVING"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_Handler = Callable[[int, FrameType | None], None]
+_on_sigterm: _Handler | None = None  # this process' own handler, if it has one
+_stopped = threading.Event()
 
 
 def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "") -> None:
@@ -55,16 +60,32 @@ class _Plain(logging.Filter):
         return not record.getMessage().startswith(("Starting temporary server", "Stopping temporary server"))
 
 
+def begin_flow() -> None:
+    """Let SIGTERM end this process, and Prefect's temporary server end with it: the first line of every flow.
+
+    Whenever a flow begins, within another one too, Prefect's own handler takes the place of this process'. It would
+    wait for the cells under way, try them again, and leave runs as running.
+    """
+    end_server_with_me()
+    if _on_sigterm is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
 def end_when_cancelled() -> None:
     """Let this process end on SIGTERM as on Ctrl-C; Prefect sends it when a run is cancelled or its server ends.
 
-    Prefect itself would wait for the cells under way, and leave the runs within the run as running. If the process that
-    serves the deployments is killed, it can send nothing; then the same is done.
+    If the process that serves the deployments is killed, it can send nothing; then the same is done.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end_quietly)
+        _end_by(end_quietly)
         if serving := os.environ.pop(SERVING, None):
             end_with(int(serving))
+
+
+def hold_when_stopped() -> None:
+    """Wait for the end of this process, if it is being stopped: a cell that ended early is not tried again."""
+    if _stopped.is_set():
+        threading.Event().wait()
 
 
 def end_quietly(_signal: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
@@ -74,8 +95,17 @@ def end_quietly(_signal: int = signal.SIGTERM, _frame: FrameType | None = None) 
     os._exit(0)  # Prefect takes any other status for a crash
 
 
+def _end_by(handler: _Handler | None) -> None:
+    """Let ``handler`` end this process on SIGTERM, in the flows that begin later too."""
+    global _on_sigterm
+    _on_sigterm = handler
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def _stop_all() -> None:
     """End every process that this one started, and tell Prefect. Cells end after their step, with a checkpoint."""
+    _stopped.set()
     logging.disable(logging.CRITICAL)
     cancel_run(_end_children)
 
@@ -83,14 +113,17 @@ def _stop_all() -> None:
 def _end_children() -> None:
     """End every process that this one started, and theirs: first by SIGTERM, then by SIGKILL.
 
-    Not Prefect's temporary server, which is being told at the same time; it ends with this process.
+    Not Prefect's temporary server, which is being told at the same time; it ends with this process. Whoever waits for a
+    child, in another thread, must get its status: psutil's wait would take it, and Prefect keep the cell as finished.
     """
-    children = _children()
-    for child in children:
-        with suppress(psutil.Error):
-            child.terminate()
-    psutil.wait_procs(children, timeout=_SECONDS)
-    for child in _children():  # Prefect may have tried one again meanwhile
+    until, asked = time.monotonic() + _SECONDS, set[psutil.Process]()
+    while (left := {one for one in {*asked, *_children()} if _is_under_way(one)}) and time.monotonic() < until:
+        for child in left - asked:  # Prefect may have tried one again meanwhile
+            with suppress(psutil.Error):
+                child.terminate()
+        asked |= left
+        time.sleep(_LOOK_SECONDS)
+    for child in left:
         with suppress(psutil.Error):
             child.kill()
 
@@ -102,6 +135,13 @@ def _children() -> list[psutil.Process]:
             with suppress(psutil.Error):
                 found += [child, *child.children(recursive=True)]
     return found
+
+
+def _is_under_way(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 @contextmanager
@@ -118,14 +158,17 @@ def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
         where = ""
         with suppress(Exception):  # nothing may keep the process from ending
             where = standing()
-        # Inside a flow, Prefect makes log lines of what is printed.
-        sys.stderr.write(f"\nstopped{where and ' '}{where}; run again to go on\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # whoever read it may have been stopped too
+            # Inside a flow, Prefect makes log lines of what is printed.
+            sys.stderr.write(f"\nstopped{where and ' '}{where}; run again to go on\n")
+            sys.stderr.flush()
         os._exit(INTERRUPTED)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, stop) for number in _STOPS}
+    _end_by(stop)
     try:
         yield
     finally:
+        _end_by(None)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -27,13 +27,12 @@ from dptune.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from flows.child import child
-from flows.command import run_flow
+from flows.command import begin_flow, hold_when_stopped, run_flow
 from flows.failures import CellError, flow_error
 from flows.names import grid_name
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
-from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
@@ -156,9 +155,9 @@ def experiment(
 
     Raises: FlowError naming every cell that failed, after all others have run.
     """
+    begin_flow()
     chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
     given = {key: value for key, value in chosen.items() if value is not None}
-    end_server_with_me()
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
     open_log = settings.experiment.telemetry == "research"  # whether records are those of before is private
@@ -281,6 +280,7 @@ def _run_attached(label: str, command: list[str], home: Path, environment: Mappi
         own = {**environment, ERROR_FILE: str(said)}
         status = subprocess.run(command, cwd=home, env=own, check=False).returncode
         if status != 0:
+            hold_when_stopped()
             raise CellError(label, status, said.read_text(encoding="utf-8") if said.exists() else "")
 
 
@@ -321,6 +321,7 @@ def run_process(
             process.terminate()
             process.wait()
     if status != 0:
+        hold_when_stopped()
         raise CellError(label, status, "\n".join(last))
 
 

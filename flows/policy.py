@@ -19,11 +19,10 @@ from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child
-from flows.command import run_flow
+from flows.command import begin_flow, run_flow
 from flows.experiment import error_of, run_process
 from flows.failures import flow_error
 from flows.places import free_place
-from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
@@ -87,7 +86,7 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
 
     Raises: FlowError naming the runs that failed, after all others.
     """
-    end_server_with_me()
+    begin_flow()
     settings = policy_of(load_settings(Path(params), overrides))
     check_environments(settings)
     chosen = policy_cells(settings)

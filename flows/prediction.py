@@ -14,11 +14,10 @@ from dptune.files import private_directory, write_json
 from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child
-from flows.command import run_flow
+from flows.command import begin_flow, run_flow
 from flows.experiment import available_devices, error_of, run_process, tags_of
 from flows.failures import flow_error
 from flows.places import free_place
-from flows.server import end_server_with_me
 from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION, SPENT
@@ -62,7 +61,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
 
     Raises: FlowError naming the shards that failed, after all others.
     """
-    end_server_with_me()
+    begin_flow()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
     delta, chosen = settings.experiment.delta, plans(settings)
     protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)

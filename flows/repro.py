@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from types import FrameType
+from typing import IO, Any
 
 import yaml
 from rich.console import Console
@@ -31,6 +32,7 @@ from rich.text import Text
 from dptune.errors import ConfigError, DptuneError
 from dptune.files import private_directory
 from dptune.progress import EVENTS
+from flows.child import child
 from flows.display import StageDisplay
 from tasks.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
@@ -44,7 +46,7 @@ _REMARKS = re.compile(
     r"(Updating|Generating) lock file|To track the changes|To enable auto|Use `dvc push`|\s+(git add|dvc config) "
     r"|WARNING: (No file hash info found for|'[^']*' is empty)"  # outputs that a first run has not made, or left empty
 )
-_STATUS = {0: 0, 252: INTERRUPTED}  # 252: how DVC ends after Ctrl-C
+_STATUS = {0: 0, 252: INTERRUPTED, -signal.SIGTERM: INTERRUPTED}  # 252: how DVC ends after Ctrl-C
 _IMPORTANT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^(error|warning|stopped|ERROR)\b", re.IGNORECASE)
 
 
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> int:
     private_directory(DATA)
     console = Console(stderr=True)
     started = time.monotonic()
-    command = [sys.executable, "-m", "dvc", *_work(arguments)]
+    command = child("dvc", *_work(arguments))
     with TemporaryDirectory() as folder:
         error, events = Path(folder) / "error", Path(folder) / "events"
         events.touch()
@@ -62,7 +64,7 @@ def main(arguments: list[str]) -> int:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-        with _left_to_stages(), LOG.open("w", encoding="utf-8") as log:
+        with _stopping(process), LOG.open("w", encoding="utf-8") as log:
             if console.is_terminal and not console.is_dumb_terminal:
                 _draw(process, log, StageDisplay(console, _stages(command), events))
             else:
@@ -74,19 +76,37 @@ def main(arguments: list[str]) -> int:
         _close(console, own, [f"Report         {own / 'report.html'}", "Compare        make experiments"])
     elif status == 0:
         _say_where(console, time.monotonic() - started)
+    elif status == -signal.SIGTERM and not _has_said_where():
+        print("stopped; run again to go on", file=sys.stderr)
     else:
         print(cause, end="", file=sys.stderr)
     return _STATUS.get(status, USER_ERROR)
 
 
 @contextmanager
-def _left_to_stages() -> Iterator[None]:
-    """Context in which Ctrl-C, which the terminal sends to all processes, does not end this one before its stages."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Context in which Ctrl-C and SIGTERM end DVC, and this process after DVC's stage has said how far it came.
+
+    A terminal sends Ctrl-C to all processes. SIGTERM is passed on to DVC and its stage.
+    """
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        process.terminate()
+
+    before: dict[int, Any] = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, stop),
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has_said_where() -> bool:
+    """Whether a stopped stage's last line says how far it came, as flows say it."""
+    return LOG.read_text(encoding="utf-8").rstrip().rpartition("\n")[2].startswith("stopped")
 
 
 def _work(arguments: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.child import child
-from flows.command import run_flow
+from flows.command import begin_flow, run_flow
 from flows.data import check_overrides, make_data
 from flows.experiment import available_devices, run_process
 from flows.failures import CellError, FlowError, flow_error
@@ -25,7 +25,6 @@ from flows.names import search_name
 from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
-from flows.server import end_server_with_me
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
@@ -79,7 +78,7 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed. Where nothing was
         released, or the check of a ranking stopped, the page is written before.
     """
-    end_server_with_me()
+    begin_flow()
     settings = load_settings(Path(params), overrides)
     _check(settings, overrides or {})
     show = progress_page("search")

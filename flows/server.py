@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from dptune.errors import DptuneError
 from dptune.files import locked
@@ -20,11 +21,11 @@ _SECONDS = 3.0  # a server that does not answer must not keep Ctrl-C from ending
 
 
 def start_server() -> None:
-    """Start Prefect's temporary server, unless the settings name another one, out of reach of Ctrl-C.
+    """Start Prefect's temporary server, unless the settings name another one, out of reach of Ctrl-C and SIGTERM.
 
-    Prefect starts it itself with a flow's first request; then Ctrl-C at a terminal ends it together with the flow, and
-    its database keeps the run as running for ever. Two servers that make the tables of a new database at once break
-    each other, so flows start theirs in turn.
+    Prefect starts it itself with a flow's first request; then Ctrl-C at a terminal, or SIGTERM to the flow's process
+    group, ends it together with the flow, and its database keeps the run as running for ever. Two servers that make the
+    tables of a new database at once break each other, so flows start theirs in turn.
     """
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import get_current_settings
@@ -32,23 +33,17 @@ def start_server() -> None:
     settings = get_current_settings()
     if settings.api.url is None:
         settings.home.mkdir(parents=True, exist_ok=True)
-        with (
-            locked(settings.home / SERVER_LOCK, wait=True),
-            ThreadPoolExecutor(1, initializer=_block_interrupts) as thread,
-        ):
+        # A session of its own: Ctrl-C and a signal to this process' group do not reach it.
+        alone = SimpleNamespace(Popen=partial(subprocess.Popen, start_new_session=True))
+        with locked(settings.home / SERVER_LOCK, wait=True), patch("prefect.server.api.server.subprocess", alone):
             try:
-                thread.submit(SubprocessASGIServer().start).result()
+                SubprocessASGIServer().start()
             except RuntimeError as error:
                 limit = settings.server.ephemeral.startup_timeout_seconds
                 problem = f"Prefect's temporary server did not answer in {limit} s"
                 fix = "run again when less else runs, or raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
                 raise DptuneError(f"{problem}. Fix: {fix}.") from error
         end_server_with_me()
-
-
-def _block_interrupts() -> None:
-    """Block Ctrl-C in this thread and in the processes that it starts, which inherit that; the main thread gets it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def cancel_run(meanwhile: Callable[[], None] = lambda: None) -> None:

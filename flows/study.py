@@ -8,12 +8,12 @@ from typing import Any
 from prefect import flow, get_run_logger, task
 
 from flows.audit import audit
+from flows.command import begin_flow
 from flows.data import ALL_STAGES, check_overrides, make_data
 from flows.experiment import experiment
 from flows.own_folder import folder_of
 from flows.pages import show_results
 from flows.progress_page import progress_page
-from flows.server import end_server_with_me
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import DATA, REPORT
 from tasks.report.experiment import PAGE, report
@@ -42,7 +42,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
 
     Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed.
     """
-    end_server_with_me()
+    begin_flow()
     settings = load_settings(Path(params), overrides)
     check_overrides(overrides or {})
     check_models(settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import logging
 import pickle
 import signal
@@ -15,15 +17,22 @@ from uuid import UUID
 import psutil
 import pytest
 import torch
+from prefect import Flow
 from tiny_pipeline import ROOT, UNITS, static
 
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.loop import train
 from dptune.training.run import StepReport
+from flows.audit import audit
 from flows.command import _Plain
+from flows.experiment import experiment
 from flows.failures import CellError, FlowError, flow_error
+from flows.policy import policy
+from flows.prediction import prediction
+from flows.search import search
 from flows.server import cancel_run
+from flows.study import study
 from tasks.experiment.prepare import prepare, shared_inputs
 from tasks.experiment.standing import standing
 
@@ -154,3 +163,11 @@ def test_a_flow_that_make_did_not_start_sends_no_telemetry_either(monkeypatch: p
     code = "import flows, prefect.settings; print(prefect.settings.PREFECT_SERVER_ANALYTICS_ENABLED.value())"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("flow", [audit, experiment, policy, prediction, search, study])
+def test_every_flow_begins_so_that_sigterm_ends_it(flow: Flow[..., Any]) -> None:
+    """Prefect's own handler waits for the cells, and starts them again."""
+    (function,) = ast.parse(inspect.getsource(flow.fn)).body
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.unparse(function.body[1]) == "begin_flow()", "after the docstring"

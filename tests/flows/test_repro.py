@@ -6,11 +6,13 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -112,6 +114,44 @@ def test_of_a_failed_stage_the_cause_comes_last(checkout: Path, cause: str) -> N
 
 def test_after_ctrl_c_the_status_is_the_shells(checkout: Path) -> None:
     assert passed_on(checkout, 252)[0] == 130
+
+
+# DVC passes no signal on. The stage ends its step, and says how far it came, or nothing.
+_DVC_WITH_A_STAGE = """
+import subprocess, sys
+sys.exit(subprocess.call(["/bin/sh", "-c", "sh {root}/tasks/stage.sh stepping"]))
+"""
+_STEPPING = """
+import time
+from dptune.stopping import stop_request
+try:
+    with stop_request() as asked:
+        print("begun", flush=True)
+        while not asked():
+            time.sleep(0.1)
+        open("checkpoint", "w").close()
+except KeyboardInterrupt:
+    print({said!r})
+"""
+
+
+@pytest.mark.parametrize("said", ["stopped at release 3 of 9; run again to go on", "bye"])
+@pytest.mark.parametrize("whom", ["repro", "dvc", "both"])
+def test_sigterm_ends_dvc_and_its_stage_after_the_step(checkout: Path, whom: str, said: str) -> None:
+    """As `make`, a container's end and `kill` send it: to the command alone. A batch system sends it to all."""
+    (checkout / "dvc" / "__main__.py").write_text(_DVC_WITH_A_STAGE.format(root=ROOT))
+    (checkout / "stepping.py").write_text(_STEPPING.format(said=said))
+    process = start(checkout, 0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    started = psutil.Process(process.pid).children(recursive=True)
+    for one in {"repro": [process], "dvc": started[:1], "both": [process, *started]}[whom]:
+        one.send_signal(signal.SIGTERM)
+    lines = process.communicate()[0].splitlines()
+    assert process.returncode == 130
+    assert lines[-1] == (said if said.startswith("stopped") else "stopped; run again to go on")
+    assert psutil.wait_procs(started, timeout=240)[1] == []
+    assert (checkout / "checkpoint").exists()
 
 
 def test_a_terminal_shows_stages_and_meters_and_no_chatter(checkout: Path) -> None:

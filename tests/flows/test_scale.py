@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from running_flow import RunningFlow, charged
 from tiny_pipeline import BUDGET, UNITS, cells, read_json
 
 from dptune.privacy.calibration import sampling
@@ -31,64 +29,17 @@ LONG = {
 }
 
 
-class Flow:
-    """``python -m flows.experiment`` with a Prefect server of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        environment |= {
-            "PREFECT_HOME": str(directory / "data" / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the user's home
-        }
-        self.log = directory / "flow.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.experiment"], env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def finish(self) -> str:
-        """Wait for its end; what it printed."""
-        assert self.process.wait() == 0, self.log.read_text()
-        return self.log.read_text()
-
-    def of(self, cell: Cell) -> psutil.Process | None:
-        """The process that runs a cell, if one does."""
-        for one in self.children():
-            try:
-                if str(cell.directory / "cell.json") in one.cmdline():
-                    return one
-            except psutil.Error:
-                continue
-        return None
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
-
-    def end(self) -> None:
-        """Whatever a failed test left."""
-        for one in self.children():
-            one.kill()
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def start(pipeline: Path) -> Iterator[Callable[[], Flow]]:
-    flows: list[Flow] = []
+def start(pipeline: Path) -> Iterator[Callable[[], RunningFlow]]:
+    flows: list[RunningFlow] = []
 
-    def started() -> Flow:
-        flows.append(Flow(pipeline))
+    def started() -> RunningFlow:
+        flows.append(RunningFlow(pipeline))
         return flows[-1]
 
     yield started
     for flow in flows:
         flow.end()
-
-
-def charged(cell: Cell) -> int:
-    ledger = cell.directory / "ledger.jsonl"
-    return ledger.read_bytes().count(b'"kind":"release"') if ledger.exists() else 0
 
 
 def checkpoint(cell: Cell) -> Path:
@@ -97,13 +48,6 @@ def checkpoint(cell: Cell) -> Path:
 
 def first_line(cell: Cell) -> Any:
     return json.loads((cell.directory / "ledger.jsonl").read_text().splitlines()[0])
-
-
-def wait_until(true: Callable[[], bool], flow: Flow) -> None:
-    """For as long as the flow lives; only a hang reaches the guard that pytest has."""
-    while not true():
-        assert flow.process.poll() is None, flow.log.read_text()
-        time.sleep(0.02)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -120,7 +64,7 @@ def verified(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
-def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[[], Flow]) -> None:
+def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[[], RunningFlow]) -> None:
     grid = cells({"experiment": {"runner": runner, "cells_per_device": 2}})
     output = start().finish()
     assert "2 of 2 cells" in output
@@ -135,12 +79,12 @@ def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
-def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, start: Callable[[], Flow]) -> None:
+def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, start: Callable[[], RunningFlow]) -> None:
     """Two workers with a cell each; no retry of Prefect's, so that the cluster alone hands the cell on."""
     victim, other = cells(LONG, {"experiment": {"runner": runner, "cells_per_device": 2, "retries": 0}})
     steps = sampling(UNITS, 16, LONG["training"]["epochs"])[1]
     flow = start()
-    wait_until(lambda: charged(victim) >= 30 and checkpoint(victim).exists(), flow)
+    flow.wait_until(lambda: charged(victim) >= 30 and checkpoint(victim).exists())
     process = flow.of(victim)
     assert process is not None
     worker = process.parent()
@@ -148,7 +92,7 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, st
     assert worker.pid != flow.process.pid
     before, run = first_line(victim), (victim.directory / "mlflow_run").read_text()
     worker.send_signal(signal.SIGKILL)
-    wait_until(lambda: gone(process), flow)  # it ends with its worker, before another one takes its cell
+    flow.wait_until(lambda: gone(process))  # it ends with its worker, before another one takes its cell
     at_kill = charged(victim)
     kept = (victim.directory / "ledger.jsonl").read_bytes().splitlines()[: at_kill + 1]
     assert at_kill < steps, "it was killed too late to show anything"
