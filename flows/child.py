@@ -49,8 +49,9 @@ def _watch(parent: int) -> None:
 
 def _end(number: int, _frame: FrameType | None) -> None:
     """End this process on SIGTERM as if it had no handler, and what it started too; DVC passes nothing on."""
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(number, signal.SIG_IGN)  # a second one must not end this process before it has passed on the first
     _terminate_started()
+    signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 

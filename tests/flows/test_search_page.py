@@ -65,7 +65,7 @@ def test_a_ranking_that_stops_leaves_the_page_of_its_winner_and_ends_with_its_ow
     monkeypatch.setattr(module, "publish", lambda *_: True)
     monkeypatch.setattr(module, "remember_shown", lambda *_: pytest.fail("it has not ended"))
     monkeypatch.setattr(module, "progress_page", lambda name: lambda share, now: None)
-    for name in ("end_server_with_me", "make_data", "refuse_paid", "write_index", "_check"):
+    for name in ("begin_flow", "make_data", "refuse_paid", "write_index", "_check"):
         monkeypatch.setattr(module, name, lambda *_: None)
     with pytest.raises(FlowError) as caught:
         module.search.fn(overrides={"search": {"score": "rehearsal", "check_ranking": True}})
