@@ -34,6 +34,8 @@ _LINEAR = (torch.nn.Linear, Conv1D)
 _NOT_IN_PEFT = {"distilbert": ["q_lin", "v_lin"], "modernbert": ["Wqkv"]}
 #: Heads that PEFT trains and saves by itself where the task is SEQ_CLS.
 _ADDED_BY_PEFT = ("classifier", "score")
+#: The layer of a classifier by label words that holds the words' rows of the output layer: frozen, as those are.
+_WORDS_LAYER = "score"
 _log = logging.getLogger(__name__)
 
 
@@ -178,6 +180,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets,
+            exclude_modules=[_WORDS_LAYER] if is_classifier(model) and not head and _names_words(targets) else None,
             use_rslora=lora.rslora,
             rank_pattern=dict(lora.rank_pattern),
             alpha_pattern=dict(lora.alpha_pattern),
@@ -230,6 +233,13 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
         if not any(layer.endswith(f".{target}") for layer in layers):
             raise ConfigError("lora.target_modules", f"no layer is called {target!r}", fix=_names_of_layers(model))
     return list(targets)
+
+
+def _names_words(targets: list[str] | str) -> bool:
+    """Whether target modules include the words' layer, which PEFT takes for any other linear layer."""
+    if isinstance(targets, str):
+        return targets == "all-linear" or re.fullmatch(targets, _WORDS_LAYER) is not None
+    return _WORDS_LAYER in targets
 
 
 def _checked_expression(model: Any, expression: str) -> str:

@@ -227,7 +227,7 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
 
 def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
-    measured = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
+    measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
     if prepared.base.words:
         measured |= {"words": prepared.base.words, "template": prepared.template}
     return {
