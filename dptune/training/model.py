@@ -169,6 +169,8 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
         that no adapted layer matches, and for a layer whose per-sample gradients are not supported (an embedding).
     """
     targets = lora_targets(model, lora)
+    if is_classifier(model) and not head:
+        targets = _beside_words(model, targets)
     if head:
         start_head(model, head, init_seed)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -180,7 +182,6 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets,
-            exclude_modules=[_WORDS_LAYER] if is_classifier(model) and not head and _names_words(targets) else None,
             use_rslora=lora.rslora,
             rank_pattern=dict(lora.rank_pattern),
             alpha_pattern=dict(lora.alpha_pattern),
@@ -235,11 +236,17 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
     return list(targets)
 
 
-def _names_words(targets: list[str] | str) -> bool:
-    """Whether target modules include the words' layer, which PEFT takes for any other linear layer."""
-    if isinstance(targets, str):
-        return targets == "all-linear" or re.fullmatch(targets, _WORDS_LAYER) is not None
-    return _WORDS_LAYER in targets
+def _beside_words(model: Any, targets: list[str] | str) -> list[str] | str:
+    """The target modules without the words' layer, which PEFT takes for any other linear layer.
+
+    Raises: ConfigError if they name it.
+    """
+    if targets == "all-linear":
+        return [name for name, one in model.named_modules() if isinstance(one, _LINEAR) and name != _WORDS_LAYER]
+    if re.fullmatch(targets, _WORDS_LAYER) if isinstance(targets, str) else _WORDS_LAYER in targets:
+        problem = f"include {_WORDS_LAYER!r}, the label words' rows of the output layer, which stay frozen"
+        raise ConfigError("lora.target_modules", problem, fix="leave it out")
+    return targets
 
 
 def _checked_expression(model: Any, expression: str) -> str:

@@ -152,6 +152,13 @@ def test_adapters_alone_train_and_mechanisms_without_heads_take_words() -> None:
     assert prepare(source, open_base(str(checkpoint()), chosen), chosen).mechanism.mechanism.name == "rldp"
 
 
+@pytest.mark.parametrize("layers", [("c_attn", "score"), ".*(c_attn|score)"])
+def test_the_words_own_layer_takes_no_adapter(layers: Any) -> None:
+    settings = TuneSettings(epsilon=8.0, task="classify", words=WORDS, labels=("0", "1"), target_modules=layers)
+    with pytest.raises(ConfigError, match="include 'score', the label words' rows of the output layer"):
+        open_base(str(checkpoint()), settings)
+
+
 def test_a_text_that_is_too_long_loses_its_beginning_and_never_the_template() -> None:
     records = [*table(60), {"sentence": "dog " + "red " * 40 + "blue.", "label": 0}]
     settings = TuneSettings(epsilon=8.0, task="classify", words=WORDS, eval_share=0, max_length=20, **QUICK)
