@@ -46,6 +46,7 @@ from dptune.cli.tuning_options import (
     Template,
     Text,
     lora_settings,
+    words_of_labels,
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordSource
@@ -86,6 +87,12 @@ def tune(
     label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
     labels: Annotated[
         str | None, typer.Option(help="All labels, by commas; public. Else those of the records.")
+    ] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--word", help='Of a label: 0=" poor"; repeatable, in place of a head. The likeliest after the text wins.'
+        ),
     ] = None,
     file_format: Annotated[
         Format | None,
@@ -141,7 +148,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""
-    given = {
+    given: dict[str, Any] = {
         "epsilon": epsilon,
         "task": task,
         "labels": None if labels is None else tuple(name.strip() for name in labels.split(",")),
@@ -190,6 +197,7 @@ def tune(
         "public": None if public is None else str(public),
     }
     try:
+        given["words"] = words_of_labels(words)
         records, name = records_of_options(data, source, source_options, unit, columns)
         chosen = given | lora_settings(**lora) | {"called": called or name}
         asked = search_of_options(search, candidates, shape, again)

@@ -19,6 +19,7 @@ _OPTIONS = {
     "data.public": "--public",
     "data.split": "--eval-share",
     "data.revision": "datasets saved to a folder",
+    "task.words": "--word",
     "model.source": "--model",
     "model.revision": "--revision",
     "model.load_in_4bit": "--load-in-4bit",

@@ -61,7 +61,9 @@ Seed = Annotated[int, typer.Option(help="Of the adapters' and head's start; publ
 TargetModules = Annotated[
     str | None, typer.Option(help="Linear layers, by commas; all-linear; or a regular expression of whole names.")
 ]
-Template = Annotated[str | None, typer.Option(help="Text with columns in braces: '{age} years'.")]
+Template = Annotated[
+    str | None, typer.Option(help="Text with columns in braces: '{age} years'. {text} is the column of --text.")
+]
 Text = Annotated[str | None, typer.Option(help="Column of texts.")]
 
 _NAMES = re.compile(r"[\w.]+(\s*,\s*[\w.]+)*")
@@ -87,6 +89,20 @@ def lora_settings(
         "alpha_pattern": _pattern("alpha_pattern", alpha_pattern),
         "init_lora_weights": True if init == "true" else init,
     }
+
+
+def words_of_labels(given: list[str] | None) -> dict[str, str] | None:
+    """Each label's word, with the space at its beginning; None where none is given."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        label, sign, word = text.partition("=")
+        if not (sign and label.strip() and word):
+            problem = f"{text!r} is no LABEL=WORD"
+            raise ConfigError("task.words", problem, fix='write a label, = and its word, such as 0=" poor"')
+        if label.strip() in found:
+            raise ConfigError("task.words", f"label {label.strip()!r} is given twice", fix="give it one word")
+        found[label.strip()] = word
+    return found or None
 
 
 def _modules(given: str | None) -> tuple[str, ...] | str | None:

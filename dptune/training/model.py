@@ -34,6 +34,8 @@ _LINEAR = (torch.nn.Linear, Conv1D)
 _NOT_IN_PEFT = {"distilbert": ["q_lin", "v_lin"], "modernbert": ["Wqkv"]}
 #: Heads that PEFT trains and saves by itself where the task is SEQ_CLS.
 _ADDED_BY_PEFT = ("classifier", "score")
+#: The layer of a classifier by label words that holds the words' rows of the output layer: frozen, as those are.
+_WORDS_LAYER = "score"
 _log = logging.getLogger(__name__)
 
 
@@ -167,6 +169,8 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
         that no adapted layer matches, and for a layer whose per-sample gradients are not supported (an embedding).
     """
     targets = lora_targets(model, lora)
+    if is_classifier(model) and not head:
+        targets = _beside_words(model, targets)
     if head:
         start_head(model, head, init_seed)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -230,6 +234,19 @@ def lora_targets(model: Any, lora: Lora) -> list[str] | str:
         if not any(layer.endswith(f".{target}") for layer in layers):
             raise ConfigError("lora.target_modules", f"no layer is called {target!r}", fix=_names_of_layers(model))
     return list(targets)
+
+
+def _beside_words(model: Any, targets: list[str] | str) -> list[str] | str:
+    """The target modules without the words' layer, which PEFT takes for any other linear layer.
+
+    Raises: ConfigError if they name it.
+    """
+    if targets == "all-linear":
+        return [name for name, one in model.named_modules() if isinstance(one, _LINEAR) and name != _WORDS_LAYER]
+    if re.fullmatch(targets, _WORDS_LAYER) if isinstance(targets, str) else _WORDS_LAYER in targets:
+        problem = f"include {_WORDS_LAYER!r}, the label words' rows of the output layer, which stay frozen"
+        raise ConfigError("lora.target_modules", problem, fix="leave it out")
+    return targets
 
 
 def _checked_expression(model: Any, expression: str) -> str:

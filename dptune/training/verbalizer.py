@@ -7,13 +7,14 @@ alone train, and every mechanism takes it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dptune.errors import ConfigError
-from dptune.training.causal import plain_tokens
+from dptune.training.causal import check_configuration, plain_tokens
 from dptune.training.classifier import empty_classifier, load_classifier_config
 from dptune.training.model import ModelSource, load_base
 
@@ -24,16 +25,40 @@ _PROBE, _ROUNDING = 6, 1e-3
 
 def word_tokens(words: Sequence[str], tokenizer: Any) -> list[int]:
     """The id of each word, which must be one token. Raises: ConfigError naming a word that is not."""
-    found = []
+    found: dict[int, str] = {}
     for word in words:
         ids = tokenizer(word, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) != 1:
             fix = "give words that are one token each; most begin with a space"
-            raise ConfigError(_FIELD, f"{word!r} is {len(ids)} tokens of this model's tokenizer", fix=fix)
-        found.append(int(ids[0]))
-    if len(set(found)) < len(found):
-        raise ConfigError(_FIELD, "two of the words are the same token", fix="give a word for each label")
+            parts = f" ({', '.join(repr(tokenizer.decode([token])) for token in ids)})" if len(ids) else ""
+            raise ConfigError(_FIELD, f"{word!r} is {len(ids)} tokens of this model's tokenizer{parts}", fix=fix)
+        if (token := int(ids[0])) in found:
+            problem = f"two of the words are the same token ({found[token]!r} and {word!r})"
+            raise ConfigError(_FIELD, problem, fix="give each label a word of its own")
+        found[token] = word
+    return list(found)
+
+
+def cut_at_beginning(tokenizer: Any) -> Any:
+    """A copy that cuts a text that is too long at its beginning: the words follow the text's end."""
+    found = copy.deepcopy(tokenizer)
+    found.truncation_side = "left"
     return found
+
+
+def load_verbalizer_config(base: ModelSource, labels: Sequence[str], words: Sequence[str], tokenizer: Any) -> Any:
+    """The configuration of the classifier of label words; no weights are read. See ``load_verbalizer``.
+
+    Raises: ConfigError for an encoder or another model that is not causal, and for a word of several tokens.
+    """
+    config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+    try:
+        check_configuration(base.source, config)
+    except ConfigError as error:
+        fix = "leave the words out, and train a head; or give a causal language model, such as GPT-2"
+        raise ConfigError(_FIELD, f"need a causal language model, and {error.problem}", fix=fix) from None
+    word_tokens(words, tokenizer)
+    return config
 
 
 def load_verbalizer(
@@ -49,9 +74,9 @@ def load_verbalizer(
     Raises: ConfigError for a word of several tokens, an encoder, a model in 4 bits, and one whose logits are more than
         its output layer on its last state.
     """
+    config = load_verbalizer_config(base, labels, words, tokenizer)
     ids = word_tokens(words, tokenizer)
-    causal = load_base(base, device)  # refuses encoders
-    config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+    causal = load_base(base, device)
     model = empty_classifier(base, config)
     setattr(model, model.base_model_prefix, getattr(causal, causal.base_model_prefix))
     output = causal.get_output_embeddings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -30,6 +31,7 @@ from dptune.training.model import (
 from dptune.training.per_sample import trained_blocks
 from dptune.training.quantized import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.together import shared_copy
+from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.tuning.places import check_model, name_of
 from dptune.tuning.settings import TuneSettings
 
@@ -57,6 +59,7 @@ class Base:
         loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
         classifier: configuration of the classifier, whose ``head`` names the modules that train in full; None for a
             causal language model.
+        words: of a classifier by label words, each label's word, in the order of the logits; it has no head.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Base:
     loaded_model: Any = field(repr=False)
     classifier: Any = field(default=None, repr=False)
     head: tuple[str, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> str | None:
@@ -100,6 +104,9 @@ class Base:
 
         Raises: ConfigError if the checkpoint's weights cannot be had, or are those of another kind of model.
         """
+        if self.checkpoint is not None and self.words:
+            labels, words = list(self.words), list(self.words.values())
+            return load_verbalizer(self.checkpoint, labels, words, self.tokenizer, self.device)
         if self.checkpoint is not None and self.classifier is not None:
             return load_classifier(self.checkpoint, self.classifier, self.head, self.device)
         if self.checkpoint is not None:
@@ -129,7 +136,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         settings.init_lora_weights,
     )
     if settings.task == "classify" and not isinstance(model, str | Path):
-        problem = "is a loaded model, and a classifier needs one with a new head"
+        problem = "is a loaded model, and a classifier is made of a checkpoint"
         raise ConfigError("model", problem, fix="give its folder, or a hub id")
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -140,8 +147,13 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
         tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer
         head: tuple[str, ...] = ()
+        words = {label: settings.words[label] for label in labels} if labels and settings.words else {}
         if labels is None:
             empty = without_weights(checkpoint, config)
+        elif words:
+            config = load_verbalizer_config(checkpoint, labels, list(words.values()), tokenizer)
+            tokenizer = cut_at_beginning(tokenizer)
+            empty = empty_classifier(checkpoint, config)
         else:
             config = load_classifier_config(checkpoint, labels, tokenizer.pad_token_id)
             empty = empty_classifier(checkpoint, config)
@@ -151,7 +163,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         name = name_of(str(model))
         identity = revision or _digest_of_folder(Path(model), config)
         found = _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint, head)
-        return replace(found, classifier=config, vocabulary=len(labels)) if labels is not None else found
+        return found if labels is None else replace(found, classifier=config, vocabulary=len(labels), words=words)
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
     tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer

@@ -5,12 +5,14 @@ Its section "Privacy" follows from the ledger and the weights alone, so that ``v
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
 
+from dptune.corpus.reading.source import template_columns
 from dptune.digits import at_most
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
@@ -30,8 +32,10 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         result: the content of result.json.
     """
     classifies = "scores" in result
+    by_words = classifies and "words" in result
+    head, means = ("and classification head " if classifies and not by_words else ""), ", a classifier by label words"
     lines = [
-        f"# LoRA adapter {'and classification head ' if classifies else ''}for {result['base']}",
+        f"# LoRA adapter {head}for {result['base']}{means if by_words else ''}",
         "",
         "Fine-tuned with differential privacy by dptune.",
         "",
@@ -49,8 +53,9 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         "",
         "## Use",
         "",
+        *([_rule_of_words(result), ""] if by_words else []),
         "```python",
-        *(_use_of_classifier(result) if classifies else _use(result)),
+        *(_use_of_words(result) if by_words else _use_of_classifier(result) if classifies else _use(result)),
         "```",
         "",
         "`dptune verify` with this folder computes each epsilon again from the ledger, and compares this card with it.",
@@ -95,6 +100,39 @@ def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def said_words(words: Mapping[str, str]) -> str:
+    """Each label with its word, in quotes that show the space at its beginning."""
+    return ", ".join(f'{label}: "{word}"' for label, word in words.items())
+
+
+def _rule_of_words(result: Mapping[str, Any]) -> str:
+    """How a text becomes a label, as a sentence."""
+    template = result["template"]
+    put = "" if template is None else f'It is put into the template "{_cell(template)}". '
+    quoted = " or ".join(f'"{word}" ({_cell(label)})' for label, word in result["words"].items())
+    return f"How a text becomes a label: {put}Of {quoted}, the word that the model finds likeliest next decides."
+
+
+def _use_of_words(result: Mapping[str, Any]) -> list[str]:
+    template, text = result["template"], '"a text"'
+    if template is not None:
+        values = dict.fromkeys(template_columns(template), "a text")
+        text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
+    return [
+        "import json",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
+        'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
+        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+        f"text = {text}",
+        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+    ]
+
+
 def privacy_section(
     contents: LedgerContents,
     digests: Mapping[str, str],
@@ -106,7 +144,7 @@ def privacy_section(
 
     Args:
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
-        classifies: whether the weights are a classifier's, with a head.
+        classifies: whether the weights are a classifier's.
         certificate: of the search whose winner this is; the guarantee is then the whole search's.
     """
     header = contents.header

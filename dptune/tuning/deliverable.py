@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
 from dptune.tuning.places import partial_of
-from dptune.tuning.verifying import CARD, CONFIG, LABELS, RECORDS, section_of
+from dptune.tuning.verifying import CARD, CONFIG, section_of
 
 
 def write_weights(
@@ -24,14 +24,12 @@ def write_weights(
     folder: RunFolder,
     base: str,
     revision: str | None,
-    labels: Sequence[str] | None,
-    records: Mapping[str, Any],
+    kept: Mapping[str, Any],
 ) -> None:
     """Write adapter and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them.
 
     Args:
-        labels: names of a classifier's labels, in the order of its outputs, for ``LABELS``; None of what writes texts.
-        records: what sampling needs to know of the records, for ``RECORDS``. Public.
+        kept: what else is needed to use them, by name of file, as JSON; see ``PreparedRun.kept``. Public.
     """
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -39,10 +37,8 @@ def write_weights(
         save_adapter(model, partial)
         with naming(partial):
             tokenizer.save_pretrained(str(partial))
-        if labels is not None:
-            write_json(partial / LABELS, list(labels))
-        else:
-            write_json(partial / RECORDS, dict(records))
+        for name, content in kept.items():
+            write_json(partial / name, content)
         _change(partial / CONFIG, base_model_name_or_path=base, revision=revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)

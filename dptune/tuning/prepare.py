@@ -30,6 +30,7 @@ from dptune.training.spec import TrainingPlan, header_of
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.tuning.settings import FEWEST_UNITS, MOST_LABELS, TuneSettings
+from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 from dptune.units import MADE_OF_OTHERS, RECORD
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class PreparedRun:
         notes: warnings for the owner of the records alone.
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
+        template: the template of the records' texts; None without one, or where their sides were dealt before. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 
@@ -70,11 +72,16 @@ class PreparedRun:
     held_out: PrivacyUnits | None = field(default=None, repr=False)
     fingerprint: str = field(default="", repr=False)
     form: str = "text"
+    template: str | None = None
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is delivered with the weights, for sampling: the form of the records, and the most tokens of one."""
-        return {"form": self.form, "tokens": self.tokens.width - 1}
+        """What is delivered with the weights, by name of file: a classifier's labels, with words also these and the
+        template; else, for sampling, the form of the records and the most tokens of one."""
+        if self.settings.task != "classify":
+            return {RECORDS: {"form": self.form, "tokens": self.tokens.width - 1}}
+        labels = {LABELS: list(self.settings.labels or ())}
+        return labels | ({WORDS: {"words": self.base.words, "template": self.template}} if self.base.words else {})
 
     @property
     def plan(self) -> TrainingPlan:
@@ -123,8 +130,8 @@ class PreparedRun:
 def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSettings, RecordSource]:
     """Complete settings and source of a classification; of another task, return them unchanged.
 
-    Without ``settings.labels`` the labels are those of the records, sorted. What labels there are is then public, as
-    the number of units is: it decides the head's shape. So each needs some units, and under private telemetry all
+    Without ``settings.named_labels`` the labels are those of the records, sorted. What labels there are is then public,
+    as the number of units is: it decides the head's shape. So each needs some units, and under private telemetry all
     must be named.
 
     Raises: ConfigError for a column of labels without the task, and for labels that must be named; DataError as
@@ -137,8 +144,8 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
         return settings, source
     data = source.data if isinstance(source.data, str | Path) else list(source.data)  # read twice
     source = replace(source, data=data, label=source.label or DEFAULT_LABEL)
-    if settings.labels is not None:
-        return settings, source
+    if settings.named_labels is not None:
+        return replace(settings, labels=settings.named_labels), source
     if settings.telemetry == "private":
         problem = "are missing, and would be read from the records, which private telemetry tells nothing about"
         raise ConfigError("labels", problem, fix="name them all")
@@ -188,7 +195,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
     if leaks:
         problem = f"{name} has no certified epsilon ({'; '.join(leaks)})"
         raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
-    if settings.task == "classify":
+    if base.head:
         probe.check_head()
     if probe.clipper.federation is not None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
@@ -216,7 +223,7 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     held_out = settings.eval_share if settings.telemetry == "research" or scored else 0.0
     max_length_of(settings, base.positions)  # raises before any record is read
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
-    return prepare_sides(sides, base, settings, source.unit)
+    return replace(prepare_sides(sides, base, settings, source.unit), template=source.template)
 
 
 def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | None) -> PreparedRun:
@@ -318,8 +325,9 @@ def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSetting
     found, count = [], len(sides.train)
     if tokens.truncated:
         most = tokens.width - (BESIDE_TEXT if settings.task == "classify" else 1)
+        lost = "their beginning, so that the words follow their end" if settings.words else "what is beyond"
         found.append(
-            f"{tokens.truncated} of {count} records have more than {most} tokens and lose what is beyond; "
+            f"{tokens.truncated} of {count} records have more than {most} tokens and lose {lost}; "
             "max_length raises the limit"
         )
     if tokens.without_loss:

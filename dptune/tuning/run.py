@@ -38,6 +38,7 @@ from dptune.training.model import DIVERGED, attach_lora
 from dptune.training.run import StepReport
 from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
+from dptune.tuning.card import said_words
 from dptune.tuning.deliverable import deliver, write_weights
 from dptune.tuning.places import check_folder, partial_of
 from dptune.tuning.prepare import PreparedRun
@@ -198,7 +199,7 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
                 for figure, value in values.items():
                     if not math.isfinite(value):
                         raise DivergedError(f"the run diverged: {figure} on {name} is {value}. Fix: {DIVERGED}.")
-            write_weights(model, base.tokenizer, folder, base.name, base.revision, settings.labels, prepared.kept)
+            write_weights(model, base.tokenizer, folder, base.name, base.revision, prepared.kept)
             figures = {
                 name: {figure: [before[name][figure], value] for figure, value in values.items()}
                 for name, values in after.items()
@@ -226,7 +227,9 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
 
 def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
-    measured = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
+    measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
+    if prepared.base.words:
+        measured |= {"words": prepared.base.words, "template": prepared.template}
     return {
         "base": prepared.base.name,
         "revision": prepared.base.revision,
@@ -248,6 +251,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     }
     return {
         **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
+        **(_by_words(prepared) if prepared.base.words else {}),
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
@@ -268,6 +272,10 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         **{name: value for name, value in further.items() if value},
         "canaries": "none",
     }
+
+
+def _by_words(prepared: PreparedRun) -> dict[str, str]:
+    return {"words": said_words(prepared.base.words), "template": prepared.template or "none"}
 
 
 def _list_pattern(pattern: Mapping[str, int]) -> str:

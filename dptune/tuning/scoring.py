@@ -23,8 +23,9 @@ from dptune.training.classifier import empty_classifier, head_names, load_classi
 from dptune.training.labelled import labelled_tokens
 from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
 from dptune.training.scores import score_classifier
+from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS
+from dptune.tuning.verifying import LABELS, WORDS
 
 #: Tokens that a classifier reads at most.
 _WIDEST = 512
@@ -120,11 +121,21 @@ def _score_labels(
     adapter: Path, base: ModelSource, source: RecordSource, tokenizer: Any, device: torch.device, rows: int
 ) -> Scored:
     labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
-    config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+    source, words = replace(source, label=source.label or DEFAULT_LABEL), []
+    if (adapter / WORDS).is_file():
+        said = json.loads((adapter / WORDS).read_text(encoding="utf-8"))
+        words = [said["words"][label] for label in labels]
+        source, tokenizer = replace(source, template=source.template or said["template"]), cut_at_beginning(tokenizer)
+        config = load_verbalizer_config(base, labels, words, tokenizer)
+    else:
+        config = load_classifier_config(base, labels, tokenizer.pad_token_id)
     empty = empty_classifier(base, config)
-    records = read(replace(source, label=source.label or DEFAULT_LABEL), public=True)
+    records = read(source, public=True)
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     tokens = labelled_tokens(records, tokenizer, width, labels)
-    loaded = load_classifier(base, config, head_names(base, empty), device)
+    if words:
+        loaded = load_verbalizer(base, labels, words, tokenizer, device)
+    else:
+        loaded = load_classifier(base, config, head_names(base, empty), device)
     model = PeftModel.from_pretrained(loaded, str(adapter)).eval()
     return Scored(len(records), 0, asdict(score_classifier(model, tokens, rows)), {})

@@ -31,9 +31,11 @@ class TuneSettings:
     Attributes:
         epsilon: the budget that ``epsilon_certified`` keeps.
         task: "generate" learns to write the records' text; "classify" learns their labels, by a head that trains in
-            full beside the adapters.
-        labels: names of all labels, in the order of the head's outputs; None reads them from the records, see
-            ``prepare.with_labels``. Public.
+            full beside the adapters, or by ``words``.
+        labels: names of all labels, in the order of the outputs; None takes those that have words, else reads them from
+            the records, see ``prepare.with_labels``. Public.
+        words: of a causal model that classifies: for each label a word that is one token, such as " good". The label is
+            that of the word which the model finds likeliest after the text. None trains a head. Public.
         delta: delta of the guarantee, below 1 over the units.
         mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
         batch: expected number of units of a batch.
@@ -62,6 +64,7 @@ class TuneSettings:
     epsilon: float
     task: Task = "generate"
     labels: tuple[str, ...] | None = None
+    words: Mapping[str, str] | None = None
     delta: float | None = None
     mechanism: str = "static"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -123,11 +126,17 @@ class TuneSettings:
         """The update rule. Raises: ConfigError for one that is unknown."""
         return UpdateRule(optimizer=self.optimizer, schedule=self.schedule, average=self.average)
 
+    @property
+    def named_labels(self) -> tuple[str, ...] | None:
+        """All labels, where ``labels`` or ``words`` names them; None else."""
+        return tuple(self.words) if self.labels is None and self.words else self.labels
+
     def _check_task(self) -> None:
         """Raise ConfigError for labels that are no names, and for settings that do not go with the task."""
         if self.task == "generate":
-            if self.labels is not None:
-                raise ConfigError("labels", "are for task classify", fix="set it, or leave them out")
+            for name, given in (("labels", self.labels), (_WORDS, self.words)):
+                if given is not None:
+                    raise ConfigError(name, "are for task classify", fix="set it, or leave them out")
             return
         if self.loss_on is not None:
             raise ConfigError(
@@ -137,13 +146,12 @@ class TuneSettings:
             raise ConfigError("add_bos_token", "is for task generate: a classifier writes nothing", fix="leave it out")
         if self.load_in_4bit:
             raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
-        labels = self.labels
-        if labels is None:
-            return
-        if not all(isinstance(label, str) and label.strip() == label and label for label in labels):
-            raise ConfigError("labels", f"{labels!r} are not all names", fix="give texts without spaces at their ends")
-        if len(labels) < 2 or len(set(labels)) != len(labels):
-            raise ConfigError("labels", f"{labels!r} are not two or more distinct names", fix="name each label once")
+        if self.words is not None and not (isinstance(self.words, Mapping) and self.words):
+            problem = f"{self.words!r} is no mapping from labels to words"
+            raise ConfigError(_WORDS, problem, fix='give one, such as {"0": " poor", "1": " great"}')
+        if (labels := self.named_labels) is not None:
+            _check_labels(labels)
+            _check_words(self.words, labels)
 
     def _check_numbers(self) -> None:
         """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""
@@ -173,6 +181,33 @@ class TuneSettings:
                 raise ConfigError(name, "is no setting", fix=fix)
         return cls(**given)
 
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    """Raise ConfigError unless these are two or more distinct names."""
+    if not all(isinstance(label, str) and label.strip() == label and label for label in labels):
+        raise ConfigError("labels", f"{labels!r} are not all names", fix="give texts without spaces at their ends")
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ConfigError("labels", f"{labels!r} are not two or more distinct names", fix="name each label once")
+
+
+def _check_words(words: Mapping[str, str] | None, labels: tuple[str, ...]) -> None:
+    """Raise ConfigError unless each label has a word of its own, where there are words."""
+    if words is None:
+        return
+    if set(words) != set(labels):
+        problem = f"there are {len(words)}, for {', '.join(words)}, and {len(labels)} labels ({', '.join(labels)})"
+        raise ConfigError(_WORDS, problem, fix="give each label its word")
+    owners: dict[str, str] = {}
+    for label, word in words.items():
+        if not isinstance(word, str) or not word:
+            raise ConfigError(_WORDS, f"{word!r} of label {label!r} is no word", fix='give one, such as " good"')
+        if word in owners:
+            problem = f"labels {owners[word]!r} and {label!r} have one word, {word!r}"
+            raise ConfigError(_WORDS, problem, fix="give each label a word of its own")
+        owners[word] = label
+
+
+_WORDS = "task.words"
 
 _SUCH_AS = {
     "epsilon": 4,

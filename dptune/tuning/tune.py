@@ -46,7 +46,7 @@ def tune(
     register: str | Path | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Fine-tune LoRA adapters, and with ``task="classify"`` a classification head, with differential privacy.
+    """Fine-tune LoRA adapters, and to classify a head or by label words, with differential privacy.
 
     Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
     ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
@@ -70,7 +70,8 @@ def tune(
         candidates: how many to try on average; it goes before the file's own number.
         register: file that knows what was published from which records; None takes spent.jsonl beside ``out``, and
             without ``out`` one that nobody reads again.
-        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs`` or ``telemetry``.
+        settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs``, ``telemetry``, or
+            ``task="classify"``, for which ``words={"0": " poor", "1": " great"}`` takes the place of a head.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
     """

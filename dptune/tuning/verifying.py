@@ -19,6 +19,8 @@ from dptune.tuning.search.space import Space
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 #: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
 LABELS = "labels.json"
+#: Each label's word, and the template of the texts; only the folder of a classifier by label words has it.
+WORDS = "words.json"
 #: The form of the records and the most tokens of one, which sampling keeps to; a classifier's folder has none.
 RECORDS = "records.json"
 #: Files of a tokenizer, as transformers names them.
@@ -140,7 +142,7 @@ def _check_score(path: Path, found: SearchCertificate) -> None:
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
     ledger = RunFolder(path).ledger
-    names = (FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, RECORDS, *_TOKENIZER)
+    names = (FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, *_TOKENIZER)
     files = (ledger, *(path / name for name in names))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
     return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests, certificate=certificate_of(path))

@@ -9,7 +9,7 @@ import torch
 
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.model import load_base, load_tokenizer
-from dptune.training.verbalizer import load_verbalizer
+from dptune.training.verbalizer import cut_at_beginning, load_verbalizer
 from tasks.settings.experiment import Model
 from tasks.settings.task import Task
 
@@ -34,7 +34,7 @@ def base_model(model: Model, task: Task, device: torch.device) -> StartingModel:
     if not task.classifies:
         return StartingModel(load_base(source, device), tokenizer)
     if task.words:
-        tokenizer.truncation_side = "left"  # the words follow a text's end
+        tokenizer = cut_at_beginning(tokenizer)
         return StartingModel(load_verbalizer(source, task.labels, task.words, tokenizer, device), tokenizer)
     config = load_classifier_config(source, task.labels, tokenizer.pad_token_id)
     head = head_names(source, empty_classifier(source, config))

@@ -89,11 +89,9 @@ def _positions(model: Model, settings: Settings) -> int | None:
     from dptune.tuning.settings import TuneSettings
 
     task = settings.task
+    classified: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
     if task.words:
-        _check_words(model, settings)
-    classified: dict[str, Any] = {}
-    if task.classifies and not task.words:
-        classified = {"task": "classify", "labels": task.labels}
+        classified["words"] = dict(zip(task.labels, task.words, strict=True))
     lora = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
     again = settings.training.gradient_checkpointing
     asked = TuneSettings(
@@ -109,14 +107,6 @@ def _positions(model: Model, settings: Settings) -> int | None:
     _check_template(settings, base.tokenizer)
     _check_canaries(settings, base.tokenizer)
     return base.positions
-
-
-def _check_words(model: Model, settings: Settings) -> None:
-    """Raise ConfigError for a label word that is not one token of the model's tokenizer."""
-    from dptune.training.model import load_tokenizer
-    from dptune.training.verbalizer import word_tokens
-
-    word_tokens(settings.task.words, load_tokenizer(model.weights))
 
 
 def _check_template(settings: Settings, tokenizer: Any) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
 from dptune.corpus.reading.read import read, read_sides
-from dptune.corpus.reading.record import Chat, PromptTarget, Record, Text, row_key, unit_key
+from dptune.corpus.reading.record import Chat, Labelled, PromptTarget, Record, Text, row_key, unit_key
 from dptune.corpus.reading.source import Fractions, GivenSides, RecordSource
 from dptune.errors import ConfigError, DataError, DptuneError
 
@@ -149,6 +149,21 @@ def test_columns_of_other_names_are_named() -> None:
     (pair,) = read(RecordSource([row], prompt="question", completion="answer"))
     (text,) = read(RecordSource([row], text="question"))
     assert (pair.content, text.content) == (PromptTarget("1 + 1?", "2"), Text("1 + 1?"))
+
+
+def test_a_template_frames_the_named_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("label\tsentence\tby\n0\ta {bad} film \tann\n1\tgood\t\n", encoding="utf-8")
+    framed = RecordSource(path, text="sentence", label="label", template="{by}: {text} It was")
+    assert [record.content for record in read(framed)] == [
+        Labelled("ann: a {bad} film It was", "0"),
+        Labelled("unknown: good It was", "1"),
+    ]
+    with pytest.raises(DataError, match=r"column 'text': there is no such column.*'sentence', 'by' as data\.text"):
+        read(RecordSource(path, label="label", template="{text} It was"))
+    path.write_text("label\tsentence\n0\t \n", encoding="utf-8")
+    with pytest.raises(DataError, match="column 'sentence': is empty"):
+        read(RecordSource(path, text="sentence", label="label", template="{text} It was"))
 
 
 def test_messages_keep_whatever_else_a_template_may_need() -> None:
@@ -379,7 +394,8 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
         ("a.dat", {}, "the ending of a.dat tells no format"),
         ("a.csv", {"format": "xml"}, "data.format: 'xml' is unknown"),
         ("a.csv", {"prompt": "a"}, "data: prompt cannot be given like this"),
-        ("a.csv", {"text": "a", "template": "{a}"}, "data: text and template cannot"),
+        ("a.csv", {"text": "a", "template": "{a}"}, r"data.template: '\{a\}' has no \{text\}, so that column 'a'"),
+        ("a.csv", {"text": "a", "messages": "b"}, "data: text and messages cannot"),
         ("a.csv", {"template": "{}"}, "data.template: names no columns"),
         ("a.csv", {"template": "{a:>9}"}, "data.template: .* format"),
         ("a.csv", {"template": "{a"}, "data.template: is malformed"),

@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "delta of one": (["--delta", "1"], "--delta: 1 is no probability below 1", "use less than"),
     "missing column": (["--text", "note"], "column 'note': there is no such column", "name one of 'customer_id'"),
     "missing unit": (["--unit", "patient"], "column 'patient': there is no such column", "name one of"),
-    "two ways": (["--text", "text", "--messages", "m"], "text and messages cannot be given like this", "give text, or"),
+    "two ways": (["--text", "text", "--messages", "m"], "text and messages cannot be given like this", "give text"),
     "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
     "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
     "no noise": (["--mechanism", "nonprivate"], "--mechanism: nonprivate has no noise", "use static"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, row_key, unit_key
-from dptune.corpus.reading.source import RecordSource, template_columns
+from dptune.corpus.reading.source import TEXT, RecordSource, template_columns
 from dptune.errors import DataError
 
 UNKNOWN = "unknown"
@@ -51,6 +51,8 @@ class RecordMaker:
         for name in (*self._columns_needed(), *(name for name in beside if name is not None)):
             if name not in columns:
                 fix = f"name one of {_list_names(columns)}"
+                if name == TEXT and source.template is not None:
+                    fix += f" as data.text, for which {{{TEXT}}} in the template stands"
                 raise DataError("there is no such column", fix=fix, file=file, row=first_row, column=name)
 
     def record(self, number: int, row: Row) -> Record:
@@ -73,7 +75,8 @@ class RecordMaker:
         if self._kind == "pair":
             return (source.prompt or "prompt", source.completion or "completion")
         if self._kind == "template":
-            return template_columns(source.template or "")
+            names = template_columns(source.template or "")
+            return tuple(source.text or TEXT if name == TEXT else name for name in names)
         if self._kind == "sentences":
             return ()
         return (source.messages or "messages",) if self._kind == "messages" else (source.text or "text",)
@@ -88,12 +91,19 @@ class RecordMaker:
             return Text(_text(row, names[0], refuse))
         if self._kind == "template":
             parts = Formatter().parse(self._source.template or "")
-            values = ((before, name and _value_or_unknown(row, name, refuse)) for before, name, _, _ in parts)
-            return Text("".join(before + (value or "") for before, value in values))
+            return Text(
+                "".join(before + (self._filled(row, name, refuse) if name else "") for before, name, _, _ in parts)
+            )
         sentences = (
             f"{name.replace('_', ' ')} is {_value_or_unknown(row, name, refuse)}." for name in self._columns_of_text
         )
         return Text(" ".join(sentences))
+
+    def _filled(self, row: Row, name: str, refuse: Refuse) -> str:
+        """What takes the place of a name in a template: the record's text must be there, another value need not."""
+        if name == TEXT and self._source.text is not None:
+            return _text(row, self._source.text, refuse).strip()
+        return _value_or_unknown(row, name, refuse)
 
     def _id(self, number: int, row: Row, refuse: Refuse) -> str | None:
         column = self._id_column

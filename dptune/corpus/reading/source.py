@@ -17,6 +17,9 @@ from dptune.files import sha256
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
 
+#: What stands in a template for the column that ``RecordSource.text`` names.
+TEXT = "text"
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -63,7 +66,7 @@ class RecordSource:
         label: the column of labels, for classification; beside it ``text``, ``template`` or the other columns are the
             text.
         template: a text with columns in braces, such as ``"{age}-year-old, {diagnosis}"``; a missing value is
-            "unknown". Doubled braces are braces.
+            "unknown". Doubled braces are braces. Beside ``text``, ``{text}`` stands for that column.
         unit: the column whose values name units of privacy; None: every record is a unit of its own.
         id: the column of the records' own ids, which must be distinct.
         records_are: the records of a text file: "lines", or "paragraphs" between empty lines, whose white space becomes
@@ -99,14 +102,17 @@ class RecordSource:
         ways = [
             name for name in ("text", "prompt", "completion", "messages", "template") if getattr(self, name) is not None
         ]
-        if ways not in ([], ["text"], ["prompt", "completion"], ["messages"], ["template"]):
-            fix = "give text, or prompt with completion, or messages, or template"
+        if ways not in ([], ["text"], ["prompt", "completion"], ["messages"], ["template"], ["text", "template"]):
+            fix = "give text, template or both, or prompt with completion, or messages"
             raise ConfigError("data", f"{' and '.join(ways)} cannot be given like this", fix=fix)
         if self.label is not None and ways[:1] in (["prompt"], ["messages"]):
             problem = f"does not go with data.{ways[0]}"
             raise ConfigError("data.label", problem, fix="give data.text or data.template beside it")
         if self.template is not None:
-            template_columns(self.template)
+            columns = template_columns(self.template)
+            if self.text is not None and TEXT not in columns:
+                problem = f"{self.template!r} has no {{{TEXT}}}, so that column {self.text!r} would not be read"
+                raise ConfigError("data.template", problem, fix=f"write {{{TEXT}}} in it, or leave data.text out")
         refuse_same(self.data, self.public)
 
     def format_of(self, path: Path) -> Format:

@@ -191,7 +191,7 @@ def _finish(shared: SearchRun, candidate: Drawn, own: PreparedRun, model: Any, l
     """Write the weights, charge and draw the score, and end the ledger, in this order."""
     folder, base = shared.folder_of(candidate), own.base
     try:
-        write_weights(model, base.tokenizer, folder, base.name, base.revision, own.settings.labels, own.kept)
+        write_weights(model, base.tokenizer, folder, base.name, base.revision, own.kept)
         for path in partial_of(folder).rglob("*"):  # some libraries write files that every user may read
             path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
         write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
