@@ -57,12 +57,14 @@ def run_search(settings: Settings, params: str, overrides: dict[str, Any]) -> No
 
 @task(name="page", task_run_name="page", cache_policy=NO_CACHE)
 def write_search_page(settings: Settings) -> str:
-    """Write the page on a finished search, and send it and the winner to MLflow. Returns the page's answer."""
+    """Write the page on a search that ended as asked, and send it and the winner to MLflow. Returns the page's answer.
+
+    What was sent whole is remembered, so that the next command only shows it.
+    """
     folder = folder_of(settings)
     answer = write_page(folder, REPORT)
     write_index()
-    begun = settings.search.check_ranking and unranked(folder)  # it goes on when the search is run again
-    if publish(folder, REPORT / PAGE, answer) and failure_of(folder) is None and not begun:
+    if publish(folder, REPORT / PAGE, answer) and failure_of(folder) is None:
         remember_shown(settings, REPORT / PAGE, answer)
     return answer
 
@@ -89,8 +91,11 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     try:
         run_search(settings, params, overrides or {})
     except FlowError:
-        if unranked(folder_of(settings)):  # the winner is out, and only the check of its ranking stopped
-            write_search_page(settings)
+        # The winner is out, and the check of its ranking has not ended. Its page is neither sent nor remembered: these
+        # settings may have been refused, or another command be at work on the check.
+        if unranked(folder_of(settings)):
+            write_page(folder_of(settings), REPORT)
+            write_index()
         raise
     show(0.9, "page")
     answer, page = write_search_page(settings), REPORT / PAGE

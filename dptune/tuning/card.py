@@ -18,9 +18,9 @@ from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
-#: Name of the row whose figure earlier versions rounded to the nearest.
-DELTA = "delta"
-_DIGITS, _DIGITS_OF_DELTA = 4, 6
+#: Names of the rows with figures that earlier versions rounded to the nearest.
+DELTA, NOISE, SCORE = "delta", "noise", "score"
+_DIGITS, _DIGITS_OF_DELTA, _DIGITS_OF_NOISE = 4, 6, 6
 _SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
 
@@ -140,7 +140,7 @@ def privacy_section(
     classifies: bool = False,
     certificate: SearchCertificate | None = None,
 ) -> str:
-    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons and delta are rounded up.
+    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons, delta and noise are rounded up.
 
     Args:
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
@@ -150,13 +150,12 @@ def privacy_section(
     header = contents.header
     rates = sorted({release.sample_rate for release in contents.composition})
     bands = max((len(release.coefficients) for release in contents.composition), default=0)
-    noises = sorted({release.effective_noise_multiplier for release in contents.composition})
     rows = {
         **guarantee_rows(contents, certificate),
-        "noise": f"{_range(noises)} times the sensitivity" + (f", correlated over {bands} steps" if bands else ""),
+        NOISE: noise_text(contents),
         "sampling": f"Poisson: at each of {contents.releases} steps each unit"
         + (f" of one of {bands} groups in turn" if bands else "")
-        + f" by a secret coin of {_range(rates)}",
+        + f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}",
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",
@@ -242,17 +241,12 @@ def table(rows: Mapping[str, str]) -> list[str]:
 
 def _searched(certificate: SearchCertificate, published: float) -> dict[str, str]:
     """The rows of the card about a search; ``published`` is the winner's own, as if it had been trained alone."""
-    law, score, winner = certificate.law, certificate.score, certificate.winner
-    said = f"public records ({score.units})" if score.on == "public" else f"{score.units} units ({score.on})"
-    if score.on != "public":
-        said += (
-            f", each clipped to {score.clip:g} nats, noise {score.noise_multiplier:.4g} times that over their number"
-        )
+    law, winner = certificate.law, certificate.winner
     return {
         "search": f"{certificate.id}: the best of a random number of candidates, {law.uncapped_mean:.4g} on average",
         "law of the number": f"shape {law.to_dict()['shape']}, rate {law.rate:.6g}, at most {law.most}",
         "bound": certificate.bound,
-        "score": said,
+        SCORE: score_text(certificate),
         "epsilon_of_one_candidate": f"{_up(certificate.one_candidate)} (no guarantee: this one was chosen)",
         "epsilon_published_of_one_candidate": f"{_up(published)} (no guarantee: this one was chosen)",
         **({} if winner is None else {"winner's score": f"{winner.score:.6g}"}),
@@ -294,9 +288,26 @@ def _up(epsilon: float) -> str:
     return f"{float(Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(epsilon))):g}"
 
 
-def _range(values: list[float]) -> str:
-    shown = [f"{value:.6g}" for value in values]
-    return (shown[0] if len(values) == 1 else f"{shown[0]} to {shown[-1]}") if shown else "none"
+def noise_text(contents: LedgerContents, *, nearest: bool = False) -> str:
+    """The noise of a ledger's releases: rounded up, for whoever types it; ``nearest`` as in earlier versions."""
+    bands = max((len(release.coefficients) for release in contents.composition), default=0)
+    noises = sorted({release.effective_noise_multiplier for release in contents.composition})
+    shown = [f"{noise:.6g}" if nearest else at_most(noise, _DIGITS_OF_NOISE) for noise in noises]
+    return f"{_range(shown)} times the sensitivity" + (f", correlated over {bands} steps" if bands else "")
+
+
+def score_text(certificate: SearchCertificate, *, nearest: bool = False) -> str:
+    """What scored the candidates, with its noise: rounded up; ``nearest`` as in earlier versions."""
+    score = certificate.score
+    if score.on == "public":
+        return f"public records ({score.units})"
+    noise = f"{score.noise_multiplier:.4g}" if nearest else at_most(score.noise_multiplier, _DIGITS)
+    clipped = f"each clipped to {score.clip:g} nats, noise {noise} times that over their number"
+    return f"{score.units} units ({score.on}), {clipped}"
+
+
+def _range(shown: list[str]) -> str:
+    return (shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}") if shown else "none"
 
 
 def _plain(value: Any) -> str:

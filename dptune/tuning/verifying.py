@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from dptune.files import sha256
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.tuning.card import DELTA, END, START, privacy_section
+from dptune.tuning.card import DELTA, END, NOISE, SCORE, START, noise_text, privacy_section, score_text, table
 from dptune.tuning.search.space import Space
 
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
@@ -58,14 +57,14 @@ def check_deliverable(path: Path) -> LedgerContents:
     for needed in (card, path / WEIGHTS, path / CONFIG):
         if not needed.is_file():
             raise DptuneError(f"{needed}: is missing. Fix: take the whole folder that the run delivered.")
-    said, right = _written_section(card), section_of(path)
-    if said == _as_earlier(right, contents.header.delta):
-        return contents
-    for line, expected in zip(said.splitlines(), right.splitlines(), strict=False):
-        if line != expected:
+    certificate = certificate_of(path)
+    said, right = _written_section(card), _section(path, contents, certificate)
+    earlier = _rows_of_earlier(contents, certificate)
+    for line, expected in zip(said.split("\n"), right.split("\n"), strict=False):
+        if line != expected and line != earlier.get(_name(expected)):
             problem = f"says {line.strip()!r} where ledger and files say {expected.strip()!r}"
             raise CardError(f"{card}: {problem}. Fix: do not trust it; take the card that the run delivered.")
-    if said != right:
+    if said.count("\n") != right.count("\n"):
         raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
     return contents
 
@@ -141,16 +140,27 @@ def _check_score(path: Path, found: SearchCertificate) -> None:
 
 def section_of(path: Path) -> str:
     """The section "Privacy" that the card should have, made from ledger, adapter and tokenizer."""
-    ledger = RunFolder(path).ledger
+    return _section(path, read_ledger(RunFolder(path).ledger), certificate_of(path))
+
+
+def _section(path: Path, contents: LedgerContents, certificate: SearchCertificate | None) -> str:
     names = (FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, *_TOKENIZER)
-    files = (ledger, *(path / name for name in names))
+    files = (RunFolder(path).ledger, *(path / name for name in names))
     digests = {file.name: sha256(file) for file in files if file.is_file()}
-    return privacy_section(read_ledger(ledger), digests, classifies=LABELS in digests, certificate=certificate_of(path))
+    return privacy_section(contents, digests, classifies=LABELS in digests, certificate=certificate)
 
 
-def _as_earlier(section: str, delta: float) -> str:
-    """The section as earlier versions wrote it: with a delta that was rounded to the nearest."""
-    return re.sub(rf"^\| {DELTA} \|.*$", f"| {DELTA} | {delta:g} |", section, count=1, flags=re.MULTILINE)
+def _rows_of_earlier(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
+    """The rows with what earlier versions rounded to the nearest, by name, as they wrote them."""
+    figures = {DELTA: f"{contents.header.delta:g}", NOISE: noise_text(contents, nearest=True)}
+    if certificate is not None:
+        figures[SCORE] = score_text(certificate, nearest=True)
+    return dict(zip(figures, table(figures)[2:], strict=True))
+
+
+def _name(line: str) -> str:
+    """The name of a table's row; empty for any other line."""
+    return line.split("|")[1].strip() if line.startswith("|") else ""
 
 
 def _written_section(card: Path) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 from dptune.files import write_json
-from dptune.privacy.ledger_file import GENESIS, LedgerContents, read_ledger
+from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
@@ -17,6 +18,9 @@ from dptune.privacy.spent import Register, said
 from tasks.experiment.cells import Cell
 from tasks.paths import SPENT
 from tasks.split_records import records_digest
+
+#: In ``cell.json`` from the moment on in which the run may have a ledger, as in that of ``dptune tune``.
+_CHARGES = "charges"
 
 
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
@@ -38,21 +42,37 @@ def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
 
 
 def run_id_of(directory: Path) -> str:
-    """The id of the run in a folder, drawn once: a run that is killed before its ledger begins counts once as well."""
-    cell = RunFolder(directory).cell
-    if not cell.exists():
-        write_json(cell, {"run_id": uuid4().hex})
-    return str(json.loads(cell.read_text(encoding="utf-8"))["run_id"])
+    """The id of the run in a folder, by which the register counts it: its ledger's, or the one that was drawn for it.
+
+    A run that was killed before ``register_plan`` counts once. One that may have had a ledger, and would begin another,
+    is a new run: what the old one released stays released, so that the register counts both.
+    """
+    folder = RunFolder(directory)
+    with suppress(LedgerError):  # a last line that was cut off; training refuses worse damage
+        return read_ledger(folder.ledger).header.run_id
+    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    if not known or (_CHARGES in known and _begins(folder)):
+        known = {"run_id": uuid4().hex}
+        write_json(folder.cell, known)
+    return str(known["run_id"])
 
 
-def register_plan(records: str, study: str, header: RunHeader, planned: Composition) -> None:
+def register_plan(directory: Path, records: str, study: str, header: RunHeader, planned: Composition) -> None:
     """Add a run of a study that is about to start, with all that it plans, once: killed, its ledger has no more.
 
     Args:
+        directory: the run's folder, which says from here on that it may have a ledger.
         records: digest of the pipeline's records. Private.
         header: the run's, with the id that its ledger has.
     """
     Register(SPENT).add_cell(records, study, LedgerContents(header, planned, planned.total(), GENESIS, False))
+    write_json(RunFolder(directory).cell, {"run_id": header.run_id, _CHARGES: True})
+
+
+def _begins(folder: RunFolder) -> bool:
+    """Whether training would begin a ledger. It refuses to where a file relies on one that is missing."""
+    whole = folder.ledger.exists() and b"\n" in folder.ledger.read_bytes()
+    return not (whole or any(file.exists() for file in folder.released))
 
 
 def paid_so_far() -> str | None:

@@ -204,7 +204,7 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     public, held_out = _public_prompts(cell, learner)
     users = _stream(cell, plan, records, hosts, learner)
     header, on_point = _header(cell, records, run_id_of(directory)), partial(_log_point, cell)
-    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))
+    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))
     state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)

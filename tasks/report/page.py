@@ -88,6 +88,7 @@ def environment(looks: Mapping[str, Look]) -> Environment:
     made.filters |= {
         "epsilon": at_most,
         "delta": at_most,
+        "noise": at_most,  # whoever types it spends no more than was certified
         "shown": at_least,
         "exact": exact,
         "digits4": digits4,

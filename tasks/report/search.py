@@ -319,7 +319,8 @@ def ranking_text(results: Results) -> list[str]:
     again = f", in {ranking['runs']} runs with those that were set aside" if ranking["runs"] > settings else ""
     cost = (
         f"For this, {settings} settings beside the chosen one were run on the private records too{again}, which cost "
-        f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together. That adds to what "
-        "the chosen one cost; the register counts each. No guarantee covers perplexities of held-out private records."
+        f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together, without runs whose "
+        "folders were removed. That adds to what the chosen one cost; the register counts each, those included. No "
+        "guarantee covers perplexities of held-out private records."
     )
     return [first, cost]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import FOLDER, runs_within
-from dptune.privacy.set_aside import earlier_runs
+from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.tuning.places import weights_in
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import Tuned, check_same
@@ -60,7 +61,8 @@ def check_ended(prepared: PreparedRun, out: Path) -> None:
     """Raise ConfigError unless the run that ended in ``out`` is of these settings and records, and has its ledger."""
     if not RunFolder(out).ledger.exists():  # asked first: a run that lost its ledger is taken for a new one
         problem = f"{out} has ended, and its ledger, which alone tells what it cost, is missing"
-        raise ConfigError("out", problem, fix="restore it, or give another folder, which spends again")
+        afresh = f"`dptune set-aside {shlex.quote(str(out))}` lets the next run start afresh and spend again"
+        raise ConfigError("out", problem, fix=f"restore it, or {afresh}")
     check_same(prepared, RunFolder(out))
 
 
@@ -79,10 +81,15 @@ def forget_weights(out: Path) -> None:
             path.unlink()
 
 
+def is_priced(out: Path) -> bool:
+    """Whether a run's ledger tells what it released; else its weights may be all that says that it did."""
+    return (spent := spending_of(out)) is not None and not spent.problem
+
+
 def forget_losers(winner: Path, *, ended: bool) -> None:
     """Remove the weights of the runs that check a ranking, in the winner's folder, and warn of those that must stay.
 
-    Those of a run that is to go on stay, and those that alone witness releases of which the ledger is missing.
+    Those of a run that is to go on stay, and those that alone witness releases of which the ledger tells nothing.
 
     Args:
         ended: whether all of them have ended; else only those that say so, or were set aside.
@@ -91,13 +98,13 @@ def forget_losers(winner: Path, *, ended: bool) -> None:
     """
     for run in runs_within(winner):
         aside = run in earlier_runs(run.with_name(run.name.partition(".")[0]))
-        if RunFolder(run).ledger.exists() and (ended or aside or (run / FILE).exists()):
+        if weights_in(run) and (ended or aside or (run / FILE).exists()) and is_priced(run):
             forget_weights(run)
     if left := [run.name for run in runs_within(winner) if weights_in(run)]:
         _log.warning(
             "%s: weights of settings that were not chosen stay in it (%s): they have not ended, or their ledger is "
-            "missing. Each has the proof of one run, and a page chose among them: do not publish them. With "
-            "search.check_ranking, `make search` ends what has a ledger, and keeps its figure alone",
+            "missing or damaged. Each has the proof of one run, and a page chose among them: do not publish them. With "
+            "search.check_ranking, `make search` ends what has its ledger, and keeps its figure alone",
             *(winner / FOLDER, ", ".join(left)),
         )
 

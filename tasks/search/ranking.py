@@ -28,7 +28,7 @@ from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import HELD_OUT, Tuned, run
 from dptune.tuning.search.rehearsal import Rehearsed
 from dptune.tuning.search.space import Configuration
-from tasks.search.outcome import figure_of, forget_weights
+from tasks.search.outcome import figure_of, forget_weights, is_priced
 
 _log = logging.getLogger(__name__)
 
@@ -57,16 +57,18 @@ def rank_privately(
         prepare: prepares the run of one setting.
 
     Returns: points, each a setting, its perplexity in the rehearsal and on held-out private records; their rank
-        correlation; number of runs, those that were set aside included, and what they cost together. In JSON types.
+        correlation; number of runs, those that were set aside included, and what they cost together. Runs whose folders
+        were removed are in the register alone. In JSON types.
     """
     tried, budget = _distinct(found.tried), found.settings.epsilon
-    further = len(tried) - 1
+    further, within = len(tried) - 1, private_directory(winner.folder / FOLDER)  # whose presence says: it has begun
+    aside = sum(len(earlier_runs(within / _digest(configuration))) for configuration, _ in tried)
     _log.warning(
         "checking the ranking trains %d further settings on the private records, within epsilon %s each and %s "
-        "together, which adds to the winner's own",
-        *(further, at_most(budget, 6), at_most(further * budget, 6)),
+        "together%s, which adds to the winner's own",
+        *(further, at_most(budget, 6), at_most((further + aside) * budget, 6)),
+        f" with {aside} that were set aside" if aside else "",
     )
-    private_directory(winner.folder / FOLDER)  # says from here on that the check has begun
     points: list[tuple[Configuration, float, float]] = []
     costs: list[float] = []
     for configuration, rehearsed in tried:
@@ -74,7 +76,7 @@ def rank_privately(
         if prepared.settings == found.settings:
             held_out = winner.perplexity[HELD_OUT][1]
         else:
-            mechanism, folder = prepared.mechanism, winner.folder / FOLDER / _digest(configuration)
+            mechanism, folder = prepared.mechanism, within / _digest(configuration)
             cost = price(mechanism.mechanism, prepared.schedule.priced, mechanism.renyi_filter).certified
             held_out = _held_out(prepared, folder, register)
             costs += [cost] * (1 + len(earlier_runs(folder)))  # each counts in the register, as planned
@@ -100,7 +102,8 @@ def rank_correlation(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _held_out(prepared: PreparedRun, out: Path, register: Register) -> float:
     found = figure_of(prepared, out, lambda: run(prepared, out, register).perplexity[HELD_OUT][1])
-    forget_weights(out)
+    if is_priced(out):
+        forget_weights(out)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def test_only_a_search_with_a_winner_that_was_sent_is_remembered_as_shown(
     assert remembered == (["the answer"] if sent and why is None else [])
 
 
+@pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_ranking_that_stops_leaves_the_page_of_its_winner_and_ends_with_its_own_error(
-    settings: Settings, begun: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_search_that_stops_beside_an_unfinished_ranking_leaves_a_page_that_nobody_remembers(
+    settings: Settings, begun: bool, check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run again, it goes on: the page is not remembered as that of an ended search."""
+    """It ends with its own error, and so does the next one: a search that was refused has not ended either."""
     folder, stopped = folder_of(settings), FlowError("the search has not ended", "the disk is full. Fix: free it.", 2)
     write_json(RunFolder(folder).results, {"rehearsed": True, "released": True})
     if begun:
@@ -58,19 +60,42 @@ def test_a_ranking_that_stops_leaves_the_page_of_its_winner_and_ends_with_its_ow
     def stop(*_: Any) -> None:
         raise stopped
 
-    written: list[str] = []
+    written = _without_a_server(monkeypatch)
     monkeypatch.setattr(module, "run_search", stop)
+    monkeypatch.setattr(module, "publish", lambda *_: pytest.fail("another command may be at work on it"))
+    monkeypatch.setattr(module, "remember_shown", lambda *_: pytest.fail("it has not ended"))
+    with pytest.raises(FlowError) as caught:
+        module.search.fn(overrides={"search": {"score": "rehearsal", "check_ranking": check}})
+    assert caught.value is stopped
+    assert written == (["page"] if begun else [])
+
+
+def test_a_search_that_ends_beside_a_ranking_that_nobody_asks_for_any_more_is_remembered(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(settings)
+    write_json(RunFolder(folder).results, {"rehearsed": True, "released": True})
+    private_directory(folder / FOLDER)
+    remembered: list[str] = []
+    _without_a_server(monkeypatch)
+    monkeypatch.setattr(module, "run_search", lambda *_: None)
+    monkeypatch.setattr(module, "publish", lambda *_: True)
+    monkeypatch.setattr(module, "show_file", lambda *_: None)
+    monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger())
+    monkeypatch.setattr(module, "remember_shown", lambda asked, page, answer: remembered.append(answer))
+    module.search.fn(overrides={"search": {"score": "rehearsal", "check_ranking": False}})
+    assert remembered == ["the answer"]
+
+
+def _without_a_server(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The flow as a plain function, without its data. Returns the list of the pages that it writes."""
+    written: list[str] = []
     monkeypatch.setattr(module, "write_search_page", module.write_search_page.fn)
     monkeypatch.setattr(module, "write_page", lambda *_: written.append("page") or "the answer")
-    monkeypatch.setattr(module, "publish", lambda *_: True)
-    monkeypatch.setattr(module, "remember_shown", lambda *_: pytest.fail("it has not ended"))
     monkeypatch.setattr(module, "progress_page", lambda name: lambda share, now: None)
     for name in ("begin_flow", "make_data", "refuse_paid", "write_index", "_check"):
         monkeypatch.setattr(module, name, lambda *_: None)
-    with pytest.raises(FlowError) as caught:
-        module.search.fn(overrides={"search": {"score": "rehearsal", "check_ranking": True}})
-    assert caught.value is stopped
-    assert written == (["page"] if begun else [])
+    return written
 
 
 def test_a_rehearsal_in_which_nothing_is_secret_says_what_it_does(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
 from dptune.policy.language import training
-from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.release import Release
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
 from dptune.training.model import ModelSource, load_base
 from dptune.training.pretrain import pretrain
 from dptune.training.public_model import Pretraining
+from tasks.experiment.spent import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
@@ -111,24 +115,74 @@ def test_a_cell_counts_once_and_so_does_what_was_set_aside(data: Path, monkeypat
 
 
 def test_a_cell_counts_from_its_start_with_all_that_it_plans(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before its ledger begins, or at its first release, and once however often it goes on."""
+    """Killed as soon as it is counted, or at its first release, and once however often it goes on."""
     (cell,) = cells(small("telemetry=private"))
+    add = Register.add_cell
 
-    def killed(*_: object) -> None:
+    def killed(*given: Any) -> None:
+        if isinstance(given[0], Register):
+            add(*given)
         raise KeyboardInterrupt
 
-    for where in ("dptune.policy.language.training.open_ledger", "dptune.policy.language.training.step"):
+    for where in ("dptune.privacy.spent.Register.add_cell", "dptune.policy.language.training.step"):
         with monkeypatch.context() as patched:
             patched.setattr(where, killed)
             with pytest.raises(KeyboardInterrupt):
                 run_cell(cell)
+        assert [one.total() for one in booked_releases()] == [3]
         (booked,) = Register(SPENT).earlier(split_digest())
         assert (booked.study, booked.unit, booked.what) == ("policy.rlhf", "prompt", "cell")
         assert booked.epsilon == pytest.approx(3, abs=1e-3)
     results = run_cell(cell)
     (ended,) = Register(SPENT).earlier(split_digest())
     assert (ended.id, ended.epsilon) == (booked.id, results["epsilon_certified"])
-    assert read_ledger(cell.directory / "ledger.jsonl").header.run_id == ended.id
+    ledger = read_ledger(cell.directory / "ledger.jsonl")
+    assert ledger.header.run_id == ended.id
+    assert booked_releases() == [ledger.composition]
+
+
+def booked_releases() -> list[Counter[Release]]:
+    """The releases of each entry of the register. Of these policies epsilon does not tell how many there are."""
+    entries, _ = Register(SPENT)._read()
+    return [
+        Counter({Release.from_dict(release): count for release, count in entry["content"]["releases"]})
+        for entry in entries
+    ]
+
+
+def test_a_cell_that_lost_its_ledger_counts_beside_the_one_that_takes_its_place(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it released stays released. One that training refuses adds nothing."""
+    (cell,) = cells(small("telemetry=private"))
+    step, steps = training.step, iter(range(9))
+
+    def killed_at_the_third(*given: Any) -> None:
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        step(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "step", killed_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(cell)
+    folder = RunFolder(cell.directory)
+    kept, cell_kept = folder.ledger.read_bytes(), folder.cell.read_bytes()
+    folder.ledger.unlink()
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="has no ledger beside it"):
+            run_cell(cell)
+    (first,) = Register(SPENT).earlier(split_digest())
+    folder.ledger.write_bytes(kept)
+    folder.cell.unlink()
+    assert run_id_of(cell.directory) == first.id
+    for path in (folder.ledger, folder.state, folder.progress):
+        path.unlink()
+    folder.cell.write_bytes(cell_kept)
+    run_cell(cell)
+    earlier, later = Register(SPENT).earlier(split_digest())
+    assert earlier.id == first.id != later.id
+    assert read_ledger(folder.ledger).header.run_id == later.id
 
 
 def test_a_cell_counts_for_the_records_that_it_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tasks import report
 from tasks.audit import attacks
 from tasks.experiment.guarantee import guarantee
 from tasks.policy import rlhf, tenants
 from tasks.report.page import environment
 from tasks.report.search import ranking_text
+
+TEMPLATES = Path(report.__file__).parent / "templates"
 
 
 def test_a_delta_that_was_paid_is_rounded_up() -> None:
@@ -60,3 +67,20 @@ def test_the_lines_of_tenants_round_prices_up() -> None:
     tenants._print_results(results, said.append)
     assert said[1] == "hyper-policy: epsilon 0.9261 a tenant, 1.994 a record"
     assert said[3].split()[:2] == ["static", "8.0001"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in TEMPLATES.glob("*.j2")))
+def test_no_template_rounds_noise_to_the_nearest(name: str) -> None:
+    """Whoever types 1.23 in place of 1.2341 spends more than the page certifies."""
+    assert not re.search(r"format\([\w.]*noise(_multiplier)?\)", (TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def test_noise_in_the_table_of_cells_is_rounded_up() -> None:
+    figures = {"held_out": 2.5, "public_perplexity": 2.6}
+    cell = {"mechanism": "static", "label": "a", "budget_epsilon": 2.0, "accounting": "certified", "after": figures}
+    cell |= dict.fromkeys(("epsilon_published", "epsilon_noise_only", "epsilon_certified"), 2.0)
+    cell |= {"unit": "record", "noise_multiplier": 1.23441, "releases": 4, "seconds": None}
+    shown = environment({}).get_template("cells.html.j2")
+    page = shown.render(results=[cell], before={}, metric="perplexity", metric_key="held_out", private=False)
+    assert "<td>1.235</td>" in page
+    assert environment({}).from_string("{{ 1.2341 | noise }}").render() == "1.24"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dptune.errors import DptuneError
-from dptune.files import private_directory, replacing, write_text
+from dptune.files import private_directory, replacing, write_json, write_text
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 from dptune.privacy.runs_within import FOLDER
+from dptune.privacy.spent import Register
 from dptune.tuning.places import partial_of, weights_in
+from tasks.search import ranking
 from tasks.search.outcome import FILE, forget_losers, forget_weights
 
 
@@ -44,15 +52,10 @@ def test_weights_behind_a_link_are_not_called_removed(tmp_path: Path, name: str)
 
 def test_weights_of_losers_go_or_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Those of a run that is to go on stay, and those that alone witness what a lost ledger would tell."""
-
-    def run(name: str, *files: str) -> Path:
-        folder = tmp_path / FOLDER / name
-        for file in ("checkpoint.safetensors", "adapter/adapter_model.safetensors", *files):
-            write_text(folder / file, "")
-        return folder
-
-    ended, aside = run("0a", "ledger.jsonl", FILE), run("0b.set-aside-1", "ledger.jsonl")
-    begun, lost = run("0b", "ledger.jsonl"), run("0c", FILE)
+    ended, aside = run_in(tmp_path, "0a", FILE), run_in(tmp_path, "0b.set-aside-1")
+    begun, lost = run_in(tmp_path, "0b"), run_in(tmp_path, "0c", FILE)
+    kept = RunFolder(lost).ledger.read_bytes()
+    RunFolder(lost).ledger.unlink()
     forget_losers(tmp_path, ended=False)
     assert [weights_in(one) for one in (ended, aside)] == [[], []]
     assert "of settings that were not chosen stay in it (0b, 0c)" in caplog.text
@@ -61,8 +64,45 @@ def test_weights_of_losers_go_or_are_told_of(tmp_path: Path, caplog: pytest.LogC
     forget_losers(tmp_path, ended=True)
     assert weights_in(begun) == []
     assert "of settings that were not chosen stay in it (0c)" in caplog.text
-    write_text(lost / "ledger.jsonl", "")
+    RunFolder(lost).ledger.write_bytes(kept)
     caplog.clear()
     forget_losers(tmp_path, ended=True)
     assert weights_in(lost) == []
     assert caplog.text == ""
+
+
+def cut(run: RunFolder) -> None:
+    """Its result relies on two releases, and the ledger has one."""
+    write_json(run.result, {"releases": 2})
+
+
+def damaged(run: RunFolder) -> None:
+    run.ledger.write_bytes(run.ledger.read_bytes().replace(b"static", b"statik"))
+
+
+def emptied(run: RunFolder) -> None:
+    run.ledger.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [cut, damaged, emptied])
+def test_weights_stay_where_the_ledger_does_not_tell_what_they_cost(
+    tmp_path: Path, harm: Callable[[RunFolder], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path, "0a", FILE)
+    harm(RunFolder(run))
+    monkeypatch.setattr(ranking, "figure_of", lambda prepared, out, work: 3.0)
+    prepared: Any = None
+    assert ranking._held_out(prepared, run, Register(tmp_path / "spent.jsonl")) == 3
+    forget_losers(tmp_path, ended=True)
+    assert len(weights_in(run)) == 2
+
+
+def run_in(winner: Path, name: str, *files: str) -> Path:
+    """A run that checks the ranking of a winner: one release, weights, a checkpoint, and these files."""
+    folder = winner / FOLDER / name
+    for file in ("checkpoint.safetensors", "adapter/adapter_model.safetensors", *files):
+        write_text(folder / file, "")
+    header = RunHeader("static", "gdp_clt", "certified", None, 1e-6, "record", 10)
+    with Ledger.create(RunFolder(folder).ledger, header, Counter()) as ledger:
+        ledger.charge(Release(1.0, 4.0))
+    return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile, rmtree
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -201,9 +202,14 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
             search_records(settings, "cpu")
     (folder,) = ran
     assert weights(folder)
+    begun = private_directory(out / FOLDER / "begun")
+    for file in (RunFolder(begun).ledger, RunFolder(begun).checkpoint):
+        copyfile(RunFolder(folder).ledger, file)
     caplog.clear()
     search_records(settings_of(check_ranking=False), "cpu")
     assert weights(folder) == [], "nobody asks for its figure any more"
+    assert weights(begun), "it may go on from its checkpoint"
+    rmtree(begun)
     assert "these records paid before (2 times, together epsilon" in caplog.text, "no page tells of them"
     monkeypatch.setattr(module, "run", lambda *_: pytest.fail("each has ended"))
     _a_run_without_its_ledger_is_not_trusted(settings, diverged)
@@ -225,8 +231,12 @@ def diverge(*_: Any) -> None:
 def _a_run_without_its_ledger_is_not_trusted(settings: Settings, run: Path) -> None:
     kept, cell = RunFolder(run).ledger.read_bytes(), RunFolder(run).cell.read_bytes()
     RunFolder(run).ledger.unlink()
-    with pytest.raises(ConfigError, match=rf"{run.name} has ended, and its ledger, .* is missing.*restore it"):
+    with pytest.raises(
+        ConfigError, match=rf"{run.name} has ended, and its ledger, .* is missing.*restore it"
+    ) as caught:
         search_records(settings, "cpu")
+    assert f"`dptune set-aside {run}` lets the next run start afresh" in str(caught.value)
+    assert "another search.name" not in str(caught.value), "which would pay for all of them again"
     assert RunFolder(run).cell.read_bytes() == cell
     RunFolder(run).ledger.write_bytes(kept)
 
@@ -302,7 +312,25 @@ def test_the_cost_of_a_ranking_is_told_and_never_rounded_down() -> None:
     assert found == {"epsilon_certified": 2, "ranking.epsilon_certified": 17.941}, "also without any correlation"
 
 
-def test_a_run_that_was_set_aside_is_paid_for_on_the_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_has_begun_before_its_first_run(tmp_path: Path) -> None:
+    """Else one that was killed in it would be taken for a search that has ended."""
+    found = SimpleNamespace(settings=SimpleNamespace(epsilon=1.0), tried=(({"batch": 8}, 2.0), ({"batch": 16}, 3.0)))
+    winner: Any = SimpleNamespace(folder=tmp_path)
+
+    def killed(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    write_json(RunFolder(tmp_path).results, {})
+    assert not unranked(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        module.rank_privately(cast(Any, found), winner, killed, Register(tmp_path / "spent.jsonl"))
+    assert unranked(tmp_path)
+    assert mode(tmp_path / FOLDER) == 0o700
+
+
+def test_a_run_that_was_set_aside_is_paid_for_on_the_page_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The register counts it from its start, and warns of it no longer than it is a stranger."""
     monkeypatch.setattr(module, "price", lambda *_: SimpleNamespace(certified=0.75))
     monkeypatch.setattr(module, "figure_of", lambda prepared, out, work: private_directory(out) and 3.0)
@@ -324,12 +352,15 @@ def test_a_run_that_was_set_aside_is_paid_for_on_the_page_too(tmp_path: Path, mo
     for name in (f"{own}.set-aside-1", f"{own}.set-aside-2"):
         private_directory(tmp_path / FOLDER / name)
     ranking = module.rank_privately(cast(Any, found), winner, prepare, Register(tmp_path / "spent.jsonl"))
+    assert "2 further settings" in caplog.text
+    assert "within epsilon 1 each and 4 together with 2 that were set aside, which adds" in caplog.text
     assert (ranking["runs"], float(ranking["epsilon"])) == (4, 3.0)
     assert ranking["delta"] == pytest.approx(4e-5)
     (_, cost) = ranking_text({"ranking": ranking})
     assert cost.startswith(
         "For this, 2 settings beside the chosen one were run on the private records too, in 4 runs with those that "
-        "were set aside, which cost certified \u03b5 = 3 at \u03b4 = 4e-05 together."
+        "were set aside, which cost certified \u03b5 = 3 at \u03b4 = 4e-05 together, without runs whose "
+        "folders were removed."
     )
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.files import write_text
+from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from dptune.tuning.card import END, START, card_text, privacy_section
+from dptune.tuning import verifying
+from dptune.tuning.card import END, START, card_text, privacy_section, score_text
 from dptune.tuning.verifying import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 
 
@@ -55,17 +59,41 @@ def test_a_card_with_figures_of_private_records_says_that_no_epsilon_covers_them
     assert "private" not in told
 
 
-def test_a_delta_is_rounded_up_and_cards_of_earlier_versions_stay_true(tmp_path: Path) -> None:
-    """They have it to the nearest, and nobody else may be told that a card which a run delivered lies."""
+def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(tmp_path: Path) -> None:
+    """They have them to the nearest, and nobody may be told that a card which a run delivered lies."""
     header = RunHeader("static", "gdp_clt", "certified", None, 1 / 3e6, "record", 10)
     with Ledger.create(tmp_path / "ledger.jsonl", header, Counter()) as ledger:
-        ledger.charge(Release(1.0, 4.0))
+        ledger.charge(Release(1.0, 4.0000012))
         ledger.finish()
     for name in (WEIGHTS, CONFIG):
         write_text(tmp_path / name, "")
     now = section_of(tmp_path)
-    for delta, true in (("3.33334e-07", True), ("3.33333e-07", True), ("3.33332e-07", False)):
-        write_text(tmp_path / CARD, now.replace("| delta | 3.33334e-07 |", f"| delta | {delta} |"))
-        assert f"| delta | {delta} |" in (tmp_path / CARD).read_text()
-        with nullcontext() if true else pytest.raises(CardError, match="delta"):
+    assert "| delta | 3.33334e-07 |" in now
+    assert "| noise | 4.00001 times the sensitivity |" in now
+    for delta, noise, lie in (
+        ("3.33334e-07", "4.00001", ""),
+        ("3.33334e-07", "4", ""),
+        ("3.33333e-07", "4", ""),
+        ("3.33332e-07", "4", "delta"),
+        ("3.33333e-07", "4.00002", "noise"),
+    ):
+        earlier = now.replace("3.33334e-07", delta).replace("4.00001 times", f"{noise} times")
+        write_text(tmp_path / CARD, earlier)
+        with pytest.raises(CardError, match=rf"says '\| {lie} ") if lie else nullcontext():
             check_deliverable(tmp_path)
+    write_text(tmp_path / CARD, now.replace("| | |\n", "", 1))
+    with pytest.raises(CardError):
+        check_deliverable(tmp_path)
+
+
+def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versions_is_known() -> None:
+    score = SimpleNamespace(on="held_out", units=20, clip=2.0, noise_multiplier=3.00001)
+    certificate = cast(SearchCertificate, SimpleNamespace(score=score))
+    assert score_text(certificate) == (
+        "20 units (held_out), each clipped to 2 nats, noise 3.001 times that over their number"
+    )
+    contents, _ = section()
+    rows = verifying._rows_of_earlier(contents, certificate)
+    assert rows["score"] == (
+        "| score | 20 units (held_out), each clipped to 2 nats, noise 3 times that over their number |"
+    )

@@ -211,7 +211,7 @@ MUTANTS = (
         "language_policies_are_free",
         "a policy that was trained on the pipeline's records would count nowhere",
         "tasks/policy/rlhf.py",
-        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
+        "    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
         "",
         (f"{PROMPTS}::test_a_cell_counts_once_and_so_does_what_was_set_aside",),
     ),
@@ -219,28 +219,60 @@ MUTANTS = (
         "language_policies_count_at_their_end",
         "a kill would leave a ledger of prompts that have paid, and a register that knows nothing of it",
         "tasks/policy/rlhf.py",
-        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
+        "    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
         "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n",
         "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n"
-        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
+        "    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))\n",
         (f"{PROMPTS}::test_a_cell_counts_from_its_start_with_all_that_it_plans",),
     ),
     Mutant(
         "language_policies_count_for_the_records_of_later",
         "a split that is made again while a policy trains would leave its records as if they had not paid",
         "tasks/policy/rlhf.py",
-        "    register_plan(paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
+        "    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))\n"
         "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n",
         "    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)\n"
-        "    register_plan(split_digest(), STUDY, header, learner.method.planned(cell.settings.updates))\n",
+        "    register_plan(directory, split_digest(), STUDY, header, learner.method.planned(cell.settings.updates))\n",
         (f"{PROMPTS}::test_a_cell_counts_for_the_records_that_it_read",),
     ),
     Mutant(
         "language_policy_counts_again_when_it_goes_on",
         "a run that was killed before its ledger began would count twice for ever",
         "tasks/experiment/spent.py",
-        "    if not cell.exists():\n",
-        "    if cell:\n",
+        "    if not known or (_CHARGES in known and _begins(folder)):\n",
+        "    if known or not known:\n",
+        (f"{PROMPTS}::test_a_cell_counts_from_its_start_with_all_that_it_plans",),
+    ),
+    Mutant(
+        "language_policy_that_lost_its_ledger_is_the_same_run",
+        "whoever removes a ledger and trains again would be told half of what the prompts have paid",
+        "tasks/experiment/spent.py",
+        "    if not known or (_CHARGES in known and _begins(folder)):\n",
+        "    if not known:\n",
+        (f"{PROMPTS}::test_a_cell_that_lost_its_ledger_counts_beside_the_one_that_takes_its_place",),
+    ),
+    Mutant(
+        "language_policy_that_is_refused_counts_again",
+        "a folder that lacks its ledger alone is refused, and each try would add a run that never was",
+        "tasks/experiment/spent.py",
+        "    return not (whole or any(file.exists() for file in folder.released))\n",
+        "    return not whole\n",
+        (f"{PROMPTS}::test_a_cell_that_lost_its_ledger_counts_beside_the_one_that_takes_its_place",),
+    ),
+    Mutant(
+        "language_policy_is_named_by_its_folder_alone",
+        "a folder that lost its settings would go on with one ledger under two names",
+        "tasks/experiment/spent.py",
+        "        return read_ledger(folder.ledger).header.run_id\n",
+        "        read_ledger(folder.ledger)\n",
+        (f"{PROMPTS}::test_a_cell_that_lost_its_ledger_counts_beside_the_one_that_takes_its_place",),
+    ),
+    Mutant(
+        "language_policies_plan_one_update",
+        "the register would hold fewer releases than the ledger",
+        "tasks/policy/rlhf.py",
+        "learner.method.planned(cell.settings.updates))\n    state",
+        "learner.method.planned(1))\n    state",
         (f"{PROMPTS}::test_a_cell_counts_from_its_start_with_all_that_it_plans",),
     ),
     Mutant(
