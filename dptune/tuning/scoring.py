@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from dptune.corpus.reading.read import Records, read
 from dptune.corpus.reading.record import PromptTarget
@@ -21,10 +21,20 @@ from dptune.generation.metrics import check_names, score
 from dptune.training.causal import most_positions
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.labelled import labelled_tokens
-from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
+from dptune.training.model import (
+    ModelSource,
+    check_device,
+    load_base,
+    load_config,
+    load_tokenizer,
+    without_weights,
+)
 from dptune.training.scores import score_classifier
+from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
 from dptune.tuning.verifying import LABELS
+
+_log = logging.getLogger(__name__)
 
 #: Tokens that a classifier reads at most.
 _WIDEST = 512
@@ -58,6 +68,7 @@ def score_adapter(
     metrics: Sequence[str] | None = None,
     device: str | None = None,
     rows: int = 16,
+    warn: Callable[[str], None] = _log.warning,
 ) -> Scored:
     """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, or by its labels.
 
@@ -68,6 +79,7 @@ def score_adapter(
         base: the model that it was trained on.
         decoding: how texts are written; None is greedy.
         metrics: names in ``generation.metrics.METRICS``; None takes all.
+        warn: called with what the reader of the scores should know, before anything is scored.
 
     Raises: ConfigError and DataError for a folder, records or options that do not fit.
     """
@@ -76,11 +88,14 @@ def score_adapter(
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
     if (adapter / LABELS).is_file():
-        return _score_labels(adapter, base, source, tokenizer, where, rows)
+        return _score_labels(adapter, base, source, tokenizer, where, rows, warn)
     check_names(metrics)
     records = read(source, public=True)
     references = references_of(records)
-    model = PeftModel.from_pretrained(load_base(base, where), str(adapter)).eval()
+    check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
+    model = load_adapter(adapter, base, load_base(base, where))
+    for note in other_base(adapter, base):
+        warn(note)
     chosen = decoding or Decoding()
     outputs = decode(model, tokenizer, list(references), chosen, rows)
     found = score(outputs, list(references.values()), metrics)
@@ -117,14 +132,23 @@ def write_outputs(path: Path, scored: Scored) -> None:
 
 
 def _score_labels(
-    adapter: Path, base: ModelSource, source: RecordSource, tokenizer: Any, device: torch.device, rows: int
+    adapter: Path,
+    base: ModelSource,
+    source: RecordSource,
+    tokenizer: Any,
+    device: torch.device,
+    rows: int,
+    warn: Callable[[str], None],
 ) -> Scored:
     labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
     config = load_classifier_config(base, labels, tokenizer.pad_token_id)
     empty = empty_classifier(base, config)
+    check_vocabulary(adapter, base, empty, tokenizer)
     records = read(replace(source, label=source.label or DEFAULT_LABEL), public=True)
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     tokens = labelled_tokens(records, tokenizer, width, labels)
     loaded = load_classifier(base, config, head_names(base, empty), device)
-    model = PeftModel.from_pretrained(loaded, str(adapter)).eval()
+    model = load_adapter(adapter, base, loaded)
+    for note in other_base(adapter, base):
+        warn(note)
     return Scored(len(records), 0, asdict(score_classifier(model, tokens, rows)), {})

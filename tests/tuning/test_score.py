@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 import dptune
@@ -21,6 +23,7 @@ from dptune.tuning.scoring import references_of, score_adapter
 pytest.importorskip("sacrebleu")
 pytest.importorskip("rouge_score")
 PAIRS = [{"mr": f"{n} red cat", "ref": f" {word} dog."} for n in range(30) for word in ("blue", "old")]
+LABELLED = [row | {"label": n % 2} for n, row in enumerate(rows(40))]
 
 
 @lru_cache(maxsize=1)
@@ -58,17 +61,61 @@ def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
 
 
 def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:
-    records = [row | {"label": n % 2} for n, row in enumerate(rows(40))]
-    found = dptune.tune(str(checkpoint()), records, task="classify", epsilon=8, text="text", max_length=20, **QUICK)
-    path = write_csv(tmp_path / "test.csv", records)
-    told = command(
-        str(found.folder / "adapter"), "--model", str(checkpoint()), "--data", str(path), "--text", "text", "--json"
-    )
+    path = write_csv(tmp_path / "test.csv", LABELLED)
+    told = command(str(classifier()), "--model", str(checkpoint()), "--data", str(path), "--text", "text", "--json")
     assert told.exit_code == 0, told.output
     scores = json.loads(told.stdout)
     assert scores["inputs"] == 40
     assert scores["largest_class"] == 0.5
     assert 0 <= scores["accuracy"] <= 1
+
+
+@lru_cache(maxsize=1)
+def classifier() -> Path:
+    """An adapter of a classifier of columns text and label."""
+    settings = {"task": "classify", "epsilon": 8, "text": "text", "max_length": 20, "telemetry": "private"}
+    return dptune.tune(str(checkpoint()), LABELLED, labels=("0", "1"), **settings, **QUICK).folder / "adapter"
+
+
+def refused(folder: Path, base: Path, *arguments: str) -> str:
+    """The last line of a command that ends with status 2."""
+    done = command(str(folder), "--model", str(base), *arguments)
+    assert done.exit_code == 2, done.output
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+def other_base(folder: Path, **config: int) -> Path:
+    """The tiny checkpoint with another shape, and random weights."""
+    shutil.copytree(checkpoint(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint(), **config)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["classifier", "writer"])
+def test_a_base_that_is_not_the_adapters_is_refused_by_the_name_of_its_own(kind: str, tmp_path: Path) -> None:
+    folder = classifier() if kind == "classifier" else adapter()
+    columns = ["--text", "text"] if kind == "classifier" else ["--prompt", "mr", "--completion", "ref"]
+    records = LABELLED if kind == "classifier" else PAIRS
+    data = ["--data", str(write_csv(tmp_path / "test.csv", records)), *columns]
+    for shape in ({"n_embd": 32}, {"n_layer": 2}, {"vocab_size": 256}):
+        line = refused(folder, other_base(tmp_path / "other" / str(shape), **shape), *data)
+        assert line.startswith("error: --model: "), line
+        assert "does not fit the adapter, which was tuned on tiny (" in line
+        assert line.endswith("Fix: give tiny.")
+    llama = tmp_path / "llama"
+    shutil.copytree(checkpoint(), llama, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(llama)
+    line = refused(folder, llama, *data)
+    assert "does not fit the adapter, which was tuned on tiny (it lacks the adapter's layers). Fix: give tiny." in line
+
+
+def test_a_base_of_another_name_is_scored_with_a_warning(tmp_path: Path) -> None:
+    shutil.copytree(checkpoint(), tmp_path / "renamed")
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    done = command(str(classifier()), "--model", str(tmp_path / "renamed"), "--data", data, "--text", "text")
+    assert done.exit_code == 0, done.output
+    assert "warning: the adapter was tuned on tiny, and the model is renamed" in done.stderr
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:
