@@ -59,7 +59,11 @@ def score(
         set_up_logs()
         from dptune.generation.decoding import Decoding
         from dptune.training.model import ModelSource
-        from dptune.tuning.scoring import score_adapter, write_outputs
+        from dptune.tuning.scoring import check_no_writing, score_adapter, write_outputs
+        from dptune.tuning.verifying import LABELS
+
+        if (adapter / LABELS).is_file():
+            check_no_writing({"outputs": outputs})
 
         decoding = Decoding(
             max_new_tokens=max_new_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,14 @@ def score_adapter(
     """
     if not (adapter / "adapter_config.json").is_file():
         raise ConfigError("adapter", f"{adapter} holds no adapter_config.json", fix="give a delivered adapter's folder")
+    classifies = (adapter / LABELS).is_file()
+    if classifies:
+        usual, given = vars(Decoding()), vars(decoding or Decoding())
+        changed = {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
+        check_no_writing({"metrics": metrics, **changed})
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
-    if (adapter / LABELS).is_file():
+    if classifies:
         return _score_labels(adapter, base, source, tokenizer, where, rows, warn)
     check_names(metrics)
     records = read(source, public=True)
@@ -106,6 +111,14 @@ def score_adapter(
         signatures={"decoding": chosen.signature, **{name: one.signature for name, one in found.items()}},
         outputs=dict(zip(references, outputs, strict=True)),
     )
+
+
+def check_no_writing(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError naming the first of these options that is given: a classifier writes nothing."""
+    for name, value in given.items():
+        if value is not None:
+            problem = "is about what an adapter writes, and this one is a classifier, scored by its labels"
+            raise ConfigError(name, problem, fix="leave it out")
 
 
 def references_of(records: Records) -> dict[str, list[str]]:

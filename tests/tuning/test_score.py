@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
+from dptune.cli.tune_messages import set_up_logs
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
@@ -116,6 +120,34 @@ def test_a_base_of_another_name_is_scored_with_a_warning(tmp_path: Path) -> None
     done = command(str(classifier()), "--model", str(tmp_path / "renamed"), "--data", data, "--text", "text")
     assert done.exit_code == 0, done.output
     assert "warning: the adapter was tuned on tiny, and the model is renamed" in done.stderr
+
+
+@pytest.mark.parametrize("option", [["--metrics", "bleu"], ["--beams", "2"], ["--outputs", "out.jsonl"], ["--sample"]])
+def test_what_is_about_writing_is_refused_for_a_classifier(option: list[str], tmp_path: Path) -> None:
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    line = refused(classifier(), checkpoint(), "--data", data, "--text", "text", *option)
+    assert line.startswith(f"error: {option[0]}: is about what an adapter writes, and this one is a classifier"), line
+
+
+def test_a_classifier_is_scored_without_reports_that_mislead(tmp_path: Path) -> None:
+    """The head that the checkpoint lacks is the adapter's, and needs no training on a task."""
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    command = ["score", str(classifier()), "--model", str(checkpoint()), "--data", data, "--text", "text"]
+    done = subprocess.run([sys.executable, "-m", "dptune.cli", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for said in ("LOAD REPORT", "downstream task", "gemm_4bit_forward"):
+        assert said not in done.stderr
+
+
+def test_a_warning_of_a_kernel_that_is_not_used_is_hidden_and_others_are_not() -> None:
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    set_up_logs()
+    for message, shown in (
+        ("Failed to load CPU gemm_4bit_forward from %s", False),
+        ("the library is broken: %s", True),
+    ):
+        record = logger.makeRecord(logger.name, logging.WARNING, "ops.py", 1, message, ("kernels",), None)
+        assert bool(logger.filter(record)) is shown
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:
