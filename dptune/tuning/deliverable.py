@@ -35,7 +35,7 @@ def write_weights(
 
     Args:
         labels: names of a classifier's labels, in the order of its outputs, for ``LABELS``; None of what writes texts.
-        records: what sampling needs to know of the records, for ``RECORDS``. Public.
+        records: what sampling and scoring need to know of the records, for ``RECORDS``. Public.
     """
     partial = partial_of(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -45,8 +45,7 @@ def write_weights(
             tokenizer.save_pretrained(str(partial))
         if labels is not None:
             write_json(partial / LABELS, list(labels))
-        else:
-            write_json(partial / RECORDS, dict(records))
+        write_json(partial / RECORDS, dict(records))
         _change(partial / CONFIG, base_model_name_or_path=base, revision=revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base)

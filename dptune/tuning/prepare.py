@@ -54,6 +54,7 @@ class PreparedRun:
         notes: warnings for the owner of the records alone.
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
+        way: how their texts were made of rows, one of ``corpus.reading.ways.WAYS``; empty where nobody said. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 
@@ -70,11 +71,14 @@ class PreparedRun:
     held_out: PrivacyUnits | None = field(default=None, repr=False)
     fingerprint: str = field(default="", repr=False)
     form: str = "text"
+    way: str = ""
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is delivered with the weights, for sampling: the form of the records, and the most tokens of one."""
-        return {"form": self.form, "tokens": self.tokens.width - 1}
+        """What is delivered with the weights, for sampling and scoring: form of the records, most tokens, and way."""
+        beside = BESIDE_TEXT if self.settings.task == "classify" else 1
+        told = {"form": self.form, "tokens": self.tokens.width - beside}
+        return told | ({"way": self.way} if self.way else {})
 
     @property
     def plan(self) -> TrainingPlan:
@@ -254,6 +258,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
         fingerprint=sides.fingerprint,
         form=form,
+        way=sides.way,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dptune.corpus.reading.read import Records, read
+from dptune.corpus.reading.read import Records, read_and_say
 from dptune.corpus.reading.record import PromptTarget
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
@@ -32,10 +32,18 @@ from dptune.training.model import (
 from dptune.training.scores import score_classifier
 from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS
+from dptune.tuning.verifying import LABELS, RECORDS
 
 _log = logging.getLogger(__name__)
 
+#: Texts that were made of rows in each of the ways of ``corpus.reading.ways``, in words.
+_MADE = {
+    "text": "texts of one column",
+    "template": "texts of a template",
+    "columns": 'all columns written out ("name is value.")',
+    "pair": "prompts with completions",
+    "messages": "chats",
+}
 #: Tokens that a classifier reads at most.
 _WIDEST = 512
 
@@ -95,11 +103,12 @@ def score_adapter(
     if classifies:
         return _score_labels(adapter, base, source, tokenizer, where, rows, warn)
     check_names(metrics)
-    records = read(source, public=True)
+    records, way = read_and_say(source, public=True)
     references = references_of(records)
+    notes = [*other_base(adapter, base), *other_way(adapter, way)]
     check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
     model = load_adapter(adapter, base, load_base(base, where))
-    for note in other_base(adapter, base):
+    for note in notes:
         warn(note)
     chosen = decoding or Decoding()
     outputs = decode(model, tokenizer, list(references), chosen, rows)
@@ -135,6 +144,23 @@ def references_of(records: Records) -> dict[str, list[str]]:
     return found
 
 
+def other_way(adapter: Path, way: str) -> tuple[str, ...]:
+    """A note if texts are made of rows in another way than those that the adapter was tuned on.
+
+    An adapter of an earlier version of dptune does not say how its texts were made.
+
+    Raises: ConfigError if all columns were written out, which nobody asked for, and were not in training.
+    """
+    said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
+    tuned = said.get("way", way)
+    if tuned == way:
+        return ()
+    if way == "columns":
+        problem = f"is missing: the adapter was tuned on {_MADE[tuned]}, and these rows would be {_MADE[way]}"
+        raise ConfigError("data.text", problem, fix=f"say how they become {_MADE[tuned]}")
+    return (f"the adapter was tuned on {_MADE[tuned]}, and these records are {_MADE[way]}: other texts, maybe",)
+
+
 def write_outputs(path: Path, scored: Scored) -> None:
     """Write prompts and outputs as JSON, one object a line; whole or not at all, mode 0600."""
     lines = [
@@ -157,11 +183,12 @@ def _score_labels(
     config = load_classifier_config(base, labels, tokenizer.pad_token_id)
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
-    records = read(replace(source, label=source.label or DEFAULT_LABEL), public=True)
+    records, way = read_and_say(replace(source, label=source.label or DEFAULT_LABEL), public=True)
+    notes = [*other_base(adapter, base), *other_way(adapter, way)]
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     tokens = labelled_tokens(records, tokenizer, width, labels)
     loaded = load_classifier(base, config, head_names(base, empty), device)
     model = load_adapter(adapter, base, loaded)
-    for note in other_base(adapter, base):
+    for note in notes:
         warn(note)
     return Scored(len(records), 0, asdict(score_classifier(model, tokens, rows)), {})

@@ -18,7 +18,7 @@ from dptune.tuning.search.space import Space
 WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 #: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
 LABELS = "labels.json"
-#: The form of the records and the most tokens of one, which sampling keeps to; a classifier's folder has none.
+#: The form of the records, the most tokens of one, and how texts were made of rows: sampling and scoring keep to it.
 RECORDS = "records.json"
 #: Files of a tokenizer, as transformers names them.
 _TOKENIZER = (

@@ -21,6 +21,7 @@ from dptune.cli.tune_messages import set_up_logs
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
+from dptune.generation.decoding import Decoding
 from dptune.training.model import ModelSource
 from dptune.tuning.scoring import references_of, score_adapter
 
@@ -148,6 +149,38 @@ def test_a_warning_of_a_kernel_that_is_not_used_is_hidden_and_others_are_not() -
     ):
         record = logger.makeRecord(logger.name, logging.WARNING, "ops.py", 1, message, ("kernels",), None)
         assert bool(logger.filter(record)) is shown
+
+
+def test_texts_that_are_made_of_other_columns_than_in_training_are_noticed(tmp_path: Path) -> None:
+    """Without --text a table is written out column by column, which gives other texts to score."""
+    assert json.loads((classifier() / "records.json").read_text()) == {"form": "label", "tokens": 18, "way": "text"}
+    renamed = [{"content": row["text"], "label": row["label"]} for row in LABELLED]
+    data = ["--data", str(write_csv(tmp_path / "test.csv", renamed))]
+    line = refused(classifier(), checkpoint(), *data)
+    assert "--text: is missing: the adapter was tuned on texts of one column, and these rows would be all" in line
+    given = ["--model", str(checkpoint()), *data]
+    done = command(str(classifier()), *given, "--template", "{content}!")
+    assert done.exit_code == 0, done.output
+    assert "warning: the adapter was tuned on texts of one column, and these records are texts of a t" in done.stderr
+    done = command(str(classifier()), *given, "--text", "content")
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.stderr
+
+
+def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_path: Path) -> None:
+    folder = shutil.copytree(adapter(), tmp_path / "adapter")
+    said = folder / "records.json"
+    assert json.loads(said.read_text())["way"] == "pair"
+    source = RecordSource(PAIRS[:2], prompt="mr", completion="ref")
+    notes: list[str] = []
+    for told in ({"form": "text", "tokens": 23, "way": "text"}, {"form": "text", "tokens": 23}):
+        said.write_text(json.dumps(told))
+        short = Decoding(max_new_tokens=4)
+        score_adapter(
+            folder, ModelSource(str(checkpoint())), source, decoding=short, metrics=["chrf"], warn=notes.append
+        )
+    (note,) = notes  # an earlier version did not say
+    assert note.startswith("the adapter was tuned on texts of one column, and these records are prompts with")
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:
