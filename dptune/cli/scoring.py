@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dptune.cli.console import show
+from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_messages import by_option, set_up_logs
@@ -59,7 +59,11 @@ def score(
         set_up_logs()
         from dptune.generation.decoding import Decoding
         from dptune.training.model import ModelSource
-        from dptune.tuning.scoring import score_adapter, write_outputs
+        from dptune.tuning.scoring import check_no_writing, score_adapter, write_outputs
+        from dptune.tuning.verifying import LABELS
+
+        if (adapter / LABELS).is_file():
+            check_no_writing({"outputs": outputs})
 
         decoding = Decoding(
             max_new_tokens=max_new_tokens,
@@ -73,7 +77,16 @@ def score(
         )
         chosen = None if metrics is None else [name.strip() for name in metrics.split(",")]
         base = ModelSource(model, revision, dtype or "float32")
-        found = score_adapter(adapter, base, records, decoding=decoding, metrics=chosen, device=device, rows=rows)
+        found = score_adapter(
+            adapter,
+            base,
+            records,
+            decoding=decoding,
+            metrics=chosen,
+            device=device,
+            rows=rows,
+            warn=lambda note: notice("warning", by_option(note)),
+        )
         if outputs is not None:
             write_outputs(outputs, found)
     except DptuneError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from logging import LogRecord
 
 from dptune.cli.console import show_progress
 
@@ -76,6 +78,8 @@ _WORDS = (
     "out",
     "records",
     "prompts",
+    "metrics",
+    "outputs",
 )
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
@@ -87,13 +91,26 @@ def by_option(message: str) -> str:
     return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 
 
+#: Warnings that would mislead a user of this command, by the logger that gives them.
+_MISLEADING = {
+    "transformers.modeling_utils": (
+        "passing in an `attention_mask`",  # its own `generate` passes none where nothing is to be hidden
+        "ForSequenceClassification LOAD REPORT",  # a missing head is the adapter's; any other gap is refused
+    ),
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # of a layout that dptune does not use
+}
+
+
 def set_up_logs() -> None:
     """Show progress, and hide warnings that are meant for developers of other libraries."""
     import logging
     import warnings
 
-    # transformers warns of its own `generate`, which passes no attention mask where nothing is to be hidden.
-    logs = logging.getLogger("transformers.modeling_utils")
-    logs.addFilter(lambda record: "passing in an `attention_mask`" not in record.getMessage())
+    for name, parts in _MISLEADING.items():
+        logging.getLogger(name).addFilter(partial(_is_for_users, parts))
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)  # PEFT's, of transformers
     show_progress()
+
+
+def _is_for_users(misleading: tuple[str, ...], record: LogRecord) -> bool:
+    return not any(part in record.getMessage() for part in misleading)

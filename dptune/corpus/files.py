@@ -20,6 +20,7 @@ from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Record
 from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.ways import checked
 from dptune.corpus.records import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
@@ -58,7 +59,7 @@ def form_at(source: RecordSource, *, public: bool = False) -> str:
 
     Raises: DataError naming file, row, column and fix if it cannot be read, or lacks a column.
     """
-    found = rows_of(source, source.public if public and source.public is not None else source.data)
+    found = checked(source, rows_of(source, source.public if public and source.public is not None else source.data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
     number, row = next(found.rows)
     return form_of([maker.record(number, row)])

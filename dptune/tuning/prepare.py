@@ -56,6 +56,7 @@ class PreparedRun:
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
         template: the template of the records' texts; None without one, or where their sides were dealt before. Public.
+        way: how their texts were made of rows, one of ``corpus.reading.ways.WAYS``; empty where nobody said. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 
@@ -73,15 +74,22 @@ class PreparedRun:
     fingerprint: str = field(default="", repr=False)
     form: str = "text"
     template: str | None = None
+    way: str = ""
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is delivered with the weights, by name of file: a classifier's labels, with words also these and the
-        template; else, for sampling, the form of the records and the most tokens of one."""
-        if self.settings.task != "classify":
-            return {RECORDS: {"form": self.form, "tokens": self.tokens.width - 1}}
-        labels = {LABELS: list(self.settings.labels or ())}
-        return labels | ({WORDS: {"words": self.base.words, "template": self.template}} if self.base.words else {})
+        """What is delivered with the weights, by name of file, for sampling and scoring.
+
+        Form of the records, most tokens, and way; of a classifier its labels, and words with their template.
+        """
+        classifies = self.settings.task == "classify"
+        records = {"form": self.form, "tokens": self.tokens.width - (BESIDE_TEXT if classifies else 1)}
+        kept: dict[str, Any] = {RECORDS: records | ({"way": self.way} if self.way else {})}
+        if classifies:
+            kept[LABELS] = list(self.settings.labels or ())
+        if self.base.words:
+            kept[WORDS] = {"words": self.base.words, "template": self.template}
+        return kept
 
     @property
     def plan(self) -> TrainingPlan:
@@ -261,6 +269,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
         fingerprint=sides.fingerprint,
         form=form,
+        way=sides.way,
     )
 
 

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors import safe_open
 
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Text
 from dptune.corpus.reading.source import Data, RecordSource
-from dptune.errors import ConfigError, first_line
+from dptune.errors import ConfigError
 from dptune.files import replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
 from dptune.training.beginning import beginning_of
 from dptune.training.causal import most_positions
 from dptune.training.model import ModelSource, check_device, load_base, load_config, load_tokenizer, without_weights
 from dptune.tuning.finished import FinishedAdapter, open_adapter
+from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.places import card_beside, check_model, check_new_file, name_of
 from dptune.tuning.synthetic_card import synthetic_card
-from dptune.tuning.verifying import WEIGHTS
 
 _log = logging.getLogger(__name__)
 
@@ -141,15 +139,16 @@ def sample(
     dtype = dtype or ("bfloat16" if where.type == "cuda" else "float32")
     base = ModelSource(check_model(str(model), revision), revision, dtype, load_in_4bit)
     tokenizer = load_tokenizer(ModelSource(str(adapter.path)))
-    positions = _positions(base, tokenizer)
+    positions = _positions(adapter, base, tokenizer)
     starts, asked, notes = _starts(adapter, tokenizer, records, prompts, prompt)
     if max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
     check_lengths(starts, positions, decoding.max_new_tokens)
-    notes = (*notes, *_other_base(adapter, base))
+    notes = (*notes, *other_base(adapter.path, base))
     for note in notes:
         warn(note)
-    found, again = _draw(_load(adapter, base, where), tokenizer, starts, decoding, rows)
+    loaded = load_adapter(adapter.path, base, load_base(base, where))
+    found, again = _draw(loaded, tokenizer, starts, decoding, rows)
     texts = [{"text": one.text} for one in found]
     if asked:
         texts = [{"prompt": given, "completion": one.text} for given, one in zip(asked, found, strict=True)]
@@ -205,24 +204,11 @@ def _starts(
     return [[first]] * records, [], (problem,)
 
 
-def _positions(base: ModelSource, tokenizer: Any) -> int | None:
+def _positions(adapter: FinishedAdapter, base: ModelSource, tokenizer: Any) -> int | None:
     """The most tokens that the model reads, without its weights. Raises: ConfigError for one of fewer tokens."""
     empty = without_weights(base, load_config(base))
-    count = empty.get_input_embeddings().weight.shape[0]
-    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= count:
-        problem = f"{base.source!r} knows {count} tokens, and the adapter's tokenizer has token {largest}"
-        raise ConfigError("model.source", problem, fix="give the model that the adapter was tuned on")
+    check_vocabulary(adapter.path, base, empty, tokenizer)
     return most_positions(empty)
-
-
-def _other_base(adapter: FinishedAdapter, base: ModelSource) -> tuple[str, ...]:
-    """A note if the model has another name or revision than that which the adapter was tuned on; a folder may have been
-    renamed, and has no revision."""
-    tuned, given = (
-        f"{name} at {revision}" if revision else name
-        for name, revision in ((adapter.base, adapter.revision), (name_of(base.source), base.revision))
-    )
-    return () if given == tuned else (f"the adapter was tuned on {tuned}, and the model is {given}",)
 
 
 def _settings(base: ModelSource, decoding: Decoding, device: torch.device, rows: int) -> dict[str, Any]:
@@ -249,20 +235,6 @@ def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | 
         problem = f"has a prompt of {longest} tokens, and records had at most {adapter.tokens} with what follows"
         raise ConfigError("prompts", problem, fix="shorten it, or give max_new_tokens")
     return found
-
-
-def _load(adapter: FinishedAdapter, base: ModelSource, device: torch.device) -> Any:
-    """The model with all of the adapter's weights. Raises: ConfigError if they do not fit it."""
-    loaded, fix = load_base(base, device), f"give {adapter.base}, on which it was tuned"
-    try:
-        model = PeftModel.from_pretrained(loaded, str(adapter.path)).eval()
-    except (RuntimeError, ValueError) as error:  # another width, or no such layers
-        problem = f"the adapter does not fit {base.source!r} ({first_line(error)})"
-        raise ConfigError("model.source", problem, fix=fix) from error
-    with safe_open(str(adapter.path / WEIGHTS), "pt") as file:
-        if set(file.keys()) != set(get_peft_model_state_dict(model, save_embedding_layers=False)):
-            raise ConfigError("model.source", f"{base.source!r} has other layers than the adapter", fix=fix)
-    return model
 
 
 def _draw(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
-from dptune.corpus.reading.read import Records, read
+from dptune.corpus.reading.read import Records, read_and_say
 from dptune.corpus.reading.record import PromptTarget
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
@@ -21,12 +21,30 @@ from dptune.generation.metrics import check_names, score
 from dptune.training.causal import most_positions
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.labelled import labelled_tokens
-from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
+from dptune.training.model import (
+    ModelSource,
+    check_device,
+    load_base,
+    load_config,
+    load_tokenizer,
+    without_weights,
+)
 from dptune.training.scores import score_classifier
 from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
+from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS, WORDS
+from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 
+_log = logging.getLogger(__name__)
+
+#: Texts that were made of rows in each of the ways of ``corpus.reading.ways``, in words.
+_MADE = {
+    "text": "texts of one column",
+    "template": "texts of a template",
+    "columns": 'all columns written out ("name is value.")',
+    "pair": "prompts with completions",
+    "messages": "chats",
+}
 #: Tokens that a classifier reads at most.
 _WIDEST = 512
 
@@ -59,6 +77,7 @@ def score_adapter(
     metrics: Sequence[str] | None = None,
     device: str | None = None,
     rows: int = 16,
+    warn: Callable[[str], None] = _log.warning,
 ) -> Scored:
     """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, or by its labels.
 
@@ -69,19 +88,29 @@ def score_adapter(
         base: the model that it was trained on.
         decoding: how texts are written; None is greedy.
         metrics: names in ``generation.metrics.METRICS``; None takes all.
+        warn: called with what the reader of the scores should know, before anything is scored.
 
     Raises: ConfigError and DataError for a folder, records or options that do not fit.
     """
     if not (adapter / "adapter_config.json").is_file():
         raise ConfigError("adapter", f"{adapter} holds no adapter_config.json", fix="give a delivered adapter's folder")
+    classifies = (adapter / LABELS).is_file()
+    if classifies:
+        usual, given = vars(Decoding()), vars(decoding or Decoding())
+        changed = {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
+        check_no_writing({"metrics": metrics, **changed})
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
-    if (adapter / LABELS).is_file():
-        return _score_labels(adapter, base, source, tokenizer, where, rows)
+    if classifies:
+        return _score_labels(adapter, base, source, tokenizer, where, rows, warn)
     check_names(metrics)
-    records = read(source, public=True)
+    records, way = read_and_say(source, public=True)
     references = references_of(records)
-    model = PeftModel.from_pretrained(load_base(base, where), str(adapter)).eval()
+    notes = [*other_base(adapter, base), *other_way(adapter, way)]
+    check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
+    model = load_adapter(adapter, base, load_base(base, where))
+    for note in notes:
+        warn(note)
     chosen = decoding or Decoding()
     outputs = decode(model, tokenizer, list(references), chosen, rows)
     found = score(outputs, list(references.values()), metrics)
@@ -92,6 +121,14 @@ def score_adapter(
         signatures={"decoding": chosen.signature, **{name: one.signature for name, one in found.items()}},
         outputs=dict(zip(references, outputs, strict=True)),
     )
+
+
+def check_no_writing(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError naming the first of these options that is given: a classifier writes nothing."""
+    for name, value in given.items():
+        if value is not None:
+            problem = "is about what an adapter writes, and this one is a classifier, scored by its labels"
+            raise ConfigError(name, problem, fix="leave it out")
 
 
 def references_of(records: Records) -> dict[str, list[str]]:
@@ -108,6 +145,23 @@ def references_of(records: Records) -> dict[str, list[str]]:
     return found
 
 
+def other_way(adapter: Path, way: str) -> tuple[str, ...]:
+    """A note if texts are made of rows in another way than those that the adapter was tuned on.
+
+    An adapter of an earlier version of dptune does not say how its texts were made.
+
+    Raises: ConfigError if all columns were written out, which nobody asked for, and were not in training.
+    """
+    said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
+    tuned = said.get("way", way)
+    if tuned == way:
+        return ()
+    if way == "columns":
+        problem = f"is missing: the adapter was tuned on {_MADE[tuned]}, and these rows would be {_MADE[way]}"
+        raise ConfigError("data.text", problem, fix=f"say how they become {_MADE[tuned]}")
+    return (f"the adapter was tuned on {_MADE[tuned]}, and these records are {_MADE[way]}: other texts, maybe",)
+
+
 def write_outputs(path: Path, scored: Scored) -> None:
     """Write prompts and outputs as JSON, one object a line; whole or not at all, mode 0600."""
     lines = [
@@ -118,7 +172,13 @@ def write_outputs(path: Path, scored: Scored) -> None:
 
 
 def _score_labels(
-    adapter: Path, base: ModelSource, source: RecordSource, tokenizer: Any, device: torch.device, rows: int
+    adapter: Path,
+    base: ModelSource,
+    source: RecordSource,
+    tokenizer: Any,
+    device: torch.device,
+    rows: int,
+    warn: Callable[[str], None],
 ) -> Scored:
     labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
     source, words = replace(source, label=source.label or DEFAULT_LABEL), []
@@ -130,12 +190,16 @@ def _score_labels(
     else:
         config = load_classifier_config(base, labels, tokenizer.pad_token_id)
     empty = empty_classifier(base, config)
-    records = read(source, public=True)
+    check_vocabulary(adapter, base, empty, tokenizer)
+    records, way = read_and_say(source, public=True)
+    notes = [*other_base(adapter, base), *other_way(adapter, way)]
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     tokens = labelled_tokens(records, tokenizer, width, labels)
     if words:
         loaded = load_verbalizer(base, labels, words, tokenizer, device)
     else:
         loaded = load_classifier(base, config, head_names(base, empty), device)
-    model = PeftModel.from_pretrained(loaded, str(adapter)).eval()
+    model = load_adapter(adapter, base, loaded)
+    for note in notes:
+        warn(note)
     return Scored(len(records), 0, asdict(score_classifier(model, tokens, rows)), {})

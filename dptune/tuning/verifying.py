@@ -20,7 +20,7 @@ WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "REA
 LABELS = "labels.json"
 #: Each label's word, and the template of the texts; only the folder of a classifier by label words has it.
 WORDS = "words.json"
-#: The form of the records and the most tokens of one, which sampling keeps to; a classifier's folder has none.
+#: The form of the records, the most tokens of one, and how texts were made of rows: sampling and scoring keep to it.
 RECORDS = "records.json"
 #: Files of a tokenizer, as transformers names them.
 _TOKENIZER = (

@@ -256,7 +256,11 @@ def test_what_others_leave_out_changes_no_key(tmp_path: Path) -> None:
     """Columns of a Parquet file have one type: a tool call or a missing number of one record shows in all others."""
     said = {"messages": [{"role": "user", "content": "a"}]}
     called = {"messages": [{"role": "user", "content": "b", "tool_calls": [{"name": "f"}]}]}
-    ages = [pa.table({"age": pa.array([50, 60])}), pa.table({"age": pa.array([50.0, None], pa.float64())})]
+    beside = pa.array(["a", "b"])
+    ages = [
+        pa.table({"name": beside, "age": numbers})
+        for numbers in (pa.array([50, 60]), pa.array([50.0, None], pa.float64()))
+    ]
     with_call, without = (
         read(RecordSource(written(tmp_path, "m.parquet", as_parquet(rows)))) for rows in ([said, called], [said])
     )
@@ -266,7 +270,7 @@ def test_what_others_leave_out_changes_no_key(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / "a.parquet")
         found.append(read(RecordSource(tmp_path / "a.parquet"))[0])
     assert found[0] == found[1]
-    assert found[0].content == Text("age is 50.")
+    assert found[0].content == Text("name is a. age is 50.")
 
 
 def test_prompts_and_targets_do_not_run_together_in_a_key() -> None:
@@ -364,6 +368,20 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "template": ("a.csv", "text\na\n", {"template": "{x}"}, "row 1, column 'x': there is no such column.*'text'"),
     "ambiguous": ("a.csv", "text,messages\na,b\n", {}, "row 1: messages and text could each"),
     "nothing found": ("a.jsonl", '{"body": "a"}', {}, "row 1: has no column text.*'body'"),
+    "tabs in a csv": (
+        "named.csv",
+        "sentence\tlabel\nred\t1\n",
+        {"text": "sentence"},
+        r"row 1: looks tab-separated, and is read as separated by commas\. Fix: rename it to end in \.tsv",
+    ),
+    "nothing but a label": (
+        "a.csv",
+        "sentence,label\nred,1\n ,0\n",
+        {"label": "label"},
+        "row 3: column 'sentence' is empty",
+    ),
+    "all columns empty": ("a.csv", "a,b,n\n,red,1\n,,2\n", {"unit": "n"}, "row 3: all of 'a', 'b' are empty"),
+    "no other column": ("a.csv", "label\n1\n", {"label": "label"}, "row 1: has no column to make a text of"),
     "jsonl as text": ("a.txt", '{"text": "a"}\n' * 9, {}, "row 1: looks like JSONL.*data.format jsonl"),
     "table as text": ("a.txt", "a,b,c\n" * 9, {}, "row 1: looks like a table.*data.format table"),
     "swallowed": ("a.txt", "one record\n" * 60 + "\n" + "one record\n" * 60, {}, "row 61: has 120 lines and 2 para"),

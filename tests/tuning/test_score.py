@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
+from dptune.cli.tune_messages import set_up_logs
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
+from dptune.generation.decoding import Decoding
 from dptune.training.model import ModelSource
 from dptune.tuning.scoring import references_of, score_adapter
 
 pytest.importorskip("sacrebleu")
 pytest.importorskip("rouge_score")
 PAIRS = [{"mr": f"{n} red cat", "ref": f" {word} dog."} for n in range(30) for word in ("blue", "old")]
+LABELLED = [row | {"label": n % 2} for n, row in enumerate(rows(40))]
 
 
 @lru_cache(maxsize=1)
@@ -58,17 +66,121 @@ def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
 
 
 def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:
-    records = [row | {"label": n % 2} for n, row in enumerate(rows(40))]
-    found = dptune.tune(str(checkpoint()), records, task="classify", epsilon=8, text="text", max_length=20, **QUICK)
-    path = write_csv(tmp_path / "test.csv", records)
-    told = command(
-        str(found.folder / "adapter"), "--model", str(checkpoint()), "--data", str(path), "--text", "text", "--json"
-    )
+    path = write_csv(tmp_path / "test.csv", LABELLED)
+    told = command(str(classifier()), "--model", str(checkpoint()), "--data", str(path), "--text", "text", "--json")
     assert told.exit_code == 0, told.output
     scores = json.loads(told.stdout)
     assert scores["inputs"] == 40
     assert scores["largest_class"] == 0.5
     assert 0 <= scores["accuracy"] <= 1
+
+
+@lru_cache(maxsize=1)
+def classifier() -> Path:
+    """An adapter of a classifier of columns text and label."""
+    settings = {"task": "classify", "epsilon": 8, "text": "text", "max_length": 20, "telemetry": "private"}
+    return dptune.tune(str(checkpoint()), LABELLED, labels=("0", "1"), **settings, **QUICK).folder / "adapter"
+
+
+def refused(folder: Path, base: Path, *arguments: str) -> str:
+    """The last line of a command that ends with status 2."""
+    done = command(str(folder), "--model", str(base), *arguments)
+    assert done.exit_code == 2, done.output
+    return str(done.stderr.strip().splitlines()[-1])
+
+
+def other_base(folder: Path, **config: int) -> Path:
+    """The tiny checkpoint with another shape, and random weights."""
+    shutil.copytree(checkpoint(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint(), **config)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["classifier", "writer"])
+def test_a_base_that_is_not_the_adapters_is_refused_by_the_name_of_its_own(kind: str, tmp_path: Path) -> None:
+    folder = classifier() if kind == "classifier" else adapter()
+    columns = ["--text", "text"] if kind == "classifier" else ["--prompt", "mr", "--completion", "ref"]
+    records = LABELLED if kind == "classifier" else PAIRS
+    data = ["--data", str(write_csv(tmp_path / "test.csv", records)), *columns]
+    for shape in ({"n_embd": 32}, {"n_layer": 2}, {"vocab_size": 256}):
+        line = refused(folder, other_base(tmp_path / "other" / str(shape), **shape), *data)
+        assert line.startswith("error: --model: "), line
+        assert "does not fit the adapter, which was tuned on tiny (" in line
+        assert line.endswith("Fix: give tiny.")
+    llama = tmp_path / "llama"
+    shutil.copytree(checkpoint(), llama, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(llama)
+    line = refused(folder, llama, *data)
+    assert "does not fit the adapter, which was tuned on tiny (it lacks the adapter's layers). Fix: give tiny." in line
+
+
+def test_a_base_of_another_name_is_scored_with_a_warning(tmp_path: Path) -> None:
+    shutil.copytree(checkpoint(), tmp_path / "renamed")
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    done = command(str(classifier()), "--model", str(tmp_path / "renamed"), "--data", data, "--text", "text")
+    assert done.exit_code == 0, done.output
+    assert "warning: the adapter was tuned on tiny, and the model is renamed" in done.stderr
+
+
+@pytest.mark.parametrize("option", [["--metrics", "bleu"], ["--beams", "2"], ["--outputs", "out.jsonl"], ["--sample"]])
+def test_what_is_about_writing_is_refused_for_a_classifier(option: list[str], tmp_path: Path) -> None:
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    line = refused(classifier(), checkpoint(), "--data", data, "--text", "text", *option)
+    assert line.startswith(f"error: {option[0]}: is about what an adapter writes, and this one is a classifier"), line
+
+
+def test_a_classifier_is_scored_without_reports_that_mislead(tmp_path: Path) -> None:
+    """The head that the checkpoint lacks is the adapter's, and needs no training on a task."""
+    data = str(write_csv(tmp_path / "test.csv", LABELLED))
+    command = ["score", str(classifier()), "--model", str(checkpoint()), "--data", data, "--text", "text"]
+    done = subprocess.run([sys.executable, "-m", "dptune.cli", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for said in ("LOAD REPORT", "downstream task", "gemm_4bit_forward"):
+        assert said not in done.stderr
+
+
+def test_a_warning_of_a_kernel_that_is_not_used_is_hidden_and_others_are_not() -> None:
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    set_up_logs()
+    for message, shown in (
+        ("Failed to load CPU gemm_4bit_forward from %s", False),
+        ("the library is broken: %s", True),
+    ):
+        record = logger.makeRecord(logger.name, logging.WARNING, "ops.py", 1, message, ("kernels",), None)
+        assert bool(logger.filter(record)) is shown
+
+
+def test_texts_that_are_made_of_other_columns_than_in_training_are_noticed(tmp_path: Path) -> None:
+    """Without --text a table is written out column by column, which gives other texts to score."""
+    assert json.loads((classifier() / "records.json").read_text()) == {"form": "label", "tokens": 18, "way": "text"}
+    renamed = [{"content": row["text"], "label": row["label"]} for row in LABELLED]
+    data = ["--data", str(write_csv(tmp_path / "test.csv", renamed))]
+    line = refused(classifier(), checkpoint(), *data)
+    assert "--text: is missing: the adapter was tuned on texts of one column, and these rows would be all" in line
+    given = ["--model", str(checkpoint()), *data]
+    done = command(str(classifier()), *given, "--template", "{content}!")
+    assert done.exit_code == 0, done.output
+    assert "warning: the adapter was tuned on texts of one column, and these records are texts of a t" in done.stderr
+    done = command(str(classifier()), *given, "--text", "content")
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.stderr
+
+
+def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_path: Path) -> None:
+    folder = shutil.copytree(adapter(), tmp_path / "adapter")
+    said = folder / "records.json"
+    assert json.loads(said.read_text())["way"] == "pair"
+    source = RecordSource(PAIRS[:2], prompt="mr", completion="ref")
+    notes: list[str] = []
+    for told in ({"form": "text", "tokens": 23, "way": "text"}, {"form": "text", "tokens": 23}):
+        said.write_text(json.dumps(told))
+        short = Decoding(max_new_tokens=4)
+        score_adapter(
+            folder, ModelSource(str(checkpoint())), source, decoding=short, metrics=["chrf"], warn=notes.append
+        )
+    (note,) = notes  # an earlier version did not say
+    assert note.startswith("the adapter was tuned on texts of one column, and these records are prompts with")
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:

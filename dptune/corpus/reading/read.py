@@ -11,6 +11,7 @@ from dptune.corpus.reading.fields import RecordMaker
 from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.record import Record, fingerprint
 from dptune.corpus.reading.source import Data, Fractions, RecordSource
+from dptune.corpus.reading.ways import checked, way_of
 from dptune.corpus.splits import sides_of
 from dptune.errors import ConfigError
 
@@ -24,12 +25,14 @@ class Sides:
     Attributes:
         train, eval, test: records of each side of the split; a side that is not asked for is empty.
         public: records of nobody.
+        way: how the train side's texts were made of rows, one of ``ways.WAYS``; empty where nobody said.
     """
 
     train: Records = field(repr=False)
     eval: Records = field(default=(), repr=False)
     test: Records = field(default=(), repr=False)
     public: Records = field(default=(), repr=False)
+    way: str = ""
 
     @property
     def shared_units(self) -> int:
@@ -51,9 +54,14 @@ def read(source: RecordSource, data: Data | None = None, *, public: bool = False
 
     Raises: ConfigError for options that do not fit the data; DataError naming file, row, column and fix.
     """
-    found = rows_of(source, source.data if data is None else data)
+    return read_and_say(source, data, public=public)[0]
+
+
+def read_and_say(source: RecordSource, data: Data | None = None, *, public: bool = False) -> tuple[Records, str]:
+    """What ``read`` returns, and how texts were made of rows, one of ``ways.WAYS``. Raises as it does."""
+    found = checked(source, rows_of(source, source.data if data is None else data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
-    return tuple(maker.record(number, row) for number, row in found.rows)
+    return tuple(maker.record(number, row) for number, row in found.rows), way_of(source, found)
 
 
 def read_sides(source: RecordSource) -> Sides:
@@ -64,12 +72,12 @@ def read_sides(source: RecordSource) -> Sides:
     Raises: ConfigError and DataError as ``read``; ConfigError if a side that is asked for stays empty.
     """
     public = () if source.public is None else read(source, source.public, public=True)
-    whole = read(source)
+    whole, way = read_and_say(source)
     if isinstance(source.split, Fractions):
-        return replace(_deal(source, source.split, whole), public=public)
+        return replace(_deal(source, source.split, whole), public=public, way=way)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
     others = {name: read(source, data) for name, data in given.items() if data is not None}
-    return Sides(whole, public=public, **others)
+    return Sides(whole, public=public, way=way, **others)
 
 
 def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
@@ -81,4 +89,5 @@ def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
         if not len(rows):
             problem = f"{len(np.unique(keys))} units leave no one on the side {name}"
             raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
-    return Sides(**{name: tuple(whole[row] for row in rows) for name, rows in sides.items()})
+    dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
+    return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))
