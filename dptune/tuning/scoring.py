@@ -30,6 +30,7 @@ from dptune.training.model import (
     without_weights,
 )
 from dptune.training.scores import score_classifier
+from dptune.tuning.labels import check_labels
 from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
 from dptune.tuning.verifying import LABELS, RECORDS
@@ -186,6 +187,7 @@ def _score_labels(
     records, way = read_and_say(replace(source, label=source.label or DEFAULT_LABEL), public=True)
     notes = [*other_base(adapter, base), *other_way(adapter, way)]
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
+    check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)
     loaded = load_classifier(base, config, head_names(base, empty), device)
     model = load_adapter(adapter, base, loaded)
