@@ -48,6 +48,7 @@ _OPTIONS = {
     "search.candidates": "--candidates",
     "search.shape": "--shape",
     "source.": "--source-set ",
+    "data.options": "--source-set",
     "decoding.max_new_tokens": "--max-new-tokens",
     "decoding.no_repeat_ngram": "--no-repeat-ngram",
     "decoding.length_penalty": "--length-penalty",

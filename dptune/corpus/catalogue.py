@@ -187,7 +187,9 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
             signature.bind(**options_of(given))
         except TypeError as error:
             problem = f"source {name!r} does not take them ({error})"
-            raise ConfigError("data.options", problem, fix=f"its parameters are {signature}") from None
+            named = ", ".join(signature.parameters)
+            fix = f"its parameters are {named}" if named else "leave them out, for it has none"
+            raise ConfigError("data.options", problem, fix=fix) from None
 
     def call_function(given: SourceSettings) -> Iterator[Any]:
         check(given)

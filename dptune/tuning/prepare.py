@@ -29,7 +29,8 @@ from dptune.training.labelled import BESIDE_TEXT, labelled_tokens
 from dptune.training.spec import TrainingPlan, header_of
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
-from dptune.tuning.settings import FEWEST_UNITS, MOST_LABELS, TuneSettings
+from dptune.tuning.labels import check_labels, check_read_labels
+from dptune.tuning.settings import MOST_LABELS, TuneSettings
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 from dptune.units import MADE_OF_OTHERS, RECORD
 
@@ -157,25 +158,17 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
     if settings.telemetry == "private":
         problem = "are missing, and would be read from the records, which private telemetry tells nothing about"
         raise ConfigError("labels", problem, fix="name them all")
-    labels: dict[str, set[int]] = {}
-    for record in read(source):
-        assert isinstance(record.content, Labelled)
-        if len(labels) > MOST_LABELS:
-            problem = f"the records have more than {MOST_LABELS}"
-            raise ConfigError("labels", problem, fix="name another column of labels, or all labels")
-        labels.setdefault(record.content.label, set()).add(record.unit)
-    rare = sum(len(units) < FEWEST_UNITS for units in labels.values())
-    if rare or len(labels) < 2:
-        problem = f"{rare} of {len(labels)} labels in the records belong to fewer than {FEWEST_UNITS} units"
-        if len(labels) < 2:
-            problem = f"the records have {len(labels)}"
-        raise ConfigError("labels", f"{problem}; what labels there are is public", fix="name them all")
+    records = read(source)
+    if len({record.content.label for record in records if isinstance(record.content, Labelled)}) > MOST_LABELS:
+        problem = f"column {source.label!r} has more than {MOST_LABELS}"
+        raise ConfigError("labels", problem, fix="name another column of labels, or all labels")
+    labels = check_read_labels(records, str(source.label))
     _log.warning(
         "the names of the %d labels were read from the records and are delivered with the weights; the guarantee does "
         "not cover what labels there are. Name them all to say nothing that you did not know before",
         len(labels),
     )
-    return replace(settings, labels=tuple(sorted(labels))), source
+    return replace(settings, labels=labels), source
 
 
 def check_mechanism(settings: TuneSettings, base: Base) -> None:
@@ -231,6 +224,8 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     held_out = settings.eval_share if settings.telemetry == "research" or scored else 0.0
     max_length_of(settings, base.positions)  # raises before any record is read
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
+    for records in (sides.train, sides.eval, sides.public) if settings.labels else ():
+        check_labels(records, settings.labels or (), source.label or DEFAULT_LABEL, "name all labels, this one too")
     return replace(prepare_sides(sides, base, settings, source.unit), template=source.template)
 
 

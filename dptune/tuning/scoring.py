@@ -31,6 +31,7 @@ from dptune.training.model import (
 )
 from dptune.training.scores import score_classifier
 from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
+from dptune.tuning.labels import check_labels
 from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS
@@ -194,6 +195,7 @@ def _score_labels(
     records, way = read_and_say(source, public=True)
     notes = [*other_base(adapter, base), *other_way(adapter, way)]
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
+    check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)
     if words:
         loaded = load_verbalizer(base, labels, words, tokenizer, device)

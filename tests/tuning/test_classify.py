@@ -198,12 +198,34 @@ def test_labels_of_the_records_are_public_only_where_many_have_them(caplog: pyte
     assert completed(table(), labels=("1", "0", "2")).labels == ("1", "0", "2")
     with pytest.raises(ConfigError, match="1 of 3 labels in the records belong to fewer than 10 units"):
         completed([*table(), {"sentence": "a cat", "label": "rare"}])
-    with pytest.raises(ConfigError, match="the records have 1; what labels there are is public"):
+    with pytest.raises(ConfigError, match="all records have one label, '1', in column 'label'"):
         completed([row | {"label": 1} for row in table()])
     with pytest.raises(ConfigError, match="which private telemetry tells nothing about"):
         completed(table(), telemetry="private")
     with pytest.raises(ConfigError, match="more than 100"):
         completed([row | {"label": number} for number, row in enumerate(table(400))])
+
+
+def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: Path) -> None:
+    """A typo that is named among all labels would become a class."""
+    rows = [{"sentence": row["sentence"], "label": row["label"]} for row in table()]
+    rows[4]["label"] = "2"
+    path = write_csv(tmp_path / "third.csv", rows)
+    given = ["--data", str(path), *ARGUMENTS, "--out", str(tmp_path / "out")]
+    done = command(encoder(), *given, "--labels", "0,1")
+    assert done.exit_code == 2
+    line = done.stderr.strip().splitlines()[-1]
+    assert "third.csv, row 6, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or name all l" in line, line
+    done = command(encoder(), *given)
+    assert done.exit_code == 2
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: --labels: 1 of 3 labels in the records belong to fewer than 10 units: '2' ("), line
+    assert "third.csv, row 6; 1 unit); what labels there are becomes public. Fix: mend misspelt ones in c" in line
+    many = [*table(), *({"sentence": "cat", "label": f"rare {'x' * 50} {number}"} for number in range(5))]
+    with pytest.raises(ConfigError) as refused:
+        completed(many)
+    assert str(refused.value).count("row ") == 3
+    assert "x" * 41 not in str(refused.value)
 
 
 def test_one_units_label_alone_never_decides_the_heads_shape() -> None:

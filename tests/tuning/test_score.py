@@ -183,6 +183,12 @@ def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_pat
     assert note.startswith("the adapter was tuned on texts of one column, and these records are prompts with")
 
 
+def test_a_label_that_was_never_learned_is_named_with_a_fix_that_score_has(tmp_path: Path) -> None:
+    data = str(write_csv(tmp_path / "test.csv", [*LABELLED[:3], LABELLED[3] | {"label": 2}]))
+    line = refused(classifier(), checkpoint(), "--data", data, "--text", "text")
+    assert "test.csv, row 5, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or leave out" in line
+
+
 def test_wrong_input_is_named(tmp_path: Path) -> None:
     base, source = ModelSource(str(checkpoint())), RecordSource(PAIRS, prompt="mr", completion="ref")
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
