@@ -195,7 +195,7 @@ REFUSED = {
     "no task": (BY_WORDS[2:], "--word: are for task classify"),
     "no text": ([*BY_WORDS, "--template", "It was"], "--template: names no columns"),
     "another column": ([*BY_WORDS, "--template", "{label} was"], r"--template: '\{label\} was' has no \{text\}"),
-    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3.*has a label that is none of 0, yes"),
+    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3, column 'label': '1' is none of the labels 0, yes"),
 }  # fmt: skip
 
 
