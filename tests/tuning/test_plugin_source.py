@@ -80,7 +80,10 @@ def test_texts_of_a_plugin_are_tuned_on_and_may_have_a_label(plugin: str, tmp_pa
             "--unit: source made_up_letters yields texts",
         ),
         (["--source", "made_up_letters", "--source-set", "count=many"], "--source-set count: 'many' is not a"),
-        (["--source", "made_up_letters", "--source-set", "number=3"], "--source-set: source 'made_up_letters' does not take them"),
+        (
+            ["--source", "made_up_letters", "--source-set", "number=3"],
+            "--source-set: source 'made_up_letters' does not take them",
+        ),
         (["--source", "made_up_visits"], "missing a required argument: 'customers'"),
     ],
 )
