@@ -368,6 +368,15 @@ def test_audit_accuses_noise_that_epsilon_is_blind_to(monkeypatch: pytest.Monkey
     assert "but 2 is certified" in said
 
 
+@pytest.mark.parametrize(
+    ("further", "once"), [((), True), (("--steps", "2"), False), (("--sample-rate", "0.5"), False)]
+)
+def test_audit_says_where_its_figures_are_those_of_one_step(further: tuple[str, ...], once: bool) -> None:
+    """They stand beside a run's, which are of many steps on drawn batches."""
+    done = run("audit", "static", "--trials", "500", "--false-alarms", "1e-6", *further)
+    assert ("All epsilons here are those of one step" in done.stdout) is once
+
+
 def test_audit_of_correlated_noise_plays_and_prices_as_many_visits_as_it_is_asked_for() -> None:
     """A sound mechanism: accused with chance 1e-6."""
     options = ("--set", "bands=2", "--trials", "500", "--false-alarms", "1e-6")

@@ -127,7 +127,8 @@ def spent(
         show(listed | {"note": note}, as_json)
         return
     for total in (*totals, *whole):
-        whole_of = {name: value for name, value in asdict(total).items() if name not in ("records", "parts")}
+        whole_of = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(total).items()}
+        whole_of = {name: value for name, value in whole_of.items() if name not in ("records", "parts") and value != []}
         parts = {_PARTS.get(part.what, part.what).format(part.study): str(part) for part in total.parts}
         show(whole_of | parts, as_json)
     typer.echo(note)

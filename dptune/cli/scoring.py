@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dptune.cli.accuracy import no_better, scores_for_people
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
@@ -94,8 +95,12 @@ def score(
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
     not_covered = {"not_covered": _NOT_COVERED}
-    show(counts | found.figures | (signed | not_covered if as_json else {}), as_json)
+    classifies = "largest_class" in found.figures
+    figures = scores_for_people(found.figures, found.inputs) if classifies and not as_json else found.figures
+    show(counts | figures | (signed | not_covered if as_json else {}), as_json)
     if not as_json:
+        if classifies and (sentence := no_better(found.figures, found.inputs)):
+            typer.echo(sentence)
         for name, signature in found.signatures.items():  # whole, as a table would cut them
             typer.echo(f"{name}: {signature}")
         typer.echo(_NOT_COVERED)

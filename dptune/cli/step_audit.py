@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from dptune.privacy.release import Composition
 
 
+_ONE_STEP = (
+    "All epsilons here are those of one step whose batch holds the sample for certain, which is where wrong noise or "
+    "sensitivity shows best. A run takes many steps on batches that are drawn: --steps, --sample-rate and --delta "
+    "price and attack it as a whole."
+)
+
+
 def audit(
     mechanism: Mechanism,
     trials: Annotated[
@@ -83,7 +90,8 @@ def audit(
         **found.to_dict(),
         **figures.of_prices(price(built, schedule)),
     }
-    _show_audit(result, found, planned(built, schedule), false_alarms, as_json)
+    once = _ONE_STEP if steps == 1 and sample_rate == 1 else ""
+    _show_audit(result, found, planned(built, schedule), false_alarms, as_json, once)
 
 
 def _audit_policy_gradient(
@@ -113,7 +121,12 @@ def _audit_policy_gradient(
 
 
 def _show_audit(
-    result: dict[str, Any], audit: StepAudit, releases: Composition, false_alarms: float, as_json: bool
+    result: dict[str, Any],
+    audit: StepAudit,
+    releases: Composition,
+    false_alarms: float,
+    as_json: bool,
+    about: str = "",
 ) -> None:
     from dptune.audit.contrast import shown_above
     from dptune.audit.verdict import certificate, judged
@@ -122,6 +135,8 @@ def _show_audit(
     attacked = Counter([audit.release]) if sum(releases.values()) == 1 and audit.release.part is None else releases
     verdict = judged(audit, certificate(attacked, audit.delta), false_alarms)
     show(result | verdict.to_dict() | {"epsilon_certified": result["epsilon_certified"]}, as_json)
+    if about and not as_json:
+        typer.echo(about)
     claimed = result["epsilon_published"]
     if audit.epsilon_audited > claimed:
         lower, upper = shown_above(audit.epsilon_audited, claimed, 4)

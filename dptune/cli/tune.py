@@ -50,7 +50,6 @@ from dptune.cli.tuning_options import (
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordSource
-from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
 from dptune.options import assignments
 from dptune.tuning.settings import Task
@@ -312,7 +311,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
 
 def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
-    from dptune.mechanisms.registry import plugin_modules
+    from dptune.cli.tune_result import attack_of, scores_of, what_counts, with_glosses
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
@@ -324,9 +323,13 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         whose = name.split()[0].replace("-", "_")
         for score, (before, after) in scores.items():
             said |= {f"{score}_before_{whose}": before, f"{score}_after_{whose}": after}
-    show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
     if as_json:
+        show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
         return
+    classified, noted = scores_of(tuned, prepared)
+    show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
+    for sentence in (what_counts(tuned.ledger), *noted):
+        typer.echo(sentence)
     if any("held" in name for name in (*tuned.perplexity, *tuned.scores)):
         measure = "Accuracy" if tuned.scores else "Perplexity"
         typer.echo(
@@ -336,14 +339,8 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     by = f"as the card in {adapter} has it" if tuned.scores else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
     typer.echo(f"Check it: dptune verify {adapter}")
-    built = prepared.mechanism.mechanism
-    plain = {name: value for name, value in prepared.settings.options.items() if isinstance(value, str | int | float)}
-    options = plain | {"noise_multiplier": at_most(built.knobs().noise_multiplier, 6)}
-    if built.noise.correlated is not None:
-        options["bands"] = built.bands
-    given = " ".join(f"--set {name}={value}" for name, value in options.items())
-    plugins = "".join(f"--plugin {module} " for module in plugin_modules(prepared.settings.mechanism, {}))
-    typer.echo(f"Attack its mechanism: dptune {plugins}audit {prepared.settings.mechanism} {given}")
+    for sentence in attack_of(tuned, prepared):
+        typer.echo(sentence)
 
 
 def _where(out: Path) -> str:

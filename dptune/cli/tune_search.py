@@ -101,6 +101,7 @@ def _tune_rehearsed(
 ) -> None:
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
+    from dptune.cli.tune_result import what_counts, with_glosses
     from dptune.tuning.prepare import prepare
     from dptune.tuning.run import paid_before, run_here, working_in
     from dptune.tuning.search.rehearsal import rehearsed
@@ -124,6 +125,8 @@ def _tune_rehearsed(
     with working_in(out):  # of two commands at once, the later rehearsal would replace that of the earlier's run
         found = rehearsed(described, base, settings, asked, len(first.units), out, said)
         tuned = run_here(prepare(described, base, found.settings), out, book)
-    show(of_ledger(tuned.ledger) | {"adapter": str(tuned.folder / "adapter")}, as_json)
+    told = of_ledger(tuned.ledger)
+    show((told if as_json else with_glosses(told)) | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:
+        typer.echo(what_counts(tuned.ledger))
         typer.echo(f"Check it: dptune verify {tuned.folder / 'adapter'}")

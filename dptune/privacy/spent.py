@@ -51,6 +51,8 @@ class Spent:
         what: "search", "run", "cell" or "answers".
         epsilon: certified epsilon at ``delta``, computed from the entry; infinite where nothing bounds it.
         study: name of the study that the cell is of; empty for others.
+        folder: name of the folder that a run began in; empty where the entry does not say.
+        units: number of training units.
     """
 
     records: str
@@ -61,6 +63,8 @@ class Spent:
     epsilon: float
     delta: float
     study: str = ""
+    folder: str = ""
+    units: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,12 @@ class SpentPart:
 
 @dataclass(frozen=True)
 class SpentTotal:
-    """What the entries about the same records and unit cost together, by basic composition: epsilons and deltas add."""
+    """What the entries about the same records and unit cost together, by basic composition: epsilons and deltas add.
+
+    Attributes:
+        folders: names of the folders that runs began in, as far as entries say.
+        units: numbers of training units of the entries, each once.
+    """
 
     records: str
     data: str
@@ -94,6 +103,8 @@ class SpentTotal:
     epsilon: float
     delta: float
     parts: tuple[SpentPart, ...] = ()
+    folders: tuple[str, ...] = ()
+    units: tuple[int, ...] = ()
 
 
 class Register:
@@ -118,13 +129,15 @@ class Register:
         """
         self._add(records, "search", certificate.id, certificate.to_dict(), again=again)
 
-    def add_run(self, records: str, header: RunHeader, planned: Composition) -> None:
+    def add_run(self, records: str, header: RunHeader, planned: Composition, *, folder: str = "") -> None:
         """Add a run of its own with all releases that it plans, once. Durable when this returns.
 
         Args:
             records: digest of the records, unkeyed. Private.
+            folder: name of the folder that it works in, by which the owner tells it from others.
         """
-        self._add(records, "run", header.run_id, _content(header, planned))
+        told = {"folder": folder} if folder else {}
+        self._add(records, "run", header.run_id, _content(header, planned) | told)
 
     def add_answers(self, records: str, header: RunHeader, tokens: Composition) -> None:
         """Add an ensemble with all tokens that it may ever answer, once. Durable when this returns.
@@ -404,6 +417,8 @@ def _total(unit: str, found: list[Spent]) -> SpentTotal:
         sum(one.epsilon for one in found),
         sum(one.delta for one in found),
         _parts(found),
+        tuple(dict.fromkeys(one.folder for one in found if one.folder)),
+        tuple(dict.fromkeys(one.units for one in found if one.units)),
     )
 
 
@@ -421,8 +436,17 @@ def _priced(entry: Mapping[str, Any], *, stated: bool = False) -> Spent:
     about = content if what == "search" else content["header"]
     named = str(about["unit"]), str(about["data"])
     epsilon = _epsilon_of(content, what, stated=stated)
-    study = str(content.get("study", ""))
-    return Spent(entry["records"], entry["id"], what, *named, epsilon, float(about["delta"]), study)
+    return Spent(
+        entry["records"],
+        entry["id"],
+        what,
+        *named,
+        epsilon,
+        float(about["delta"]),
+        study=str(content.get("study", "")),
+        folder=str(content.get("folder", "")),
+        units=int(about.get("units", 0)),
+    )
 
 
 def _epsilon_of(content: Mapping[str, Any], what: str, *, stated: bool = False) -> float:

@@ -20,6 +20,13 @@ from dptune.privacy.ledger_file import LedgerContents
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
 DELTA, NOISE, SCORE = "delta", "noise", "score"
+#: What each epsilon of a run is, in a few words.
+GLOSSES = {
+    "epsilon_certified": "what is proved",
+    "epsilon_noise_only": "leaks of the controller ignored",
+    "epsilon_published": "as the mechanism's paper counts",
+}
+NOT_MEASURED = "not measured"
 _DIGITS, _DIGITS_OF_DELTA, _DIGITS_OF_NOISE = 4, 6, 6
 _SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
@@ -210,8 +217,8 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     header, prices = contents.header, contents.epsilons
     bands = any(release.coefficients for release in contents.composition)
     noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
-    proved = "what is proved" if certificate is None else "what is proved, of the whole search"
-    published = f"{_up(prices.published)} (as the mechanism's paper counts)"
+    proved = GLOSSES["epsilon_certified"] + ("" if certificate is None else ", of the whole search")
+    published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"
     if certificate is not None:
         published = "infinity (the mechanism's paper counts no search)"
     whose = (
@@ -221,9 +228,9 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     )
     return {
         "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({proved})",
-        "epsilon_noise_only": f"{_up(noise_only)} (leaks of the controller ignored)",
+        "epsilon_noise_only": f"{_up(noise_only)} ({GLOSSES['epsilon_noise_only']})",
         "epsilon_published": published,
-        "epsilon_audited": "not measured",
+        "epsilon_audited": NOT_MEASURED,
         DELTA: at_most(header.delta, _DIGITS_OF_DELTA),
         **({} if certificate is None else _searched(certificate, prices.published)),
         "unit": whose,
@@ -270,7 +277,7 @@ def _scores(figures: Mapping[str, Any]) -> list[str]:
         parts = [
             f"{shown} {scores[score][0]:.4g} before, {scores[score][1]:.4g} after" for score, shown in _SCORES.items()
         ]
-        said.append(f"- {name}: {'; '.join(parts)}; the most frequent label has {scores['largest_class'][1]:.4g}")
+        said.append(f"- {name}: {'; '.join(parts)}; a constant answer has accuracy {scores['largest_class'][1]:.4g}")
     said.append("\nF1 is the mean over labels; the calibration error is the expected one over 15 bins.")
     if "held-out private records" in figures:
         said.append("The first line is of private held-out records, which the guarantee does not cover.")

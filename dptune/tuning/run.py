@@ -136,7 +136,8 @@ def run_here(
     """The same within ``working_in``, for a caller that does more in the folder than this."""
     folder = RunFolder(out)
     header = replace(prepared.header, run_id=check_same(prepared, folder))
-    register.add_run(prepared.fingerprint, header, planned(prepared.mechanism.mechanism, prepared.schedule.priced))
+    releases = planned(prepared.mechanism.mechanism, prepared.schedule.priced)
+    register.add_run(prepared.fingerprint, header, releases, folder=out.resolve().name)
     on_start()
     model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
     if partial_of(folder).exists() and folder.result.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from functools import lru_cache
 from pathlib import Path
@@ -95,8 +96,15 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
     assert done.exit_code == 0, done.output
     for shown in ("accuracy_after_held_out", "calibration_error_after_held_out", "Accuracy of held-out records"):
         assert shown in done.stdout
+    for shown in ("accuracy_standard_error_held_out", "constant_answer_accuracy_held_out"):
+        assert shown in done.stdout
     contents = check_deliverable(out / "adapter")
     assert contents.complete
+    last = done.stdout.strip().splitlines()[-2:]
+    given = shlex.split(last[0].partition("dptune ")[2]) + shlex.split(last[1].partition("With ")[2])[:4]
+    attacked = CliRunner().invoke(app, [*given, "--trials", "500", "--json"])
+    assert attacked.exit_code == 0, attacked.output
+    assert json.loads(attacked.stdout)["epsilon_certified"] == pytest.approx(contents.epsilons.certified, rel=1e-4)
     assert contents.epsilons.certified <= 8
     card = (out / "adapter" / "README.md").read_text()
     assert "## Accuracy" in card

@@ -73,6 +73,10 @@ def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:
     assert scores["inputs"] == 40
     assert scores["largest_class"] == 0.5
     assert 0 <= scores["accuracy"] <= 1
+    assert "accuracy_standard_error" not in scores
+    told = command(str(classifier()), "--model", str(checkpoint()), "--data", str(path), "--text", "text")
+    assert "constant_answer_accuracy" in told.stdout
+    assert ("No better than a constant answer" in told.stdout) is (scores["accuracy"] <= 0.5 + 0.5 / 40**0.5)
 
 
 @lru_cache(maxsize=1)

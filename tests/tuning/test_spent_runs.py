@@ -129,7 +129,16 @@ def test_the_command_warns_and_adds_up(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
         assert ("paid before" in done.stderr) is (number == 2), done.stderr
+    other = str(write_csv(tmp_path / "other.csv", RECORDS[:-2]))
+    command = ["tune", "--model", str(checkpoint()), *given, *quick, "--data", other, "--out", str(tmp_path / "third")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    shown = CliRunner().invoke(app, ["spent", str(tmp_path / "spent.jsonl")])
+    assert "out1; out2" in shown.stdout  # two sets of records are called alike
+    assert "third" in shown.stdout
+    assert str(tmp_path) not in (tmp_path / "spent.jsonl").read_text()
     said = CliRunner().invoke(app, ["spent", str(tmp_path / "spent.jsonl"), "--json"])
-    (found,) = json.loads(said.stdout)["totals"]
+    found, third = json.loads(said.stdout)["totals"]
     assert (found["entries"], found["unit"]) == (2, "customer_id")
+    assert (found["folders"], third["folders"]) == (["out1", "out2"], ["third"])
+    assert len(found["units"]) == 1
     assert found["epsilon"] == pytest.approx(16, rel=0.01)

@@ -74,6 +74,11 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
     done = command("--data", str(tmp_path / name), *unit, *ARGUMENTS, "--out", str(out))
     assert done.exit_code == 0, done.output
     assert "perplexity_after_held_out" in done.stdout
+    for gloss in ("(what is proved)", "(leaks of the controller ignored)", "not measured"):
+        assert gloss in done.stdout
+    assert "epsilon_certified is the one that counts: " in done.stdout
+    whose = "unit `customer_id` with all its records" if unit else "record"
+    assert f", for adding or removing one {whose}." in done.stdout
     assert "statistic of private records" in done.stdout
     contents = check_deliverable(out / "adapter")
     assert contents.complete

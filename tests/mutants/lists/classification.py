@@ -9,6 +9,7 @@ PER_SAMPLE, LOSSES, OPENING = (
 )  # fmt: skip
 QUALITY, BENCHMARK_TESTS = "tasks/experiment/quality.py", "tests/tasks/test_benchmark_cells.py"
 HEAD, PREPARE = "dptune/training/head.py", "dptune/tuning/prepare.py"
+LABELS = "dptune/tuning/labels.py"
 HEAD_TESTS, CLASSIFY_TESTS = "tests/training/test_head.py", "tests/tuning/test_classify.py"
 
 MUTANTS = (
@@ -55,9 +56,9 @@ MUTANTS = (
     Mutant(
         "labels_counted_by_records",
         "the head's shape would tell that one customer, who has many records, is in the data",
-        PREPARE,
-        "labels.setdefault(record.content.label, set()).add(record.unit)",
-        "labels.setdefault(record.content.label, set()).add(record.row)",
+        LABELS,
+        "units.setdefault(record.content.label, set()).add(record.unit)",
+        "units.setdefault(record.content.label, set()).add(record.row)",
         (f"{CLASSIFY_TESTS}::test_one_units_label_alone_never_decides_the_heads_shape",),
     ),
     Mutant(
@@ -71,9 +72,9 @@ MUTANTS = (
     Mutant(
         "labels_in_the_order_of_the_records",
         "the delivered order would tell the first record's label",
-        "dptune/tuning/prepare.py",
-        "labels=tuple(sorted(labels))",
-        "labels=tuple(labels)",
+        LABELS,
+        "return tuple(sorted(units))",
+        "return tuple(units)",
         ("tests/tuning/test_classify.py::test_labels_of_the_records_are_public_only_where_many_have_them",),
     ),
     Mutant(

@@ -1,0 +1,76 @@
+"""What ``dptune tune`` prints of a finished run for people: its epsilons with a word on each, and how to attack it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dptune.cli.accuracy import no_better, scores_for_people
+from dptune.digits import at_most
+
+if TYPE_CHECKING:
+    from dptune.privacy.ledger_file import LedgerContents
+    from dptune.tuning.prepare import PreparedRun
+    from dptune.tuning.run import Tuned
+
+_PRINTED = 6
+#: Scores that are told before and after.
+_CHANGE = ("accuracy", "f1", "calibration_error", "loss")
+
+
+def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a ledger, with what the card says of each epsilon beside it."""
+    from dptune.tuning.card import GLOSSES, NOT_MEASURED
+
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        found[name] = f"{at_most(value, _PRINTED)} ({GLOSSES[name]})" if name in GLOSSES else value
+        if name == "epsilon_certified":
+            found["epsilon_audited"] = NOT_MEASURED
+    return found
+
+
+def what_counts(contents: LedgerContents) -> str:
+    """A sentence on the guarantee of a run."""
+    header = contents.header
+    unit = "record" if header.unit == "record" else f"unit `{header.unit}` with all its records"
+    price = f"{at_most(contents.epsilons.certified, _PRINTED)} at delta {at_most(header.delta)}"
+    return f"epsilon_certified is the one that counts: {price}, for adding or removing one {unit}."
+
+
+def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], list[str]]:
+    """A classifier's scores before and after by name, and what is to be said of them."""
+    told, said = dict[str, float](), list[str]()
+    for name, scores in tuned.scores.items():
+        whose = name.split()[0].replace("-", "_")
+        records = prepared.counts["public" if whose == "public" else "eval"]
+        before, after = (
+            scores_for_people({score: pair[place] for score, pair in scores.items()}, records) for place in (0, 1)
+        )
+        for score, value in after.items():
+            told |= {f"{score}_before_{whose}": before[score]} if score in _CHANGE else {}
+            told[f"{score}_after_{whose}" if score in _CHANGE else f"{score}_{whose}"] = value
+        if sentence := no_better({score: pair[1] for score, pair in scores.items()}, records):
+            said.append(f"{name[0].upper()}{name[1:]}: {sentence[0].lower()}{sentence[1:]}")
+    return told, said
+
+
+def attack_of(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
+    """How to measure ``epsilon_audited``: the command that attacks one step, and what its figures are about."""
+    from dptune.mechanisms.registry import plugin_modules
+
+    built, schedule = prepared.mechanism.mechanism, prepared.schedule
+    plain = {name: value for name, value in prepared.settings.options.items() if isinstance(value, str | int | float)}
+    options = plain | {"noise_multiplier": at_most(built.knobs().noise_multiplier, _PRINTED)}
+    if built.noise.correlated is not None:
+        options["bands"] = built.bands
+    given = " ".join(f"--set {name}={value}" for name, value in options.items())
+    plugins = "".join(f"--plugin {module} " for module in plugin_modules(prepared.settings.mechanism, {}))
+    delta = f"--delta {tuned.ledger.header.delta:g}"
+    yield f"Attack one step: dptune {plugins}audit {prepared.settings.mechanism} {given} {delta}"
+    steps, rate = -(-schedule.steps // built.bands), schedule.sample_rate * built.bands
+    yield (
+        "That prices a single step whose batch holds the sample for certain, where a wrong noise shows best: not the "
+        f"epsilons above. With --steps {steps} --sample-rate {rate:.6g} it prices and attacks a whole run, {steps} "
+        "times as long."
+    )
