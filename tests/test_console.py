@@ -12,12 +12,11 @@ import pytest
 from tiny_certificate import certificate
 
 from dptune.audit.step import StepAudit
-from dptune.cli import figures
 from dptune.cli.console import show
 from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search
 from dptune.cli.step_audit import _show_audit
-from dptune.cli.tune import _show_result
+from dptune.cli.tune_result import attack_of
 from dptune.errors import ConfigError
 from dptune.prediction import deployment
 from dptune.privacy.certificate import SearchCertificate
@@ -79,21 +78,17 @@ def test_a_warning_about_a_claim_does_not_contradict_itself(capsys: pytest.Captu
         assert claimed <= upper < lower <= shown
 
 
-def test_noise_that_a_tuned_runs_command_names_is_rounded_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(figures, "of_ledger", lambda contents: {})
+def test_noise_that_a_tuned_runs_command_names_is_rounded_up() -> None:
     built = SimpleNamespace(
-        knobs=lambda: SimpleNamespace(noise_multiplier=1.2345611), noise=SimpleNamespace(correlated=None)
+        knobs=lambda: SimpleNamespace(noise_multiplier=1.2345611), noise=SimpleNamespace(correlated=None), bands=1
     )
     prepared: Any = SimpleNamespace(
-        base=SimpleNamespace(name="base"),
         mechanism=SimpleNamespace(mechanism=built),
+        schedule=SimpleNamespace(steps=9, sample_rate=0.1),
         settings=SimpleNamespace(options={}, mechanism="static"),
     )
-    tuned: Any = SimpleNamespace(folder=tmp_path, perplexity={}, scores={}, ledger=None)
-    _show_result(tuned, prepared, as_json=False)
-    assert "dptune audit static --set noise_multiplier=1.23457\n" in capsys.readouterr().out
+    tuned: Any = SimpleNamespace(ledger=SimpleNamespace(header=SimpleNamespace(delta=1e-5)))
+    assert "dptune audit static --set noise_multiplier=1.23457 --delta 1e-05" in next(attack_of(tuned, prepared))
 
 
 def test_what_an_answer_has_spent_is_rounded_up(

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
+from string import Formatter
 from typing import Any
 
-from dptune.corpus.reading.source import template_columns
 from dptune.digits import at_most
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
@@ -123,7 +123,7 @@ def _rule_of_words(result: Mapping[str, Any]) -> str:
 def _use_of_words(result: Mapping[str, Any]) -> list[str]:
     template, text = result["template"], '"a text"'
     if template is not None:
-        values = dict.fromkeys(template_columns(template), "a text")
+        values = dict.fromkeys((name for _, name, _, _ in Formatter().parse(template) if name), "a text")
         text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
     return [
         "import json",

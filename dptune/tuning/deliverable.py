@@ -14,8 +14,8 @@ from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, naming, write_json, wr
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.model import save_adapter
 from dptune.tuning.card import card_text
-from dptune.tuning.places import partial_of
 from dptune.tuning.verifying import CARD, CONFIG, section_of
+from dptune.tuning.weights import partial_of
 
 
 def write_weights(

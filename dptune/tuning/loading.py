@@ -23,10 +23,10 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
     return str(config.get("base_model_name_or_path")), config.get("revision")
 
 
-def other_base(adapter: Path, base: ModelSource) -> tuple[str, ...]:
+def other_base(name: str, revision: str | None, base: ModelSource) -> tuple[str, ...]:
     """A note if the model has another name or revision than that which the adapter was tuned on; a folder may have been
     renamed, and has no revision."""
-    tuned, given = _said(*base_of(adapter)), _said(name_of(base.source), base.revision)
+    tuned, given = _said(name, revision), _said(name_of(base.source), base.revision)
     return () if given == tuned else (f"the adapter was tuned on {tuned}, and the model is {given}",)
 
 

@@ -70,19 +70,6 @@ def kind_of(folder: RunFolder) -> Kind | None:
     return "run" if "run_id" in cell or folder.ledger.exists() else None
 
 
-def partial_of(folder: RunFolder) -> Path:
-    """The folder that holds the adapter until the ledger is finished."""
-    return folder.adapter.with_name(".adapter.partial")
-
-
-def weights_in(run: Path) -> list[Path]:
-    """Whatever holds weights in a run's folder: adapter and checkpoint, also where a kill left a half of them."""
-    folder = RunFolder(run)
-    whole = (folder.adapter, partial_of(folder), folder.checkpoint)
-    half = sorted(run.glob(f".{folder.checkpoint.name}.*"))
-    return [path for path in (*whole, *half) if path.exists() or path.is_symlink()]
-
-
 def check_new_file(out: Path) -> None:
     """Check where sampled texts go. Raises: ConfigError if they or their card exist, or the ending is another."""
     if out.suffix != ".jsonl":

@@ -40,9 +40,10 @@ from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 from dptune.tuning.card import said_words
 from dptune.tuning.deliverable import deliver, write_weights
-from dptune.tuning.places import check_folder, partial_of
+from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.verifying import check_deliverable
+from dptune.tuning.weights import partial_of
 
 _PERPLEXITY = "perplexity"
 HELD_OUT, PUBLIC = "held-out private records", "public records"

@@ -144,7 +144,7 @@ def sample(
     if max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
     check_lengths(starts, positions, decoding.max_new_tokens)
-    notes = (*notes, *other_base(adapter.path, base))
+    notes = (*notes, *other_base(adapter.base, adapter.revision, base))
     for note in notes:
         warn(note)
     loaded = load_adapter(adapter.path, base, load_base(base, where))

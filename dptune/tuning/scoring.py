@@ -32,7 +32,7 @@ from dptune.training.model import (
 from dptune.training.scores import score_classifier
 from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.tuning.labels import check_labels
-from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
+from dptune.tuning.loading import base_of, check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 
@@ -107,7 +107,7 @@ def score_adapter(
     check_names(metrics)
     records, way = read_and_say(source, public=True)
     references = references_of(records)
-    notes = [*other_base(adapter, base), *other_way(adapter, way)]
+    notes = [*other_base(*base_of(adapter), base), *other_way(adapter, way)]
     check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
     model = load_adapter(adapter, base, load_base(base, where))
     for note in notes:
@@ -193,7 +193,7 @@ def _score_labels(
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
     records, way = read_and_say(source, public=True)
-    notes = [*other_base(adapter, base), *other_way(adapter, way)]
+    notes = [*other_base(*base_of(adapter), base), *other_way(adapter, way)]
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)

@@ -235,25 +235,6 @@ def test_a_child_is_the_module_with_its_arguments_and_status(tmp_path: Path) -> 
     assert process.returncode == 7
 
 
-DEAF = """
-import signal, subprocess, sys, time
-ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-process = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE)
-process.stdout.readline()
-print(process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_what_a_child_started_ends_with_a_killed_parent_though_it_ignores_sigterm(tmp_path: Path) -> None:
-    process = parent(tmp_path, DEAF)
-    assert process.stdout is not None
-    started = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]
-    process.kill()
-    process.wait()
-    assert psutil.wait_procs(started, timeout=240)[1] == []
-
-
 BEGUN = "import subprocess, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n"
 
 

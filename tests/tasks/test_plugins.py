@@ -534,7 +534,7 @@ def test_texts_of_a_source_become_records(pipeline: Path, write: Write) -> None:
             r"data\.path: .* is a function",
         ),
         ({"source": "counted"}, r"data\.options: source 'counted' does not take them"),
-        ({"source": "counted", "options": {"count": 12, "words": 1}}, r"data\.options.*\(count: int"),
+        ({"source": "counted", "options": {"count": 12, "words": 1}}, r"data\.options.*parameters are count, word"),
         ({"source": "nosuch"}, r"data\.source: unknown source 'nosuch'.*counted"),
         ({"source": "counted", "options": {"count": 12}, "unit": "patient"}, "has no column 'patient'"),
         ({"source": "synthetic", "options": {"count": 12}}, r"data\.options: source synthetic takes none"),

@@ -17,7 +17,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.runs_within import FOLDER
 from dptune.privacy.spent import Register
-from dptune.tuning.places import partial_of, weights_in
+from dptune.tuning.weights import partial_of, weights_in
 from tasks.search import ranking
 from tasks.search.outcome import FILE, forget_losers, forget_weights
 

@@ -46,7 +46,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
 from dptune.tuning.base import Base
 from dptune.tuning.deliverable import deliver
-from dptune.tuning.places import check_folder, partial_of
+from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
 from dptune.tuning.search.asked import asked_of, changes
@@ -66,6 +66,7 @@ from dptune.tuning.search.score import best_of
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import WEIGHTS, check_deliverable
+from dptune.tuning.weights import partial_of
 
 _log = logging.getLogger(__name__)
 

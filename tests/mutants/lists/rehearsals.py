@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "half_delivered_weights_of_losers_stay",
         "a kill between training and delivery would leave an adapter beside a page that chose among them",
-        "dptune/tuning/places.py",
+        "dptune/tuning/weights.py",
         "whole = (folder.adapter, partial_of(folder), folder.checkpoint)",
         "whole = (folder.adapter, folder.checkpoint)",
         (f"{ENDED}::test_no_weights_stay_and_the_ledger_does",),

@@ -25,8 +25,8 @@ MUTANTS = (
     Mutant(
         "noise_of_a_tuned_run_to_the_nearest",
         "who attacks its mechanism would attack one with less noise",
-        "dptune/cli/tune.py",
-        "at_most(built.knobs().noise_multiplier, 6)",
+        "dptune/cli/tune_result.py",
+        "at_most(built.knobs().noise_multiplier, _PRINTED)",
         'f"{built.knobs().noise_multiplier:.6g}"',
         (f"{CONSOLE}::test_noise_that_a_tuned_runs_command_names_is_rounded_up",),
     ),

@@ -54,8 +54,8 @@ MUTANTS = (
         "tokenizer_of_another_run",
         "a tokenizer that turns words into others could be put beside a card that vouches for the folder",
         "dptune/tuning/verifying.py",
-        "WEIGHTS, CONFIG, LABELS, RECORDS, *_TOKENIZER)",
-        "WEIGHTS, CONFIG, LABELS, RECORDS)",
+        "WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, *_TOKENIZER)",
+        "WEIGHTS, CONFIG, LABELS, WORDS, RECORDS)",
         (f"{TUNE_TESTS}::test_a_card_a_ledger_or_weights_that_were_changed_are_refused",),
     ),
     Mutant(
