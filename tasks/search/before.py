@@ -13,7 +13,7 @@ from dptune.plugins import plugins_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import runs_within
 from dptune.privacy.spent import Register
-from dptune.tuning.places import weights_in
+from dptune.tuning.weights import weights_in
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
 from tasks.search.asked import folder_of, model_of
 from tasks.settings.params import Settings

@@ -19,9 +19,9 @@ from dptune.files import write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import FOLDER, runs_within
 from dptune.privacy.set_aside import earlier_runs, spending_of
-from dptune.tuning.places import weights_in
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.run import Tuned, check_same
+from dptune.tuning.weights import weights_in
 
 _log = logging.getLogger(__name__)
 
