@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.accountants import (
@@ -212,6 +213,6 @@ def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, a
     if spent > _ALMOST_ALL * epsilon:
         raise ConfigError(
             "init_from",
-            f"the run of that hyper-policy alone spent {spent:.4g} of the budget {epsilon:.4g}, which both share",
+            f"the run of that hyper-policy alone spent {at_most(spent)} of the budget {epsilon:.4g}, which both share",
             fix="raise the budget, or start from one that spent less",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dptune.digits import at_most
 from dptune.errors import ConfigError
 
 #: Largest number of steps of a run; a larger one is taken for a typing error.
@@ -71,7 +72,7 @@ def _out_of_reach(least: float, target: float) -> ConfigError:
         fix = "use a mechanism without leaks, or published accounting"
         return ConfigError("epsilon", f"no noise reaches {target:g}", fix=fix)
     problem = (
-        f"{target:g} is out of reach: even at a noise multiplier of {_HIGHEST:g} the accountant counts {least:.3g}"
+        f"{target:g} is out of reach: even at a noise multiplier of {_HIGHEST:g} the accountant counts {at_most(least)}"
     )
     return ConfigError("epsilon", problem, fix="raise epsilon, or lower the steps, the epochs or the batch")
 

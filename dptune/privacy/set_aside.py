@@ -57,7 +57,7 @@ class Spending:
         if self.problem:
             return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
         about = f" about one {self.unit}" if self.unit else ""
-        price = f"epsilon {at_most(self.epsilon, 4)}, delta {self.delta:g}{about}"
+        price = f"epsilon {at_most(self.epsilon, 4)}, delta {at_most(self.delta)}{about}"
         if self.search:
             return f"the whole search costs {price}, from its start"
         return f"it has spent {price} ({self.releases} releases)"

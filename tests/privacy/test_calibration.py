@@ -80,3 +80,8 @@ def test_a_target_out_of_reach_names_its_cause() -> None:
 def test_more_steps_than_any_run_has_are_the_fault_of_the_epochs(epochs: float) -> None:
     with pytest.raises(ConfigError, match=r"epochs: .* at most 1e\+12 are priced"):
         sampling(73271, 16, epochs)
+
+
+def test_an_epsilon_that_is_barely_out_of_reach_is_not_said_to_be_reached() -> None:
+    with pytest.raises(ConfigError, match=r"^epsilon: 1 is out of reach: .* counts 1\.01"):
+        calibrate(lambda noise: 1.0001 + 1 / noise**2, 1.0)

@@ -161,6 +161,7 @@ def test_runs_within_a_run_count_beside_it(tmp_path: Path) -> None:
 def test_what_runs_within_have_spent_is_rounded_up() -> None:
     spent = [Spending(name, "record", "records", 1, 0.50001, 1.0004e-5) for name in ("one", "other")]
     assert _together(spent) == "epsilon 1.001, delta 2.01e-05"
+    assert "epsilon 0.5001, delta 1.01e-05 about one record" in str(spent[0])
 
 
 def test_a_folder_whose_runs_within_were_charged_is_not_called_free(tmp_path: Path) -> None:
