@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def standard_error(accuracy: float, records: int) -> float:
-    """Of an accuracy on this many records: the deviation of a mean of as many independent coins."""
+    """Standard error of an accuracy that was measured on this many records, each right or wrong independently."""
     return math.sqrt(accuracy * (1 - accuracy) / records)
 
 

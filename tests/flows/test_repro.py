@@ -139,7 +139,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("said", ["stopped at release 3 of 9; run again to go on", "bye"])
 @pytest.mark.parametrize("whom", ["repro", "repro twice", "dvc", "both"])
 def test_sigterm_ends_dvc_and_its_stage_after_the_step(checkout: Path, whom: str, said: str) -> None:
-    """As `make`, a container's end and `kill` send it: to the command alone. A batch system sends it to all."""
+    """`make`, `kill` and the end of a container send SIGTERM to the command alone, a batch system to all processes."""
     (checkout / "dvc" / "__main__.py").write_text(_DVC_WITH_A_STAGE.format(root=ROOT))
     (checkout / "stepping.py").write_text(_STEPPING.format(said=said))
     process = start(checkout, 0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -63,7 +63,7 @@ with stop_request() as asked:
 
 
 def states(home: Path) -> dict[str, set[str]]:
-    """Of all flow runs and task runs in the database of Prefect."""
+    """Names of the states of all flow runs and task runs in Prefect's database."""
     with closing(sqlite3.connect(home / "prefect.db")) as database:
         return {
             kind: {state for (state,) in database.execute(f"SELECT state_type FROM {kind}")}

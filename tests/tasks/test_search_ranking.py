@@ -313,7 +313,7 @@ def test_the_cost_of_a_ranking_is_told_and_never_rounded_down() -> None:
 
 
 def test_a_check_has_begun_before_its_first_run(tmp_path: Path) -> None:
-    """Else one that was killed in it would be taken for a search that has ended."""
+    """A search that was killed within the check of its ranking must not be taken for one that has ended."""
     found = SimpleNamespace(settings=SimpleNamespace(epsilon=1.0), tried=(({"batch": 8}, 2.0), ({"batch": 16}, 3.0)))
     winner: Any = SimpleNamespace(folder=tmp_path)
 

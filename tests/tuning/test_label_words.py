@@ -31,7 +31,7 @@ from dptune.tuning.scoring import score_adapter
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable
 
-#: One token each of the tiny model's tokenizer; the label that sorts first has the word that sorts last.
+#: Words of the labels, each one token of the tiny model's tokenizer, in another order than the labels.
 WORDS = {"0": "dog", "1": "cat"}
 TEMPLATE = "{text} new"
 
