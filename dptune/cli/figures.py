@@ -67,7 +67,7 @@ def of_bands_at_one_budget(banded: Mechanism, independent: Mechanism, steps: int
     alone = independent.knobs().noise_multiplier
     ratio = banded.knobs().noise_multiplier / alone
     return {
-        "bands": len(banded.coefficients) or 1,
+        "bands": banded.bands,
         "independent_noise_multiplier": alone,
         "noise_in_last_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "last"),
         "noise_in_mean_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "mean"),

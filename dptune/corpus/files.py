@@ -20,7 +20,7 @@ from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Record
 from dptune.corpus.reading.source import RecordSource
-from dptune.corpus.reading.ways import checked
+from dptune.corpus.reading.telling import checked
 from dptune.corpus.records import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json

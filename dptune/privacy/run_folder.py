@@ -6,6 +6,9 @@ from pathlib import Path
 
 from dptune.privacy.ledger_file import is_complete
 
+#: Key of ``RunFolder.cell`` from the moment on in which the run may have a ledger.
+CHARGES = "charges"
+
 
 class RunFolder:
     """The paths of a run's files. No other module spells these names.

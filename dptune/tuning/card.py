@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
-from string import Formatter
 from typing import Any
 
+from dptune.corpus.reading.template import template_columns
 from dptune.digits import at_most
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
@@ -123,7 +123,7 @@ def _rule_of_words(result: Mapping[str, Any]) -> str:
 def _use_of_words(result: Mapping[str, Any]) -> list[str]:
     template, text = result["template"], '"a text"'
     if template is not None:
-        values = dict.fromkeys((name for _, name, _, _ in Formatter().parse(template) if name), "a text")
+        values = dict.fromkeys(template_columns(template), "a text")
         text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
     return [
         "import json",
@@ -156,7 +156,7 @@ def privacy_section(
     """
     header = contents.header
     rates = sorted({release.sample_rate for release in contents.composition})
-    bands = max((len(release.coefficients) for release in contents.composition), default=0)
+    bands = _bands(contents)
     rows = {
         **guarantee_rows(contents, certificate),
         NOISE: noise_text(contents),
@@ -297,7 +297,7 @@ def _up(epsilon: float) -> str:
 
 def noise_text(contents: LedgerContents, *, nearest: bool = False) -> str:
     """The noise of a ledger's releases: rounded up, for whoever types it; ``nearest`` as in earlier versions."""
-    bands = max((len(release.coefficients) for release in contents.composition), default=0)
+    bands = _bands(contents)
     noises = sorted({release.effective_noise_multiplier for release in contents.composition})
     shown = [f"{noise:.6g}" if nearest else at_most(noise, _DIGITS_OF_NOISE) for noise in noises]
     return f"{_range(shown)} times the sensitivity" + (f", correlated over {bands} steps" if bands else "")
@@ -311,6 +311,11 @@ def score_text(certificate: SearchCertificate, *, nearest: bool = False) -> str:
     noise = f"{score.noise_multiplier:.4g}" if nearest else at_most(score.noise_multiplier, _DIGITS)
     clipped = f"each clipped to {score.clip:g} nats, noise {noise} times that over their number"
     return f"{score.units} units ({score.on}), {clipped}"
+
+
+def _bands(contents: LedgerContents) -> int:
+    """Steps over which noise is correlated; 0 for independent noise."""
+    return max((len(release.coefficients) for release in contents.composition), default=0)
 
 
 def _range(shown: list[str]) -> str:

@@ -57,7 +57,7 @@ class PreparedRun:
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
         template: the template of the records' texts; None without one, or where their sides were dealt before. Public.
-        way: how their texts were made of rows, one of ``corpus.reading.ways.WAYS``; empty where nobody said. Public.
+        way: how their texts were made of rows, one of ``corpus.reading.fields.WAYS``; empty where nobody said. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 

@@ -23,7 +23,7 @@ from dptune.privacy.accountants import Epsilons
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import CHARGES, RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.runs_within import said_within
 from dptune.privacy.set_aside import fresh_start
@@ -47,8 +47,6 @@ from dptune.tuning.weights import partial_of
 
 _PERPLEXITY = "perplexity"
 HELD_OUT, PUBLIC = "held-out private records", "public records"
-#: In ``cell.json`` from the moment on in which the run may have a ledger.
-_CHARGES = "charges"
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
     )
     before = figures_of(prepared, model)
     done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
-    write_json(folder.cell, _known(folder) | {_CHARGES: True})
+    write_json(folder.cell, _known(folder) | {CHARGES: True})
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
         def observe(report: StepReport) -> None:
@@ -291,7 +289,7 @@ def _known(folder: RunFolder) -> dict[str, Any]:
 
 def _lost_its_ledger(folder: RunFolder) -> bool:
     """Whether the folder's run had a ledger, which somebody removed: what it released stays released."""
-    return not folder.ledger.exists() and bool(_known(folder).get(_CHARGES))
+    return not folder.ledger.exists() and bool(_known(folder).get(CHARGES))
 
 
 def check_same(prepared: PreparedRun, folder: RunFolder) -> str:

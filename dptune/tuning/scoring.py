@@ -38,7 +38,7 @@ from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 
 _log = logging.getLogger(__name__)
 
-#: Texts that were made of rows in each of the ways of ``corpus.reading.ways``, in words.
+#: Texts that were made of rows in each of the ways of ``corpus.reading.fields.WAYS``, in words.
 _MADE = {
     "text": "texts of one column",
     "template": "texts of a template",

@@ -11,16 +11,13 @@ from uuid import uuid4
 from dptune.files import write_json
 from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import CHARGES, RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent import Register, said
 from tasks.experiment.cells import Cell
 from tasks.paths import SPENT
 from tasks.split_records import records_digest
-
-#: In ``cell.json`` from the moment on in which the run may have a ledger, as in that of ``dptune tune``.
-_CHARGES = "charges"
 
 
 def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
@@ -51,7 +48,7 @@ def run_id_of(directory: Path) -> str:
     with suppress(LedgerError):  # a last line that was cut off; training refuses worse damage
         return read_ledger(folder.ledger).header.run_id
     known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
-    if not known or (_CHARGES in known and _begins(folder)):
+    if not known or (CHARGES in known and _begins(folder)):
         known = {"run_id": uuid4().hex}
         write_json(folder.cell, known)
     return str(known["run_id"])
@@ -66,7 +63,7 @@ def register_plan(directory: Path, records: str, study: str, header: RunHeader, 
         header: the run's, with the id that its ledger has.
     """
     Register(SPENT).add_cell(records, study, LedgerContents(header, planned, planned.total(), GENESIS, False))
-    write_json(RunFolder(directory).cell, {"run_id": header.run_id, _CHARGES: True})
+    write_json(RunFolder(directory).cell, {"run_id": header.run_id, CHARGES: True})
 
 
 def _begins(folder: RunFolder) -> bool:

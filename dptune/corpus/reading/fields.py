@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, row_key, unit_key
-from dptune.corpus.reading.source import TEXT, RecordSource, template_columns
+from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.template import TEXT, template_columns
 from dptune.errors import DataError
 
 UNKNOWN = "unknown"
+#: How a text is made of a row: one column, a template, all columns written out, a prompt with its completion, messages.
+WAYS = ("text", "template", "columns", "pair", "messages")
 Row = Mapping[str, Any]
 #: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
 Refuse = Callable[[str, str, str], DataError]
@@ -44,7 +47,7 @@ class RecordMaker:
         Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
         """
         self._source, self._file, self._seen = source, file, dict[str, int]()
-        self._kind = _content_kind(source, file, columns, first_row, table)
+        self.way = way_of(source, file, columns, first_row, table)
         self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id, source.label))
         self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
         beside = (source.label, self._unit_column, self._id_column)
@@ -72,24 +75,24 @@ class RecordMaker:
 
     def _columns_needed(self) -> tuple[str, ...]:
         source = self._source
-        if self._kind == "pair":
+        if self.way == "pair":
             return (source.prompt or "prompt", source.completion or "completion")
-        if self._kind == "template":
+        if self.way == "template":
             names = template_columns(source.template or "")
             return tuple(source.text or TEXT if name == TEXT else name for name in names)
-        if self._kind == "sentences":
+        if self.way == "columns":
             return ()
-        return (source.messages or "messages",) if self._kind == "messages" else (source.text or "text",)
+        return (source.messages or "messages",) if self.way == "messages" else (source.text or "text",)
 
     def _content(self, row: Row, refuse: Refuse) -> Content:
         names = self._columns_needed()
-        if self._kind == "messages":
+        if self.way == "messages":
             return Chat(_messages(row, names[0], refuse))
-        if self._kind == "pair":
+        if self.way == "pair":
             return PromptTarget(_text(row, names[0], refuse, empty=True), _text(row, names[1], refuse))
-        if self._kind == "text":
+        if self.way == "text":
             return Text(_text(row, names[0], refuse))
-        if self._kind == "template":
+        if self.way == "template":
             parts = Formatter().parse(self._source.template or "")
             return Text(
                 "".join(before + (self._filled(row, name, refuse) if name else "") for before, name, _, _ in parts)
@@ -109,7 +112,7 @@ class RecordMaker:
         column = self._id_column
         if column is None:
             return None
-        own = _scalar(row, column, refuse)
+        own = scalar(row, column, refuse)
         if not own:
             raise refuse(column, "the id is missing", "give every record one")
         earlier = self._seen.setdefault(own, number)
@@ -123,7 +126,7 @@ class RecordMaker:
         column = self._unit_column
         if column is None:
             return row_key(content, own_id)
-        _scalar(row, column, refuse)
+        scalar(row, column, refuse)
         try:
             key = unit_key(_value(row, column, refuse))
         except TypeError as error:
@@ -134,18 +137,19 @@ class RecordMaker:
 
 
 def _label(row: Row, column: str, refuse: Refuse) -> str:
-    label = _scalar(row, column, refuse)
+    label = scalar(row, column, refuse)
     if not label:
         raise refuse(column, "the label is missing", "fill it in, or remove the record")
     return label
 
 
 def _text_of(content: Content) -> str:
-    assert isinstance(content, Text)  # the other kinds have no label (``_content_kind``, ``RecordSource``)
+    assert isinstance(content, Text)  # the other kinds have no label (``way_of``, ``RecordSource``)
     return content.text
 
 
-def _content_kind(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
+def way_of(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
+    """How records are made of rows, one of ``WAYS``. Raises: DataError if several ways or none could be meant."""
     if source.template is not None:
         return "template"
     stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}
@@ -162,7 +166,7 @@ def _content_kind(source: RecordSource, file: str, columns: Sequence[str], row: 
         problem = "has no column text, prompt and completion, or messages"
         fix = f"name one of {_list_names(columns)} as data.text, or give data.template"
         raise DataError(problem, fix=fix, file=file, row=row)
-    return found[0] if found else "sentences"
+    return found[0] if found else "columns"
 
 
 def _list_names(columns: Sequence[str]) -> str:
@@ -202,7 +206,7 @@ def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
     return text
 
 
-def _scalar(row: Row, column: str, refuse: Refuse) -> str:
+def scalar(row: Row, column: str, refuse: Refuse) -> str:
     """A value as text; "" where it is missing."""
     value = _value(row, column, refuse)
     if value is None or value != value:  # a NaN is how some tables say nothing
@@ -216,7 +220,7 @@ def _scalar(row: Row, column: str, refuse: Refuse) -> str:
 
 
 def _value_or_unknown(row: Row, column: str, refuse: Refuse) -> str:
-    return _scalar(row, column, refuse) or UNKNOWN
+    return scalar(row, column, refuse) or UNKNOWN
 
 
 def _messages(row: Row, column: str, refuse: Refuse) -> tuple[Mapping[str, Any], ...]:

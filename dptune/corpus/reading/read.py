@@ -11,7 +11,7 @@ from dptune.corpus.reading.fields import RecordMaker
 from dptune.corpus.reading.opening import rows_of
 from dptune.corpus.reading.record import Record, fingerprint
 from dptune.corpus.reading.source import Data, Fractions, RecordSource
-from dptune.corpus.reading.ways import checked, way_of
+from dptune.corpus.reading.telling import checked
 from dptune.corpus.splits import sides_of
 from dptune.errors import ConfigError
 
@@ -25,7 +25,7 @@ class Sides:
     Attributes:
         train, eval, test: records of each side of the split; a side that is not asked for is empty.
         public: records of nobody.
-        way: how the train side's texts were made of rows, one of ``ways.WAYS``; empty where nobody said.
+        way: how the train side's texts were made of rows, one of ``fields.WAYS``; empty where nobody said.
     """
 
     train: Records = field(repr=False)
@@ -58,10 +58,10 @@ def read(source: RecordSource, data: Data | None = None, *, public: bool = False
 
 
 def read_and_say(source: RecordSource, data: Data | None = None, *, public: bool = False) -> tuple[Records, str]:
-    """What ``read`` returns, and how texts were made of rows, one of ``ways.WAYS``. Raises as it does."""
+    """What ``read`` returns, and how texts were made of rows, one of ``fields.WAYS``. Raises as it does."""
     found = checked(source, rows_of(source, source.data if data is None else data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
-    return tuple(maker.record(number, row) for number, row in found.rows), way_of(source, found)
+    return tuple(maker.record(number, row) for number, row in found.rows), maker.way
 
 
 def read_sides(source: RecordSource) -> Sides:

@@ -7,18 +7,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal
 
 from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
+from dptune.corpus.reading.template import TEXT, template_columns
 from dptune.errors import ConfigError
 from dptune.files import sha256
 
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
-
-#: What stands in a template for the column that ``RecordSource.text`` names.
-TEXT = "text"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -165,19 +162,3 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
         problem = f"{data!r} is no local folder and its revision {source.revision!r} is no commit"
         raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
     return True
-
-
-def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, in order.
-
-    Raises: ConfigError if it is malformed, names no column, or gives a column a format such as ``{age:d}``.
-    """
-    fix = "write columns in braces, as in 'age is {age}', and double other braces"
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError("data.template", f"is malformed ({error})", fix=fix) from None
-    columns = tuple(name for _, name, _, _ in parts if name is not None)
-    if not columns or "" in columns or any(form or turned for _, name, form, turned in parts if name):
-        raise ConfigError("data.template", "names no columns, or gives one a format", fix=fix)
-    return columns

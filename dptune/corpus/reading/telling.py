@@ -1,23 +1,14 @@
-"""How a record's text is made of its row: by which columns; and rows of which nothing can be made."""
+"""Rows of which no text can be made are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dptune.corpus.reading.fields import Row, _content_kind, _scalar
+from dptune.corpus.reading.fields import Row, scalar, way_of
 from dptune.corpus.reading.rows import Rows
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
-
-#: The ways: one column, a template, all columns written out, a prompt with its completion, or messages.
-WAYS = ("text", "template", "columns", "pair", "messages")
-
-
-def way_of(source: RecordSource, found: Rows) -> str:
-    """How records are made of these rows, one of ``WAYS``. Raises: DataError if several ways or none could be meant."""
-    kind = _content_kind(source, found.file, found.columns, found.first_row, found.table)
-    return "columns" if kind == "sentences" else kind
 
 
 def checked(source: RecordSource, found: Rows) -> Rows:
@@ -31,7 +22,7 @@ def checked(source: RecordSource, found: Rows) -> Rows:
     if found.table and len(found.columns) == 1 and "\t" in found.columns[0]:
         problem = "looks tab-separated, and is read as separated by commas"
         raise DataError(problem, fix="rename it to end in .tsv", file=found.file, row=1)
-    if way_of(source, found) != "columns":
+    if way_of(source, found.file, found.columns, found.first_row, found.table) != "columns":
         return found
     columns = [name for name in found.columns if name not in (source.unit, source.id, source.label)]
     if not columns:
@@ -46,7 +37,7 @@ def _telling(found: Rows, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
         def refuse(column: str, problem: str, fix: str, number: int = number) -> DataError:
             return DataError(problem, fix=fix, file=found.file, row=number, column=column)
 
-        if not any(_scalar(row, name, refuse) for name in columns):
+        if not any(scalar(row, name, refuse) for name in columns):
             named = f"column {columns[0]!r} is" if len(columns) == 1 else f"all of {', '.join(map(repr, columns))} are"
             fix = "fill one in, or remove the record"
             raise DataError(f"{named} empty", fix=fix, file=found.file, row=number)
