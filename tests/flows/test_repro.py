@@ -120,7 +120,7 @@ def test_after_ctrl_c_the_status_is_the_shells(checkout: Path) -> None:
 # DVC passes no signal on. The stage ends its step, and says how far it came, or nothing.
 _DVC_WITH_A_STAGE = """
 import subprocess, sys
-sys.exit(subprocess.call(["/bin/sh", "-c", "sh {root}/tasks/stage.sh stepping"]))
+sys.exit(subprocess.call(["/bin/sh", "-c", "sh '{root}/tasks/stage.sh' stepping"]))
 """
 _STEPPING = """
 import time
