@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def pytest_collection_finish() -> None:
     """Leave what was imported to collect the tests out of garbage collection, which would walk it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps three runs."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("scratch"))
+    yield
+    tempfile.tempdir = before
 
 
 @pytest.fixture(autouse=True)
