@@ -116,19 +116,31 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
             options.append("--wait")
             # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if context.terminal else run_process
-            run(group.label, child("tasks.experiment.finetune", *files, *options), context.home, _environment(context))
+            command = child("tasks.experiment.finetune", *files, *options)
+            run(group.label, command, context.home, environment_with(context.environment))
     return [str(cell.directory) for cell in group.cells]
 
 
 def _folder(cell: Cell, home: Path) -> Path:
-    if not (home / DATA).is_dir():
-        fix = "share the flow's folder with every machine, under the same path"
-        raise DptuneError(f"experiment.runner: the worker on {gethostname()} sees no {home / DATA}. Fix: {fix}.")
+    check_home(home)
     return home / cell.directory
 
 
-def _environment(context: DispatchContext) -> dict[str, str]:
-    merged = {**os.environ, **context.environment}
+def check_home(home: Path) -> None:
+    """Raise DptuneError if this machine does not see the flow's working directory."""
+    if not (home / DATA).is_dir():
+        fix = "share the flow's folder with every machine, under the same path"
+        raise DptuneError(f"experiment.runner: the worker on {gethostname()} sees no {home / DATA}. Fix: {fix}.")
+
+
+def own_threads() -> dict[str, str | None]:
+    """This process' environment variables for numbers of threads; None for those that are not set."""
+    return {name: os.environ.get(name) for name in _THREADS}
+
+
+def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process' environment with ``changes``; None removes a variable."""
+    merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -217,7 +229,7 @@ def _own_devices(settings: Experiment) -> list[str]:
 
 def _context(settings: Experiment, devices: list[str], parent: str) -> DispatchContext:
     lone = settings.runner == THREADS and len(devices) * settings.cells_per_device == 1
-    environment = {name: os.environ.get(name) for name in _THREADS} | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
+    environment = own_threads() | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
     return DispatchContext(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
 
 

@@ -9,6 +9,7 @@ lines, which are the same for every search. A rehearsal has no such secret.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +20,13 @@ from prefect.cache_policies import NO_CACHE
 from flows.child import child
 from flows.command import begin_flow, run_flow
 from flows.data import check_overrides, make_data
-from flows.experiment import available_devices, run_process
+from flows.experiment import available_devices, check_home, environment_with, error_of, own_threads, run_process
 from flows.failures import CellError, FlowError, flow_error
 from flows.names import search_name
 from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
+from flows.runners import THREADS, open_runner
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
@@ -42,15 +44,45 @@ DATA_STAGES = ("split", "validation", "pretrain")
 
 
 @task(name="search", task_run_name="search", cache_policy=NO_CACHE, persist_result=False)
-def run_search(settings: Settings, params: str, overrides: dict[str, Any]) -> None:
-    """Search in a process of its own, on the first free device; one that was stopped goes on.
+def run_search(settings: Settings, params: str, overrides: dict[str, Any], home: Path, threads: dict[str, Any]) -> None:
+    """Search in a process of its own, on the first free device of the machine that this runs on.
+
+    One that was stopped goes on, also that of a worker that was killed.
+
+    Args:
+        home: the flow's working directory, which every machine must see under this path.
+        threads: the flow's environment variables for numbers of threads; a cluster sets others.
+
+    Raises: CellError with the cause.
+    """
+    os.umask(0o077)  # a worker's umask is that of the shell that started it
+    check_home(home)
+    options = ["--params", params, "--overrides", json.dumps(overrides)]
+    if settings.experiment.runner != THREADS:
+        options.append("--wait")  # the process of a killed worker ends a moment later
+    with free_place(available_devices(settings.experiment), settings.experiment.cells_per_device) as device:
+        command = child("tasks.search.run", "--device", device, *options)
+        run_process("search", command, home, environment_with(threads))
+
+
+def search_where_asked(settings: Settings, params: str, overrides: dict[str, Any]) -> None:
+    """Run the search where ``experiment.runner`` says: here, or as the one task of a cluster.
+
+    It is one task whatever its candidates do, and so tells a cluster as little as it tells Prefect.
 
     Raises: FlowError with the cause.
     """
-    options = ["--params", params, "--overrides", json.dumps(overrides)]
+    given = (settings, params, overrides, Path.cwd(), own_threads())
     try:
-        with free_place(available_devices(settings.experiment), settings.experiment.cells_per_device) as device:
-            run_process("search", child("tasks.search.run", "--device", device, *options))
+        if settings.experiment.runner == THREADS:
+            run_search(*given)
+            return
+        names = ("settings", "params", "overrides", "home", "threads")
+        with open_runner(settings.experiment, 1) as runner:
+            future = runner.submit(run_search, dict(zip(names, given, strict=True)))
+            future.wait()
+            if not future.state.is_completed():
+                raise error_of(future)
     except CellError as error:
         raise flow_error("the search has not ended", [error]) from error
 
@@ -89,7 +121,7 @@ def search(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     refuse_paid(settings)
     show(0.2, _under_way(settings.search))
     try:
-        run_search(settings, params, overrides or {})
+        search_where_asked(settings, params, overrides or {})
     except FlowError:
         # The winner is out, and the check of its ranking has not ended. Its page is neither sent nor remembered: these
         # settings may have been refused, or another command be at work on the check.

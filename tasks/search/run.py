@@ -21,7 +21,7 @@ import typer
 from dptune.corpus.reading.read import Sides
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import PRIVATE_FILE, private_directory, write_json
+from dptune.files import PRIVATE_FILE, locked, private_directory, write_json
 from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
@@ -246,9 +246,15 @@ def main(
     device: Annotated[str | None, typer.Option(help="cpu, or cuda:0")] = None,
     params: Annotated[Path, typer.Option(help="the parameter file")] = Path("params.yaml"),
     overrides: Annotated[str, typer.Option(help="sections to merge over it, as JSON")] = "{}",
+    wait: Annotated[bool, typer.Option(help="wait for another such process that works on this search")] = False,
 ) -> None:
     """Search the pipeline's records by params.yaml."""
-    search_records(load_settings(params, json.loads(overrides)), device)
+    settings = load_settings(params, json.loads(overrides))
+    if not wait:
+        search_records(settings, device)
+        return
+    with locked(private_directory(SEARCH) / f".{settings.search.name}.worker.lock", wait=True):
+        search_records(settings, device)
 
 
 if __name__ == "__main__":

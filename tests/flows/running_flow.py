@@ -16,9 +16,9 @@ from tasks.experiment.cells import Cell
 
 
 class RunningFlow:
-    """``python -m flows.experiment`` with a Prefect server of its own, in a session of its own."""
+    """A flow's module as a command, with a Prefect server of its own, in a session of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, module: str = "flows.experiment") -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         environment |= {
             "PREFECT_HOME": str(directory / "data" / "prefect"),
@@ -26,7 +26,7 @@ class RunningFlow:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the user's home
         }
         self.log = directory / "flow.log"
-        command = [sys.executable, "-m", "flows.experiment"]
+        command = [sys.executable, "-m", module]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -39,9 +39,13 @@ class RunningFlow:
 
     def of(self, cell: Cell) -> psutil.Process | None:
         """The process that runs a cell, if one does."""
+        return self.child_with(str(cell.directory / "cell.json"))
+
+    def child_with(self, argument: str) -> psutil.Process | None:
+        """The process that has ``argument`` on its command line, if one does."""
         for one in self.children():
             try:
-                if str(cell.directory / "cell.json") in one.cmdline():
+                if argument in one.cmdline():
                     return one
             except psutil.Error:
                 continue

@@ -13,12 +13,17 @@ from typing import Any
 import psutil
 import pytest
 from running_flow import RunningFlow, charged
-from tiny_pipeline import BUDGET, UNITS, cells, read_json
+from tiny_pipeline import BUDGET, UNITS, cells, read_json, write_params
 
+from dptune.files import write_text
 from dptune.privacy.calibration import sampling
+from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.ledger_file import read_ledger
+from dptune.tuning.search.plan import Plan
+from dptune.tuning.search.search import working_folder
 from tasks import tracking
 from tasks.experiment.cells import Cell
+from tasks.paths import SEARCH
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1800)]
 
@@ -30,11 +35,11 @@ LONG = {
 
 
 @pytest.fixture
-def start(pipeline: Path) -> Iterator[Callable[[], RunningFlow]]:
+def start(pipeline: Path) -> Iterator[Callable[..., RunningFlow]]:
     flows: list[RunningFlow] = []
 
-    def started() -> RunningFlow:
-        flows.append(RunningFlow(pipeline))
+    def started(module: str = "flows.experiment") -> RunningFlow:
+        flows.append(RunningFlow(pipeline, module))
         return flows[-1]
 
     yield started
@@ -64,7 +69,7 @@ def verified(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
-def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[[], RunningFlow]) -> None:
+def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[..., RunningFlow]) -> None:
     grid = cells({"experiment": {"runner": runner, "cells_per_device": 2}})
     output = start().finish()
     assert "2 of 2 cells" in output
@@ -79,7 +84,9 @@ def test_a_cluster_of_this_machine_runs_every_cell(runner: str, start: Callable[
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
-def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, start: Callable[[], RunningFlow]) -> None:
+def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(
+    runner: str, start: Callable[..., RunningFlow]
+) -> None:
     """Two workers with a cell each; no retry of Prefect's, so that the cluster alone hands the cell on."""
     victim, other = cells(LONG, {"experiment": {"runner": runner, "cells_per_device": 2, "retries": 0}})
     steps = sampling(UNITS, 16, LONG["training"]["epochs"])[1]
@@ -117,3 +124,43 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(runner: str, st
     assert tracking.client().get_run(run).info.status == "FINISHED"
     logged = {metric.step for metric in tracking.client().get_metric_history(run, "noise_multiplier")}
     assert max(logged) == steps - lost
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_the_search_of_a_killed_worker_goes_on_with_the_same_plan(
+    runner: str, start: Callable[..., RunningFlow]
+) -> None:
+    """One task of the cluster, however many candidates there are: they are three, and trained by two processes."""
+    for name, text in (("__main__", ""), ("__init__", "")):  # the data is there
+        write_text(Path("dvc") / f"{name}.py", text)
+    space = {"learning_rate": {"log_uniform": [0.001, 0.02]}}
+    asked = {
+        "name": "tiny",
+        "epsilon": BUDGET,
+        "candidates": 3,
+        "space": space,
+        "bound": "one_shift",
+        "keep_losers": True,
+    }
+    write_params(LONG, {"experiment": {"runner": runner, "telemetry": "private"}, "search": asked})
+    working = working_folder(SEARCH / "tiny")
+    flow = start("flows.search")
+    flow.wait_until(lambda: any(len(one.read_bytes()) > 3000 for one in working.glob("candidates/*/ledger.jsonl")))
+    process = flow.child_with("tasks.search.run")
+    assert process is not None
+    worker = process.parent()
+    assert worker is not None
+    assert worker.pid != flow.process.pid
+    plan = Plan.read(working)
+    kept = {one: one.read_bytes() for one in working.glob("candidates/*/ledger.jsonl")}
+    worker.send_signal(signal.SIGKILL)
+    output = flow.finish()
+
+    assert gone(process)
+    assert "for the whole search" in output
+    assert Plan.read(working) == plan
+    for ledger, lines in kept.items():
+        assert ledger.read_bytes().startswith(lines[: lines.rindex(b"\n") + 1])
+    command = [sys.executable, "-m", "dptune.cli", "verify", str(SEARCH / "tiny" / "adapter")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert read_certificate(SEARCH / "tiny" / "adapter" / FILE).certified <= BUDGET

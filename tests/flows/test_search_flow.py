@@ -73,7 +73,7 @@ def checkout(server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> It
     write_text(Path("dvc/__init__.py"), "")
     monkeypatch.setattr(told_module, "choice_prices", lambda certificate: Prices())
 
-    def run(label: str, command: list[str]) -> None:
+    def run(label: str, command: list[str], *_: object) -> None:
         assert (label, command[command.index("--device") + 1]) == ("search", "cpu")
         options = (command[command.index(name) + 1] for name in ("--params", "--overrides"))
         path, overrides = options
@@ -228,7 +228,7 @@ def _the_page_answers() -> None:
 
 
 def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(label: str, command: list[str]) -> None:
+    def refused(label: str, command: list[str], *_: object) -> None:
         raise CellError(label, 2, "error: search.again: these records paid before. Fix: accept it.")
 
     monkeypatch.setattr(module, "run_process", refused)
