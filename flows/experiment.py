@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -33,6 +32,7 @@ from flows.names import grid_name
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
+from flows.shared_folder import SharedFolder, shared_folder
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
 from tasks.experiment.checks import check_inputs, check_models
@@ -61,14 +61,14 @@ class DispatchContext:
     Attributes:
         settings: the experiment's settings.
         parent: the experiment's run in MLflow.
-        home: the flow's working directory, which every machine must see under this path.
+        place: the flow's working directory, which every machine must see.
         environment: environment variables for the cell's process; None removes one.
         terminal: whether the flow runs at a terminal.
     """
 
     settings: Experiment
     parent: str
-    home: Path
+    place: SharedFolder
     environment: Mapping[str, str | None]
     terminal: bool
 
@@ -104,11 +104,12 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
     A retry resumes from their ledgers and checkpoints. Returns: the cells' folders.
     """
     os.umask(0o077)  # a worker's umask is that of the shell that started it
+    context.place.check()
+    home = context.place.path
     for cell in group.cells:
-        directory = _folder(cell, context.home)
-        write_text(RunFolder(directory).cell, cell.model_dump_json(indent=2))
+        write_text(RunFolder(home / cell.directory).cell, cell.model_dump_json(indent=2))
     is_done = is_finished if context.parent == tracking.LATER else is_published
-    if not all(is_done(_folder(cell, context.home)) for cell in group.cells):
+    if not all(is_done(home / cell.directory) for cell in group.cells):
         with free_place(available_devices(context.settings), context.settings.cells_per_device) as device:
             files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
             options = ["--device", device, "--parent", context.parent, "--flow-run", str(flow_run.id or "none")]
@@ -117,20 +118,8 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
             # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if context.terminal else run_process
             command = child("tasks.experiment.finetune", *files, *options)
-            run(group.label, command, context.home, environment_with(context.environment))
+            run(group.label, command, home, environment_with(context.environment))
     return [str(cell.directory) for cell in group.cells]
-
-
-def _folder(cell: Cell, home: Path) -> Path:
-    check_home(home)
-    return home / cell.directory
-
-
-def check_home(home: Path) -> None:
-    """Raise DptuneError if this machine does not see the flow's working directory."""
-    if not (home / DATA).is_dir():
-        fix = "share the flow's folder with every machine, under the same path"
-        raise DptuneError(f"experiment.runner: the worker on {gethostname()} sees no {home / DATA}. Fix: {fix}.")
 
 
 def own_threads() -> dict[str, str | None]:
@@ -180,10 +169,10 @@ def experiment(
     _UNDER_WAY[:] = cells
     places = len(devices) * settings.experiment.cells_per_device
     groups = group_cells(cells, settings.experiment.cells_together, places)
-    with open_runner(settings.experiment, places) as task_runner:
+    with shared_folder(settings.experiment.runner) as place, open_runner(settings.experiment, places) as task_runner:
         timed = tracking.timed(settings.experiment.telemetry)
         parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment), timed=timed)
-        context = _context(settings.experiment, devices, parent)
+        context = _context(settings.experiment, devices, parent, place)
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
             task_runner.submit(
@@ -227,10 +216,10 @@ def _own_devices(settings: Experiment) -> list[str]:
     return [] if "://" in settings.runner else available_devices(settings)
 
 
-def _context(settings: Experiment, devices: list[str], parent: str) -> DispatchContext:
+def _context(settings: Experiment, devices: list[str], parent: str, place: SharedFolder) -> DispatchContext:
     lone = settings.runner == THREADS and len(devices) * settings.cells_per_device == 1
     environment = own_threads() | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
-    return DispatchContext(settings, parent, Path.cwd(), environment, terminal=lone and sys.stderr.isatty())
+    return DispatchContext(settings, parent, place, environment, terminal=lone and sys.stderr.isatty())
 
 
 def _failures(

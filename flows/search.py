@@ -20,21 +20,23 @@ from prefect.cache_policies import NO_CACHE
 from flows.child import child
 from flows.command import begin_flow, run_flow
 from flows.data import check_overrides, make_data
-from flows.experiment import available_devices, check_home, environment_with, error_of, own_threads, run_process
+from flows.experiment import available_devices, environment_with, error_of, own_threads, run_process
 from flows.failures import CellError, FlowError, flow_error
 from flows.names import search_name
 from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
+from flows.shared_folder import SharedFolder, shared_folder
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, failure_of, unranked, write_page
-from tasks.search.asked import check_search, folder_of
+from tasks.search.asked import check_search, digest_of, folder_of
 from tasks.search.before import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
+from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.search import Search
 from tasks.stage import USER_ERROR, run_command
@@ -43,26 +45,24 @@ from tasks.stage import USER_ERROR, run_command
 DATA_STAGES = ("split", "validation", "pretrain")
 
 
-@task(name="search", task_run_name="search", cache_policy=NO_CACHE, persist_result=False)
-def run_search(settings: Settings, params: str, overrides: dict[str, Any], home: Path, threads: dict[str, Any]) -> None:
+@task(name="search", task_run_name="search", cache_policy=NO_CACHE, persist_result=False, retries=0)
+def run_search(settings: Experiment, options: list[str], place: SharedFolder, threads: dict[str, str | None]) -> None:
     """Search in a process of its own, on the first free device of the machine that this runs on.
 
     One that was stopped goes on, also that of a worker that was killed.
 
     Args:
-        home: the flow's working directory, which every machine must see under this path.
+        options: what the process is told beside its device.
+        place: the flow's working directory, which every machine must see.
         threads: the flow's environment variables for numbers of threads; a cluster sets others.
 
     Raises: CellError with the cause.
     """
     os.umask(0o077)  # a worker's umask is that of the shell that started it
-    check_home(home)
-    options = ["--params", params, "--overrides", json.dumps(overrides)]
-    if settings.experiment.runner != THREADS:
-        options.append("--wait")  # the process of a killed worker ends a moment later
-    with free_place(available_devices(settings.experiment), settings.experiment.cells_per_device) as device:
+    place.check()
+    with free_place(available_devices(settings), settings.cells_per_device) as device:
         command = child("tasks.search.run", "--device", device, *options)
-        run_process("search", command, home, environment_with(threads))
+        run_process("search", command, place.path, environment_with(threads))
 
 
 def search_where_asked(settings: Settings, params: str, overrides: dict[str, Any]) -> None:
@@ -72,18 +72,22 @@ def search_where_asked(settings: Settings, params: str, overrides: dict[str, Any
 
     Raises: FlowError with the cause.
     """
-    given = (settings, params, overrides, Path.cwd(), own_threads())
-    try:
-        if settings.experiment.runner == THREADS:
-            run_search(*given)
-            return
-        names = ("settings", "params", "overrides", "home", "threads")
-        with open_runner(settings.experiment, 1) as runner:
-            future = runner.submit(run_search, dict(zip(names, given, strict=True)))
-            future.wait()
-            if not future.state.is_completed():
-                raise error_of(future)
-    except CellError as error:
+    here = settings.experiment.runner == THREADS
+    options = ["--params", params, "--overrides", json.dumps(overrides), "--expect", digest_of(settings)]
+    with shared_folder(settings.experiment.runner) as place:
+        try:
+            if here:
+                run_search(settings.experiment, options, place, own_threads())
+                return
+            options.append("--wait")  # the process of a killed worker ends a moment later
+            given = {"settings": settings.experiment, "options": options, "place": place, "threads": own_threads()}
+            with open_runner(settings.experiment, 1) as runner:
+                future = runner.submit(run_search, given)
+                future.wait()
+                error = None if future.state.is_completed() else error_of(future)
+        except CellError as ended:
+            error = ended
+    if error is not None:
         raise flow_error("the search has not ended", [error]) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ _RULE = ("optimizer", "schedule", "average")
 def folder_of(settings: Settings) -> Path:
     """The folder of the search's result."""
     return SEARCH / settings.search.name
+
+
+def digest_of(settings: Settings) -> str:
+    """SHA-256 of all settings, which are public, by which a process knows that it was asked for these."""
+    return sha256(settings.model_dump_json().encode()).hexdigest()
 
 
 def model_of(settings: Settings) -> tuple[str, Model]:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ from dptune.tuning.search.search import NoWinnerError, id_of, search
 from dptune.tuning.settings import TuneSettings
 from dptune.units import RECORD
 from tasks.paths import FAILURES, SEARCH, SPENT
-from tasks.search.asked import check_search, folder_of, in_the_file, model_of, tune_settings
+from tasks.search.asked import check_search, digest_of, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.before import refuse_paid
 from tasks.search.outcome import check_ended, forget_losers, unless_diverged
 from tasks.search.ranking import check_held_out, rank_privately
@@ -246,15 +246,29 @@ def main(
     device: Annotated[str | None, typer.Option(help="cpu, or cuda:0")] = None,
     params: Annotated[Path, typer.Option(help="the parameter file")] = Path("params.yaml"),
     overrides: Annotated[str, typer.Option(help="sections to merge over it, as JSON")] = "{}",
+    expect: Annotated[str, typer.Option(help="digest of the settings that the flow read")] = "",
     wait: Annotated[bool, typer.Option(help="wait for another such process that works on this search")] = False,
 ) -> None:
     """Search the pipeline's records by params.yaml."""
     settings = load_settings(params, json.loads(overrides))
-    if not wait:
+    if expect and digest_of(settings) != expect:
+        # Of a cluster's task hours may have passed, or a worker been lost: it must not begin another search.
+        raise ConfigError(str(params), "has changed since this search was asked for", fix="run it again")
+    with _turn(settings.search.name) if wait else nullcontext():
         search_records(settings, device)
-        return
-    with locked(private_directory(SEARCH) / f".{settings.search.name}.worker.lock", wait=True):
-        search_records(settings, device)
+
+
+@contextmanager
+def _turn(name: str) -> Iterator[None]:
+    """Context in which no other worker of a cluster works on the search; waits for one that ends."""
+    lock = private_directory(SEARCH) / f".{name}.worker.lock"
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock))
+        except DptuneError:
+            _log.warning("another process works on this search: waiting until it ends")
+            held.enter_context(locked(lock, wait=True))
+        yield
 
 
 if __name__ == "__main__":

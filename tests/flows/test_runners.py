@@ -26,6 +26,7 @@ from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place
 from flows.runners import open_runner
+from flows.shared_folder import SharedFolder, shared_folder
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import load_settings
 
@@ -166,9 +167,28 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from tasks.experiment.cells import Cell
     from tasks.experiment.groups import CellGroup
 
-    context = DispatchContext(Experiment.model_construct(), "run", tmp_path / "nowhere", {}, terminal=False)
+    context = DispatchContext(
+        Experiment.model_construct(), "run", SharedFolder(tmp_path / "nowhere"), {}, terminal=False
+    )
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
         fine_tune.fn(CellGroup((Cell.model_construct(),)), context)
+
+
+def test_a_worker_that_sees_a_copy_of_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would charge another register, and draw another plan of a search."""
+    flows, copy = tmp_path / "flow", tmp_path / "copy"
+    for one in (flows, copy):
+        (one / "data").mkdir(parents=True)
+    monkeypatch.chdir(flows)
+    with shared_folder("tcp://node-1:8786") as place:
+        place.check()
+        assert (flows / "data" / place.mark).stat().st_mode & 0o077 == 0
+        with pytest.raises(DptuneError, match="or another one than the flow's"):
+            SharedFolder(copy, place.mark).check()
+    assert list((flows / "data").iterdir()) == []
+    for runner in ("threads", "dask", "ray"):  # of this machine
+        with shared_folder(runner) as place:
+            assert place == SharedFolder(flows)
 
 
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import os
 import re
 import sqlite3
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.task_runners import ThreadPoolTaskRunner
 from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_params
 
-from dptune.errors import DivergedError
-from dptune.files import write_text
+from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.files import locked, private_directory, write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
@@ -25,16 +28,20 @@ from dptune.tuning.search import rehearsal
 from dptune.tuning.search.candidates import CANDIDATES
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
+from flows import runners
 from flows import search as module
 from flows.deployments import search_form
-from flows.failures import CellError
+from flows.failures import CellError, FlowError
 from flows.form import changes
 from flows.search import DATA_STAGES, search
 from tasks import tracking
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import before
+from tasks.search import run as run_module
 from tasks.search import told as told_module
+from tasks.search.asked import digest_of
 from tasks.search.records import TRAIN_SIDE
+from tasks.search.run import main as run_main
 from tasks.search.run import search_records
 from tasks.settings.params import load_settings, merge
 from tasks.tracking import NO_TIME
@@ -128,9 +135,13 @@ def published(log: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("runner", ["threads", "dask"])
 def test_what_is_published_does_not_follow_the_number_of_candidates(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runner: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """On a cluster too, for which threads stand in here."""
+    monkeypatch.setattr(runners, "_dask", lambda *_: ThreadPoolTaskRunner())
+    monkeypatch.setitem(QUICK["experiment"], "runner", runner)
     caplog.set_level(logging.INFO)
     other = copied(checkout, tmp_path / "another pipeline")
     seen, tasks = [], []
@@ -147,7 +158,8 @@ def test_what_is_published_does_not_follow_the_number_of_candidates(
     assert tasks == [3, 3], "data, search and page"
     assert seen[0] == seen[1]
     assert seen[0]["runs"] == ["search", "tiny"]
-    assert len([page for page in shown() if "the best of a secret number of candidates, 3 on average: " in page]) == 2
+    new = [page for page in shown() if str(tmp_path) in page]
+    assert len([page for page in new if "the best of a secret number of candidates, 3 on average: " in page]) == 2
     assert {row["start_time"] for row in rows("runs")} == {row["end_time"] for row in rows("runs")} == {NO_TIME}
     assert {row["timestamp"] for row in rows("metrics")} == {NO_TIME}
     _no_loser_is_told(caplog.text)
@@ -239,6 +251,55 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
         state = search_form(**FORM, overrides=overrides, return_state=True)
         assert named in str(state.message)
     assert not (REPORT / "search.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            CellError("search", 2, "error: data.unit: is unknown. Fix: name one."),
+            "data.unit: is unknown. Fix: name one.",
+        ),
+        (DptuneError("experiment.runner: no folder. Fix: share it."), "experiment.runner: no folder. Fix: share it."),
+    ],
+)
+def test_a_search_that_fails_on_a_worker_says_why(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str
+) -> None:
+    def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runners, "_dask", lambda *_: ThreadPoolTaskRunner())
+    monkeypatch.setattr(module, "run_process", refused)
+    with pytest.raises(FlowError, match="the search has not ended") as caught:
+        search(overrides=merge(QUICK, {"experiment": {"runner": "dask"}}))
+    assert caught.value.cause == cause
+
+
+def test_a_worker_that_begins_late_does_not_begin_another_search(checkout: Path) -> None:
+    """The file may have been edited since, or its worker been lost in between."""
+    expected = digest_of(load_settings())
+    write_params({"search": {"name": "other"}})
+    with pytest.raises(ConfigError, match=r"params\.yaml: has changed since this search was asked for"):
+        run_main(device="cpu", params=Path("params.yaml"), overrides="{}", expect=expected, wait=True)
+    assert not SEARCH.exists()
+
+
+def test_a_worker_waits_for_one_that_ends_and_says_so(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    began: list[float] = []
+    monkeypatch.setattr(run_module, "search_records", lambda *_: began.append(time.monotonic()))
+    given = {"device": "cpu", "params": Path("params.yaml"), "overrides": "{}", "expect": digest_of(load_settings())}
+    lock = private_directory(SEARCH) / f".{load_settings().search.name}.worker.lock"
+    waiting = threading.Thread(target=lambda: run_main(**given, wait=True))
+    with locked(lock):
+        waiting.start()
+        while "another process works on this search: waiting until it ends" not in caplog.text:
+            assert waiting.is_alive()
+        ended = time.monotonic()
+    waiting.join()
+    assert began[0] >= ended
 
 
 @pytest.mark.parametrize(
