@@ -21,12 +21,16 @@ import pytest
 from tiny_pipeline import ROOT, write_params
 
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked
+from dptune.files import locked, private_directory
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
 from flows.places import free_place
 from flows.runners import open_runner
 from flows.shared_folder import SharedFolder, shared_folder
+from tasks.paths import SEARCH
+from tasks.search import run as run_module
+from tasks.search.asked import digest_of
+from tasks.search.run import main as run_main
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import load_settings
 
@@ -191,6 +195,34 @@ def test_a_worker_that_sees_a_copy_of_the_folder_says_so(tmp_path: Path, monkeyp
             assert place == SharedFolder(flows)
 
 
+def test_a_worker_that_begins_late_does_not_begin_another_search(pipeline: Path) -> None:
+    """The file may have been edited since, or its worker been lost in between."""
+    write_params()
+    expected = digest_of(load_settings())
+    write_params({"search": {"name": "other"}})
+    with pytest.raises(ConfigError, match=r"params\.yaml: has changed since this search was asked for"):
+        run_main(device="cpu", params=Path("params.yaml"), overrides="{}", expect=expected, wait=True)
+    assert not SEARCH.exists()
+
+
+def test_a_worker_waits_for_one_that_ends_and_says_so(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_params()
+    began: list[float] = []
+    monkeypatch.setattr(run_module, "search_records", lambda *_: began.append(time.monotonic()))
+    given = {"device": "cpu", "params": Path("params.yaml"), "overrides": "{}", "expect": digest_of(load_settings())}
+    lock = private_directory(SEARCH) / f".{load_settings().search.name}.worker.lock"
+    waiting = threading.Thread(target=lambda: run_main(**given, wait=True))
+    with locked(lock):
+        waiting.start()
+        while "another process works on this search: waiting until it ends" not in caplog.text:
+            assert waiting.is_alive()
+        ended = time.monotonic()
+    waiting.join()
+    assert began[0] >= ended
+
+
 def test_places_fill_device_by_device_and_are_free_again(tmp_path: Path) -> None:
     with free_place(["cpu", "cuda:0"], 2, tmp_path) as first, free_place(["cpu", "cuda:0"], 2, tmp_path) as second:
         with free_place(["cpu", "cuda:0"], 2, tmp_path) as third, free_place(["cpu", "cuda:0"], 2, tmp_path) as fourth:
@@ -337,7 +369,7 @@ from pathlib import Path
 from prefect.server.api import server as module
 from prefect.server.api.server import SubprocessASGIServer
 from dptune.errors import DptuneError
-from dptune.files import locked
+from dptune.files import locked, private_directory
 from flows.server import SERVER_LOCK, end_server_with_me, start_server
 def start(self):
     try:

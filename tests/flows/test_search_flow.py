@@ -7,8 +7,6 @@ import os
 import re
 import sqlite3
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +17,8 @@ import yaml
 from prefect.task_runners import ThreadPoolTaskRunner
 from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_params
 
-from dptune.errors import ConfigError, DivergedError, DptuneError
-from dptune.files import locked, private_directory, write_text
+from dptune.errors import DivergedError, DptuneError
+from dptune.files import write_text
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
@@ -37,11 +35,8 @@ from flows.search import DATA_STAGES, search
 from tasks import tracking
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import before
-from tasks.search import run as run_module
 from tasks.search import told as told_module
-from tasks.search.asked import digest_of
 from tasks.search.records import TRAIN_SIDE
-from tasks.search.run import main as run_main
 from tasks.search.run import search_records
 from tasks.settings.params import load_settings, merge
 from tasks.tracking import NO_TIME
@@ -274,32 +269,6 @@ def test_a_search_that_fails_on_a_worker_says_why(
     with pytest.raises(FlowError, match="the search has not ended") as caught:
         search(overrides=merge(QUICK, {"experiment": {"runner": "dask"}}))
     assert caught.value.cause == cause
-
-
-def test_a_worker_that_begins_late_does_not_begin_another_search(checkout: Path) -> None:
-    """The file may have been edited since, or its worker been lost in between."""
-    expected = digest_of(load_settings())
-    write_params({"search": {"name": "other"}})
-    with pytest.raises(ConfigError, match=r"params\.yaml: has changed since this search was asked for"):
-        run_main(device="cpu", params=Path("params.yaml"), overrides="{}", expect=expected, wait=True)
-    assert not SEARCH.exists()
-
-
-def test_a_worker_waits_for_one_that_ends_and_says_so(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    began: list[float] = []
-    monkeypatch.setattr(run_module, "search_records", lambda *_: began.append(time.monotonic()))
-    given = {"device": "cpu", "params": Path("params.yaml"), "overrides": "{}", "expect": digest_of(load_settings())}
-    lock = private_directory(SEARCH) / f".{load_settings().search.name}.worker.lock"
-    waiting = threading.Thread(target=lambda: run_main(**given, wait=True))
-    with locked(lock):
-        waiting.start()
-        while "another process works on this search: waiting until it ends" not in caplog.text:
-            assert waiting.is_alive()
-        ended = time.monotonic()
-    waiting.join()
-    assert began[0] >= ended
 
 
 @pytest.mark.parametrize(

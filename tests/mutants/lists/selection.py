@@ -7,8 +7,33 @@ from tests.mutants.mutant import Mutant
 PIPELINE = "tests/tasks/test_private_search.py"
 RANKED = "tests/tasks/test_search_ranking.py"
 PIPED = "tests/tasks/test_search_secrets.py"
+WORKERS = "tests/flows/test_runners.py"
 
 MUTANTS = (
+    Mutant(
+        "another_search_after_a_lost_worker",
+        "an edited params.yaml would be searched and paid for, and the first search be left unfinished",
+        "tasks/search/run.py",
+        "if expect and digest_of(settings) != expect:",
+        "if not expect:",
+        (f"{WORKERS}::test_a_worker_that_begins_late_does_not_begin_another_search",),
+    ),
+    Mutant(
+        "copy_of_the_folder_on_a_worker",
+        "charges would go to a register that the flow does not see",
+        "flows/shared_folder.py",
+        "self.path / DATA / self.mark",
+        "self.path / DATA",
+        (f"{WORKERS}::test_a_worker_that_sees_a_copy_of_the_folder_says_so",),
+    ),
+    Mutant(
+        "two_workers_on_one_search",
+        "the process of a killed worker and the next one would work on it at once",
+        "tasks/search/run.py",
+        "held.enter_context(locked(lock, wait=True))",
+        "pass",
+        (f"{WORKERS}::test_a_worker_waits_for_one_that_ends_and_says_so",),
+    ),
     Mutant(
         "planted_secrets_searched",
         "an auditor's secrets would train, and count as units",
