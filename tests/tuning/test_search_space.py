@@ -140,6 +140,14 @@ def test_settings_of_a_search_are_refused_by_name(changes: dict[str, Any], named
         SearchSettings.of({"space": SPACE, "candidates": 10} | changes)
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "options.max_grad_norm"])
+def test_a_file_that_is_the_space_itself_says_where_it_belongs(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(f"{name}: {{log_uniform: [1e-3, 2e-2]}}\n")
+    with pytest.raises(ConfigError, match=rf"search\.{name}: stands outside the space\. Fix: indent it under `space:`"):
+        SearchSettings.of(path, candidates=4)
+
+
 def test_a_file_is_read_as_yaml_says(tmp_path: Path) -> None:
     path = tmp_path / "space.yaml"
     path.write_text("space: {learning_rate: {log_uniform: [1e-3, 2e-2]}}\nshape: .inf\nscore: public\n")

@@ -27,10 +27,9 @@ from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, schedule_of
 from dptune.tuning.prepare import check_mechanism, check_public
 from dptune.tuning.search.settings import SearchSettings
-from dptune.tuning.search.space import Configuration
+from dptune.tuning.search.space import OPTION, Configuration
 from dptune.tuning.settings import TuneSettings
 
-_OPTION = "options."
 #: Growth of all noise where the average of kinds would cost a little more than each alone.
 _MORE, _TRIES = 1.0005, 200
 
@@ -56,8 +55,8 @@ class CandidateKind:
 
 def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> TuneSettings:
     """The settings of a candidate."""
-    options = {name.removeprefix(_OPTION): value for name, value in configuration.items() if name.startswith(_OPTION)}
-    own = {name: value for name, value in configuration.items() if not name.startswith(_OPTION)}
+    options = {name.removeprefix(OPTION): value for name, value in configuration.items() if name.startswith(OPTION)}
+    own = {name: value for name, value in configuration.items() if not name.startswith(OPTION)}
     return replace(settings, options={**settings.options, **options}, **own)
 
 

@@ -24,7 +24,8 @@ SEARCHED = ("mechanism", "learning_rate", "batch", "epochs", "optimizer", "sched
 #: Settings that decide no release, so that they may be ranges.
 RANGED = ("learning_rate", "options.max_grad_norm")
 _LAWS = ("uniform", "log_uniform")
-_OPTION = "options."
+#: What the name of a mechanism's option begins with.
+OPTION = "options."
 #: Options that read files, or another run's releases, which candidates would share.
 _REFUSED = ("init_from", "noise_multiplier", "policy", "file", "path")
 _MOST_KINDS = 256
@@ -180,7 +181,7 @@ def _place(table: SpaceTable, configuration: Mapping[str, Any]) -> int | None:
 
 def _domain(name: str, value: Any) -> Domain:
     where = f"search.space.{name}"
-    option = name.removeprefix(_OPTION)
+    option = name.removeprefix(OPTION)
     if name not in SEARCHED and (option == name or not option):
         problem = "is no setting that a search may choose: it would decide what is read, or the adapter's shape"
         raise ConfigError(where, problem, fix=f"use {', '.join(SEARCHED)} or options.<name>")
