@@ -10,7 +10,7 @@ import typer
 
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson, Candidates, Options, Shape, read_options
-from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.cli.tuning_options import (
     AddBosToken,
@@ -338,7 +338,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         )
     by = f"as the card in {adapter} has it" if tuned.scores else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
-    typer.echo(f"Check it: dptune verify {adapter}")
+    typer.echo(check_command(adapter))
     for sentence in attack_of(tuned, prepared):
         typer.echo(sentence)
 

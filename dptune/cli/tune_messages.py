@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from functools import partial
 from logging import LogRecord
+from pathlib import Path
 
 from dptune.cli.console import show_progress
 
@@ -85,9 +87,16 @@ _WORDS = (
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
+def check_command(adapter: Path) -> str:
+    """The sentence that says how to check an adapter, with a command for the shell."""
+    return f"Check it: dptune verify {shlex.quote(str(adapter))}"
+
+
 def by_option(message: str) -> str:
     """A message of the library, with names of fields replaced by this command's options."""
     field, colon, rest = message.partition(": ")
+    if field.startswith("search.space"):  # names within the file of the space
+        return message
     named = f"--{message}" if colon and rest and field in _WORDS else message
     return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 

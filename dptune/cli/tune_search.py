@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dptune.cli.console import notice, show
-from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def tune_by_search(
     adapter = tuned.folder / "adapter"
     show(of_certificate(tuned.certificate) | {"adapter": str(adapter)}, as_json)
     if not as_json:
-        typer.echo(f"Check it: dptune verify {adapter}")
-        typer.echo(f"What these records have paid: dptune spent {book.path}")
+        typer.echo(check_command(adapter))
+        typer.echo(f"What these records have paid: dptune spent {shlex.quote(str(book.path))}")
 
 
 def _tune_rehearsed(
@@ -129,4 +130,4 @@ def _tune_rehearsed(
     show((told if as_json else with_glosses(told)) | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:
         typer.echo(what_counts(tuned.ledger))
-        typer.echo(f"Check it: dptune verify {tuned.folder / 'adapter'}")
+        typer.echo(check_command(tuned.folder / "adapter"))

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.cli.tune_messages import check_command
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError
 from dptune.files import locked
@@ -309,3 +310,14 @@ def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path
 def test_numbers_and_switches_of_the_call_are_checked(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         TuneSettings.of(epsilon=4.0, **given)
+
+
+def test_names_within_a_spaces_file_are_not_taken_for_options(tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("space: {rank: [4, 8]}\n")
+    line = refused(tmp_path, "--search", str(space), "--candidates", "3", "--epsilon", "8")
+    assert "Fix: use mechanism, learning_rate, batch" in line
+
+
+def test_a_command_that_checks_an_adapter_fits_a_shell() -> None:
+    assert check_command(Path("my run/adapter")) == "Check it: dptune verify 'my run/adapter'"
