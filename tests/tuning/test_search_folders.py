@@ -94,3 +94,9 @@ def test_the_folder_may_be_the_present_one(tmp_path: Path, monkeypatch: pytest.M
     found = search(usual(), asked, Path("."), Register(tmp_path / "spent.jsonl"))
     assert found.certificate is not None
     assert sorted(os.listdir(tmp_path)) == [".spent.jsonl.lock", "here", "spent.jsonl"]
+
+
+def test_a_budget_that_is_too_small_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epsilon"):
+        start(tmp_path, prepared(epsilon=1e-5))
+    assert list(tmp_path.iterdir()) == []

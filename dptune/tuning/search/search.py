@@ -80,6 +80,10 @@ def working_folder(out: Path) -> Path:
     return RunFolder(out).searching
 
 
+#: The kinds of candidates with their noise, and the score's.
+Priced = tuple[tuple[CandidateKind, ...], ScoreTerms]
+
+
 def search(
     prepared: PreparedRun,
     asked: SearchSettings,
@@ -98,8 +102,10 @@ def search(
     out = out.absolute()
     check_folder(out, "search")
     check_prepared(prepared, asked)
-    if not out.exists():
-        register.check(prepared.fingerprint, again=asked.again)  # refused, it leaves no folder; asked again when locked
+    priced = None
+    if not out.exists():  # refused, it leaves no folder
+        register.check(prepared.fingerprint, again=asked.again)  # asked again when locked
+        priced = plan_of_search(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
     with locked(private_directory(out) / folder.lock.name):
         check_folder(out, "search")  # again: a run may have begun in between
@@ -107,7 +113,7 @@ def search(
         if folder.adapter.exists() or (out / FILE).exists():
             _forget(working, asked)  # killed after the winner was out
             return _load(prepared, out)
-        plan, certificate = _open(prepared, asked, working, register)
+        plan, certificate = _open(prepared, asked, working, register, priced)
         write_json(folder.cell, cell)
         on_start(certificate)
         with _quiet():
@@ -162,7 +168,7 @@ def check_prepared(prepared: PreparedRun, asked: SearchSettings) -> None:
         raise ConfigError("eval_share", problem, fix="raise it, or score on train")
 
 
-def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> tuple[tuple[CandidateKind, ...], ScoreTerms]:
+def plan_of_search(prepared: PreparedRun, asked: SearchSettings) -> Priced:
     """The priced kinds and the score's noise, before anything is drawn. Raises: ConfigError."""
     units = {"held_out": prepared.held_out, "train": prepared.units}.get(asked.score.on)
     count = len(units) if units is not None else len(prepared.public.rows) if prepared.public is not None else 0
@@ -212,9 +218,9 @@ def certificate_of(
 
 
 def _open(
-    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register
+    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, priced: Priced | None
 ) -> tuple[Plan, SearchCertificate]:
-    """The plan and certificate of a new search, or those of the one that is under way."""
+    """The plan and certificate of a new search, ``priced`` if that was done, or those of the one that is under way."""
     if working.exists() and working.stat().st_mode & 0o077:
         fix = f"find out who read it; then `chmod 700 {working}`"
         raise ConfigError("out", f"{working} can be read by others, and holds what must stay secret", fix=fix)
@@ -232,7 +238,7 @@ def _open(
         register.add_search(prepared.fingerprint, certificate, again=asked.again)
         return plan, certificate
     register.check(prepared.fingerprint, again=asked.again)
-    kinds, terms = plan_of_search(prepared, asked)
+    kinds, terms = priced or plan_of_search(prepared, asked)
     private_directory(working)
     private_directory(working / CANDIDATES)  # now: others see the number and the times of what lies in ``working``
     plan = Plan.draw(asked, kinds, OsEntropy())
