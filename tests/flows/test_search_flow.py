@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect.task_runners import ThreadPoolTaskRunner
 from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_params
 
 from dptune.errors import DivergedError, DptuneError
@@ -135,6 +134,8 @@ def test_what_is_published_does_not_follow_the_number_of_candidates(
     runner: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a cluster too, for which threads stand in here."""
+    from prefect.task_runners import ThreadPoolTaskRunner  # ``flows`` has to be imported before prefect
+
     monkeypatch.setattr(runners, "_dask", lambda *_: ThreadPoolTaskRunner())
     monkeypatch.setitem(QUICK["experiment"], "runner", runner)
     caplog.set_level(logging.INFO)
@@ -261,6 +262,8 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
 def test_a_search_that_fails_on_a_worker_says_why(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str
 ) -> None:
+    from prefect.task_runners import ThreadPoolTaskRunner
+
     def refused(*_: object) -> None:
         raise error
 
