@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -177,6 +178,9 @@ def _suggest(
     show(_figures(base, suggestion, units, epsilon=chosen.epsilon), as_json)
     if not as_json:
         options = _tune_options(suggestion, chosen, columns | {"revision": revision})
+        typer.echo("Choose around it, one epsilon for all that is tried: the command below with")
+        typer.echo("--search space.yaml --candidates 10 in place of --batch, --learning-rate and --set max_grad_norm;")
+        typer.echo(f"space.yaml: {_space(suggestion, units)}")
         typer.echo(f"Use it: dptune tune --data FILE --model {model} {options}")
 
 
@@ -203,6 +207,11 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
         found["public_perplexity_before"] = suggestion.perplexity_before
         found |= {f"public_perplexity_at_{rate:g}": value for rate, value in suggestion.trials.items()}
     return found | {"chosen_because": [f"{name}: {reason}" for name, reason in schedule.reasons.items()]}
+
+
+def _space(suggestion: Suggestion, units: int) -> str:
+    """The file of a space around what is suggested; JSON is YAML too."""
+    return json.dumps({"space": suggestion.space(units)})
 
 
 def _exact(number: float) -> str:

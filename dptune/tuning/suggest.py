@@ -79,6 +79,23 @@ class Suggestion:
     trials: dict[float, float] = field(default_factory=dict)
     perplexity_before: float | None = None
 
+    def space(self, units: int) -> dict[str, Any]:
+        """A public space around the schedule, for ``search=``: a third to three times the rate and the radius, and half
+        and twice the batch where ``units`` are enough for it and all bands."""
+        schedule = self.schedule
+        batches = {schedule.batch / 2, schedule.batch, schedule.batch * 2}
+        largest = units / self.mechanism.mechanism.bands
+        found = {
+            "learning_rate": _around(schedule.learning_rate),
+            "batch": sorted(one for one in batches if 1 <= one <= largest),
+        }
+        radius = schedule.options.get("max_grad_norm")
+        return found | ({} if radius is None else {"options.max_grad_norm": _around(float(str(radius)))})
+
+
+def _around(value: float) -> dict[str, list[float]]:
+    return {"log_uniform": [float(f"{value / 3:.3g}"), float(f"{value * 3:.3g}")]}
+
 
 def suggest(
     base: Base, settings: TuneSettings, units: int, public: RecordSource | None = None, *, trials: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from dptune.training.losses import model_losses
 from dptune.training.model import attach_lora
 from dptune.tuning import suggest as module
 from dptune.tuning.base import open_base
+from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.suggest import FACTORS, length_for, read_public, suggest, unit_norms
 
@@ -155,6 +157,29 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0, done.output
+
+    space = tmp_path / "space.yaml"
+    (written,) = (line for line in said.stdout.splitlines() if line.startswith("space.yaml: "))
+    space.write_text(written.removeprefix("space.yaml: "))
+    fewer = re.sub(r"--(batch|learning-rate|set) \S+ ", "", command)
+    searched = [*shlex.split(fewer), "--search", str(space), "--candidates", "2", "--out", str(tmp_path / "best")]
+    done = CliRunner().invoke(app, [*searched, "--dry-run"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_space_lies_around_what_is_suggested(public: RecordSource) -> None:
+    """Within what the units bear: a batch is drawn from them, of correlated noise from one of as many groups."""
+    base = open_base(checkpoint(), asked())
+    given = asked(batch=16, learning_rate=0.03, options={"max_grad_norm": 1.0})
+    found = suggest(base, given, UNITS)
+    assert found.space(UNITS) == {
+        "learning_rate": {"log_uniform": [0.01, 0.09]},
+        "batch": [8.0, 16.0, 32.0],
+        "options.max_grad_norm": {"log_uniform": [0.333, 3.0]},
+    }
+    assert found.space(20)["batch"] == [8.0, 16.0]
+    assert SearchSettings.of({"space": found.space(UNITS), "candidates": 10}).space
+    assert "options.max_grad_norm" not in suggest(base, asked(mechanism="auto_s"), UNITS).space(UNITS)
 
 
 LORA = [
