@@ -90,10 +90,10 @@ class Suggestion:
             "batch": sorted(one for one in batches if 1 <= one <= largest),
         }
         radius = schedule.options.get("max_grad_norm")
-        return found | ({} if radius is None else {"options.max_grad_norm": _around(float(str(radius)))})
+        return found | ({} if radius is None else {"options.max_grad_norm": _around(radius)})
 
 
-def _around(value: float) -> dict[str, list[float]]:
+def _around(value: Any) -> dict[str, list[float]]:
     return {"log_uniform": [float(f"{value / 3:.3g}"), float(f"{value * 3:.3g}")]}
 
 

@@ -252,7 +252,7 @@ def main(
     """Search the pipeline's records by params.yaml."""
     settings = load_settings(params, json.loads(overrides))
     if expect and digest_of(settings) != expect:
-        # Of a cluster's task hours may have passed, or a worker been lost: it must not begin another search.
+        # On a cluster this may begin hours after the flow, or once more: an edited file would begin another search.
         raise ConfigError(str(params), "has changed since this search was asked for", fix="run it again")
     with _turn(settings.search.name) if wait else nullcontext():
         search_records(settings, device)

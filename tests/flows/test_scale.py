@@ -130,7 +130,7 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(
 def test_the_search_of_a_killed_worker_goes_on_with_the_same_plan(
     runner: str, start: Callable[..., RunningFlow]
 ) -> None:
-    """One task of the cluster, however many candidates there are: they are three, and trained by two processes."""
+    """A search is one task of the cluster; the process of a second worker goes on with the candidates of the first."""
     for name, text in (("__main__", ""), ("__init__", "")):  # the data is there
         write_text(Path("dvc") / f"{name}.py", text)
     space = {"learning_rate": {"log_uniform": [0.001, 0.02]}}

@@ -135,7 +135,7 @@ def test_a_classifier_learns_and_python_gives_its_scores(tmp_path: Path) -> None
     assert result.perplexity == {}
     before, after = result.scores[PUBLIC]["accuracy"]
     assert before < 0.7
-    assert after > 0.75
+    assert after > 0.9
     saved = result.save(tmp_path / "handed on")
     ids = AutoTokenizer.from_pretrained(saved)("cat 7 red dog.", return_tensors="pt")["input_ids"]
     assert torch.allclose(loaded(encoder(), saved)(ids).logits, result.model(ids).logits, atol=1e-5)

@@ -57,8 +57,8 @@ BY_WORDS = ["--task", "classify", "--word", "0=dog", "--word", "1=cat"]
 def tuned() -> Tuned:
     return dptune.tune(
         str(checkpoint()), table(400), task="classify", words=WORDS, epsilon=1000, text="sentence", template=TEMPLATE,
-        public=table(60, seed=9), rank=4, batch=64, epochs=12, learning_rate=0.05, max_length=20, rows=64,
-        target_modules="all-linear",
+        public=table(60, seed=9), rank=4, batch=64, epochs=24, learning_rate=0.03, max_length=20, rows=64,
+        target_modules="all-linear", schedule="linear",
     )  # fmt: skip
 
 
@@ -111,13 +111,10 @@ def test_a_table_becomes_a_classifier_by_words_which_score_reads_without_being_t
 
 
 def test_words_are_learned_and_the_cards_lines_give_the_scores_own_labels(tmp_path: Path) -> None:
-    """The card's lines read the causal model, and ``score`` the classifier that was trained: they agree.
-
-    Noise and batches are the system's own: of 14 trainings the least accuracy was 0.93, and a constant answer has 0.5.
-    """
+    """The card's lines read the causal model, and ``score`` the classifier that was trained: they agree."""
     before, after = tuned().scores[PUBLIC]["accuracy"]
     assert before < 0.7
-    assert after > 0.75
+    assert after > 0.9
     folder, rows = tuned().save(tmp_path / "handed on"), table(60, seed=11)
     source = RecordSource(rows, text="sentence", label="label")
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as opened:
@@ -125,10 +122,10 @@ def test_words_are_learned_and_the_cards_lines_give_the_scores_own_labels(tmp_pa
     found = score_adapter(folder, ModelSource(str(checkpoint())), source).figures["accuracy"]
     labels = labels_by_card(folder, checkpoint(), [row["sentence"] for row in rows])
     right = sum(label == str(row["label"]) for label, row in zip(labels, rows, strict=True))
-    assert 0.75 < found == pytest.approx(right / 60)
+    assert 0.9 < found == pytest.approx(right / 60)
     swapped = [row | {"label": 1 - row["label"]} for row in rows]
     against = RecordSource(swapped, text="sentence", label="label")
-    assert score_adapter(folder, ModelSource(str(checkpoint())), against).figures["accuracy"] < 0.25
+    assert score_adapter(folder, ModelSource(str(checkpoint())), against).figures["accuracy"] < 0.1
 
 
 def test_score_fills_the_template_that_was_trained(tmp_path: Path) -> None:
