@@ -94,7 +94,8 @@ class Suggestion:
 
 
 def _around(value: Any) -> dict[str, list[float]]:
-    return {"log_uniform": [float(f"{value / 3:.3g}"), float(f"{value * 3:.3g}")]}
+    number = float(value)  # an option of the command line is text
+    return {"log_uniform": [float(f"{number / 3:.3g}"), float(f"{number * 3:.3g}")]}
 
 
 def suggest(
