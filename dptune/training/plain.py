@@ -24,6 +24,7 @@ def fit(
     seed: int,
     description: str,
     losses: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = model_losses,
+    autocast: torch.dtype | None = None,
 ) -> None:
     """Train what requires a gradient by AdamW, with warm-up and cosine decay; the model is in its training mode.
 
@@ -32,6 +33,7 @@ def fit(
         seed: seed of the order of records.
         description: text of the progress bar.
         losses: the (rows,) losses of a batch, of the model, its ids and its mask.
+        autocast: dtype of the forward pass.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)
@@ -44,7 +46,8 @@ def fit(
         if step % batches_an_epoch == 0:
             batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
         ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
-        loss = losses(model, ids, mask).mean()
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            loss = losses(model, ids, mask).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -22,6 +22,7 @@ from dptune.training.plain import fit
 from dptune.training.public_model import Pretraining
 
 END_OF_TEXT = "<|endoftext|>"
+_CPU = torch.device("cpu")
 #: RoBERTa's special tokens in the order of their ids, by the names that transformers has for them.
 _ROBERTA = {
     "bos_token": "<s>",
@@ -113,8 +114,12 @@ def _model(plan: Pretraining, vocabulary: int) -> Any:
     )
 
 
-def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directory: Path) -> dict[str, float]:
+def pretrain(
+    texts: list[str], validation: list[str], plan: Pretraining, directory: Path, device: torch.device = _CPU
+) -> dict[str, float]:
     """Train tokenizer and model on public texts; write both to ``directory`` as a hub checkpoint is laid out.
+
+    The tokenizer and the first weights are the same on every device; the trained weights are its own.
 
     Returns: ``parameters``, ``tokens`` (of all texts, once), ``tokens_per_text`` and ``validation_perplexity``, which
     of an encoder is that of masked tokens given all others.
@@ -122,7 +127,7 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
     tokenizer = train_tokenizer(texts, plan.vocabulary, plan.merges, plan.shape)
     tokens, held_out = (_rows(some, tokenizer, plan) for some in (texts, validation))
     torch.manual_seed(plan.seed)
-    model = fuse_activations(_model(plan, len(tokenizer)))
+    model = fuse_activations(_model(plan, len(tokenizer))).to(device)
     model.train()
     masks = torch.Generator().manual_seed(plan.seed)
     mask = tokenizer.mask_token_id
@@ -134,9 +139,10 @@ def pretrain(texts: list[str], validation: list[str], plan: Pretraining, directo
         learning_rate=plan.learning_rate,
         seed=plan.seed,
         description="pretraining the public model",
+        autocast=torch.bfloat16 if device.type == "cuda" and plan.dtype == "bfloat16" else None,
         **({"losses": partial(masked_losses, mask_token=mask, draws=masks)} if plan.shape == "roberta" else {}),
     )
-    model.save_pretrained(directory, safe_serialization=True)
+    model.to(getattr(torch, plan.dtype)).save_pretrained(directory, safe_serialization=True)
     tokenizer.save_pretrained(directory)
     if plan.shape == "roberta":
         found = masked_perplexity(model, held_out, mask, plan.batch_size, plan.seed)

@@ -24,6 +24,7 @@ class Pretraining:
         max_length: longest sequence, in tokens.
         epochs, batch_size, learning_rate: AdamW with warm-up and cosine decay.
         seed: seed of initialisation and data order; public.
+        dtype: of the saved weights; with "bfloat16" the forward passes on a GPU run in it too.
     """
 
     shape: Literal["gpt2", "roberta"] = "gpt2"
@@ -37,6 +38,7 @@ class Pretraining:
     batch_size: Rows = 32
     learning_rate: LearningRate = 3e-3
     seed: Seed = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

@@ -31,15 +31,18 @@ _REASON = f"no model of experiment.models has {PUBLIC_MODEL} as its source, so i
 
 def pretrain_public_model() -> None:
     """Train on public texts, narratives or articles of WikiText-2, and keep others for validation."""
+    import torch  # takes seconds, and is not needed where the stage is skipped
+
     from dptune.training.pretrain import pretrain
 
     settings = load_settings().pretrain
     private_directory(PUBLIC_MODEL.parent)
     with TemporaryDirectory(dir=PUBLIC_MODEL.parent, prefix=".pretrain-") as scratch:
         work = Path(scratch)
-        told, validation = (_articles if settings.source == "wikitext" else _narratives)(settings, work)
+        told, validation = _TEXTS[settings.source](settings, work)
         label = str(read_about(validation)["label"])
-        figures = pretrain(told, list(read_records(validation).text.to_pylist()), settings, work / "model")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        figures = pretrain(told, list(read_records(validation).text.to_pylist()), settings, work / "model", device)
         write_json(work / "model" / "pretraining.json", {"data": label, **figures})
         shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
         (work / "model").rename(PUBLIC_MODEL)
@@ -63,6 +66,15 @@ def _articles(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
     places = np.arange(len(held_out), dtype=np.int64)
     write_records(validation, Records(places, places, pa.array(held_out, pa.string()), about))
     return cleaned_articles(str(settings.path), half=settings.half), validation
+
+
+def _both(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+    """Articles and narratives, and a file of other narratives."""
+    texts, validation = _narratives(settings, work)
+    return cleaned_articles(str(settings.path), half=settings.half) + texts, validation
+
+
+_TEXTS = {"narratives": _narratives, "wikitext": _articles, "both": _both}
 
 
 def skip() -> None:

@@ -17,15 +17,16 @@ class Pretrain(Pretraining):
     """Shape and schedule of the public model, with its texts.
 
     Attributes:
-        source: "narratives" (synthetic) or "wikitext": articles of WikiText-2, cleaned of its marks.
-        path: of wikitext: its archive, or the folder of its files.
-        half: of wikitext: "public", the articles that no profile protects, or "all".
+        source: "narratives" (synthetic), "wikitext": articles of WikiText-2, cleaned of its marks, or "both", which is
+            validated on narratives.
+        path: of WikiText-2: its archive, or the folder of its files.
+        half: of WikiText-2: "public", the articles that no profile protects, or "all".
         encounters, validation_encounters: number of narratives to train on, and to keep for validation.
         data_seed: seed of the narratives; public.
         codes: share of the narratives that end in a random code.
     """
 
-    source: Literal["narratives", "wikitext"] = "narratives"
+    source: Literal["narratives", "wikitext", "both"] = "narratives"
     path: str | None = None
     half: Literal["public", "all"] = "public"
     encounters: Annotated[Rows, Ge(50)]
@@ -36,9 +37,9 @@ class Pretrain(Pretraining):
     def __post_init__(self) -> None:
         """Raises: ConfigError for a source without its path, and for free text with merges over sentences."""
         super().__post_init__()
-        if self.source == "wikitext" and not self.path:
+        if self.source != "narratives" and not self.path:
             raise ConfigError("path", "is missing", fix="give wikitext-2-v1.zip, or the folder of its files")
-        if self.source == "wikitext" and self.merges != "words":
+        if self.source != "narratives" and self.merges != "words":
             raise ConfigError("merges", "over sentences are for narratives", fix="use words")
         if self.shape == "roberta" and self.merges != "words":
             raise ConfigError("merges", "over sentences are for shape gpt2", fix="use words")

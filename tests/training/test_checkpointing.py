@@ -12,7 +12,7 @@ import torch
 from test_per_sample import error, flat
 from test_together import alone, assert_close, cells, opened, side_by_side
 from tiny_families import CAUSAL, tiny
-from tiny_models import CPU, FAMILIES, adapted, gpt2, records, row_gradient, weights, with_prompts
+from tiny_models import DEVICE, FAMILIES, adapted, gpt2, records, row_gradient, weights, with_prompts
 from torch.profiler import ProfilerActivity, profile
 
 from dptune.errors import ConfigError
@@ -28,7 +28,7 @@ LAYERS = 8
 
 def gradients(model: torch.nn.Module, *, checkpointing: bool, **options: object) -> PairGradients:
     count = 6
-    ids, mask = with_prompts(records(count)).batch(np.arange(count), CPU)
+    ids, mask = with_prompts(records(count)).batch(np.arange(count), DEVICE)
     torch.manual_seed(5)  # dropout's masks
     return per_sample_gradients(
         model, lora_pairs(model), ids, mask, None, count, checkpointing=checkpointing, **options  # type: ignore[arg-type]

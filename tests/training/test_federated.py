@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, adapted, close, each_record, make_header, make_plan, records, trainable
+from tiny_models import DEVICE, adapted, close, each_record, make_header, make_plan, records, trainable
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
@@ -30,7 +30,7 @@ def update(model: Any, chosen: list[int], **options: Any) -> Any:
 
 def test_one_step_is_the_mean_gradient_times_the_rate() -> None:
     model = adapted(randomised=True)
-    ids, mask = records().batch(np.array([0, 1, 2]), CPU)
+    ids, mask = records().batch(np.array([0, 1, 2]), DEVICE)
     loss = sequence_losses(model(input_ids=ids, attention_mask=mask).logits, ids, mask).mean()
     gradients = torch.autograd.grad(loss, list(trainable(model).values()))
     expected = 0.5 * torch.cat([gradient.flatten() for gradient in gradients])

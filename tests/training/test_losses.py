@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, adapted, llama, records, row_loss, trainable
+from tiny_models import DEVICE, adapted, llama, records, row_loss, trainable
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -19,7 +19,7 @@ from dptune.training.model import attach_lora
 
 
 def batch_losses(model: object, tokens: Tokens, indices: list[int]) -> torch.Tensor:
-    ids, mask = tokens.batch(np.array(indices), CPU)
+    ids, mask = tokens.batch(np.array(indices), DEVICE)
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits  # type: ignore[operator]
     return sequence_losses(logits, ids, mask)
 
@@ -39,7 +39,7 @@ def test_loss_and_gradient_ignore_the_other_records(others: list[int]) -> None:
     table = torch.randn(97, 97, generator=generator, requires_grad=True)
 
     def first(indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, mask = tokens.batch(np.array(indices), CPU)
+        ids, mask = tokens.batch(np.array(indices), DEVICE)
         logits = table[ids]
         losses = sequence_losses(logits, ids, mask)
         (gradient,) = torch.autograd.grad(losses.sum(), logits)
@@ -54,7 +54,7 @@ def test_the_hubs_own_loss_is_a_trap() -> None:
     tokens.rows[:] = [tokens.rows[0][:3], np.arange(1, 13, dtype=np.int32)]
 
     def gradient_norm_of_first(indices: list[int]) -> float:
-        ids, mask = tokens.batch(np.array(indices), CPU)
+        ids, mask = tokens.batch(np.array(indices), DEVICE)
         embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
         labels = ids.masked_fill(mask == 0, -100)
         loss = model(inputs_embeds=embedded, attention_mask=mask, labels=labels, use_cache=False).loss
@@ -110,7 +110,7 @@ def test_the_loss_without_logits_is_the_same(family: str, positions: int, monkey
     monkeypatch.setattr(losses, "_FEWEST", positions)
     monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
     model, tokens = adapted(family, randomised=True), records(5)
-    ids, mask = tokens.batch(np.arange(5), CPU)
+    ids, mask = tokens.batch(np.arange(5), DEVICE)
     weights = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
     found, expected = [], []
     for store, computed in (
@@ -134,7 +134,7 @@ def test_whole_logits_are_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(vocab_size=997, n_positions=32, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
     base = GPT2LMHeadModel(config).requires_grad_(False)
     model, tokens = attach_lora(base, Lora(rank=2, dropout=0.0), init_seed=0), records(8, longest=29)
-    ids, mask = tokens.batch(np.arange(8), CPU)
+    ids, mask = tokens.batch(np.arange(8), DEVICE)
     whole = ids.numel() * 997
     monkeypatch.setattr(losses, "_FEWEST", 16)
     monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
@@ -177,6 +177,6 @@ def test_other_heads_take_the_way_through_logits(reason: str, monkeypatch: pytes
     model = attach_lora(base, Lora(rank=2, dropout=0.0, target_modules=targets), init_seed=0)
     if reason == "trained":
         model.get_output_embeddings().weight.requires_grad_(True)  # PEFT froze it
-    ids, mask = records(2).batch(np.arange(2), CPU)
+    ids, mask = records(2).batch(np.arange(2), DEVICE)
     monkeypatch.setattr(losses._HeadLosses, "apply", lambda *_: pytest.fail("took the short way"))
     assert model_losses(model, ids, mask).shape == (2,)

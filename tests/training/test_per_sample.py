@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from tiny_models import CPU, FAMILIES, adapted, llama, records, row_gradient, trainable, with_prompts
+from tiny_models import DEVICE, FAMILIES, adapted, llama, records, row_gradient, trainable, with_prompts
 
 from dptune.errors import ConfigError
 from dptune.training import losses
@@ -33,10 +33,10 @@ def flat(gradients: object, units: int) -> torch.Tensor:
 
 def computed(model: object, tokens: object, owners: list[int] | None = None, **options: object) -> torch.Tensor:
     count = len(tokens.rows)  # type: ignore[attr-defined]
-    ids, mask = tokens.batch(np.arange(count), CPU)  # type: ignore[attr-defined]
+    ids, mask = tokens.batch(np.arange(count), DEVICE)  # type: ignore[attr-defined]
     owners = owners or list(range(count))
     gradients = per_sample_gradients(
-        model, lora_pairs(model), ids, mask, torch.tensor(owners), max(owners) + 1, **options  # type: ignore[arg-type]
+        model, lora_pairs(model), ids, mask, torch.tensor(owners, device=DEVICE), max(owners) + 1, **options  # type: ignore[arg-type]
     )  # fmt: skip
     return flat(gradients, max(owners) + 1)
 
@@ -66,9 +66,9 @@ def test_prompts_are_read_and_have_no_loss(family: str, plain_head: bool, monkey
         monkeypatch.setattr(losses, "_PLAIN_HEADS", ())
     model, tokens = adapted(family, randomised=True), with_prompts(records(8))
     found, expected = computed(model, tokens), looped(model, tokens)
-    silent = torch.tensor([3, 7])
+    silent = torch.tensor([3, 7], device=DEVICE)
     assert not found[silent].any()
-    kept = torch.tensor([0, 1, 2, 4, 5, 6])
+    kept = torch.tensor([0, 1, 2, 4, 5, 6], device=DEVICE)
     assert error(found[kept], expected[kept]) < 1e-5
     assert not torch.allclose(found[2], looped(model, records(8))[2].double(), rtol=0.1)
 
@@ -81,8 +81,8 @@ def test_models_attend_to_prompts_and_see_masks_of_zeros_and_ones(
     if not plain_head:
         monkeypatch.setattr(losses, "_PLAIN_HEADS", ())
     model, tokens = adapted(randomised=True), records(8)
-    ids, mask = with_prompts(tokens).batch(np.arange(8), CPU)
-    plain_ids, plain_mask = tokens.batch(np.arange(8), CPU)
+    ids, mask = with_prompts(tokens).batch(np.arange(8), DEVICE)
+    plain_ids, plain_mask = tokens.batch(np.arange(8), DEVICE)
     assert torch.equal(ids, plain_ids)
     seen = []
     decoder = model.get_base_model().transformer
@@ -120,8 +120,8 @@ def test_p03_neighbours_do_not_change_one_bit(family: str, autocast: torch.dtype
     model, tokens = adapted(family, randomised=True), records(6)
     pairs, first = lora_pairs(model), []
     for others in ([1, 2, 3], [5, 4, 4], []):
-        ids, mask = tokens.batch(np.array([0, *others]), CPU, height=4)
-        owners = torch.tensor([0, 1, 2, 3][: 1 + len(others)] + [1 + len(others)] * (3 - len(others)))
+        ids, mask = tokens.batch(np.array([0, *others]), DEVICE, height=4)
+        owners = torch.tensor([0, 1, 2, 3][: 1 + len(others)] + [1 + len(others)] * (3 - len(others)), device=DEVICE)
         gradients = per_sample_gradients(model, pairs, ids, mask, owners, 1 + len(others), autocast=autocast)
         first.append(flat(gradients, 1)[0])
     assert torch.equal(first[0], first[1])
@@ -130,10 +130,12 @@ def test_p03_neighbours_do_not_change_one_bit(family: str, autocast: torch.dtype
 
 def test_rows_that_only_fill_the_batch_belong_to_nobody() -> None:
     model, tokens = adapted(randomised=True), records(2)
-    ids, mask = tokens.batch(np.array([0, 1]), CPU, height=5)
+    ids, mask = tokens.batch(np.array([0, 1]), DEVICE, height=5)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens.padding] = float("nan")
-    gradients = per_sample_gradients(model, lora_pairs(model), ids, mask, torch.tensor([0, 1, 2, 2, 2]), 2)
+    gradients = per_sample_gradients(
+        model, lora_pairs(model), ids, mask, torch.tensor([0, 1, 2, 2, 2], device=DEVICE), 2
+    )
     assert gradients.norms().shape[0] == 2
 
 
@@ -141,9 +143,9 @@ def test_rows_that_only_fill_the_batch_belong_to_nobody() -> None:
 def test_norms_are_those_of_each_pair_in_its_place(family: str) -> None:
     """To float64's rounding, of the very gradients that are summed; pairs of Llama have two sizes, in turn."""
     model, tokens = adapted(family, randomised=True), records(4)
-    ids, mask = tokens.batch(np.arange(4), CPU)
+    ids, mask = tokens.batch(np.arange(4), DEVICE)
     pairs = lora_pairs(model)
-    gradients = per_sample_gradients(model, pairs, ids, mask, torch.arange(4), 4)
+    gradients = per_sample_gradients(model, pairs, ids, mask, torch.arange(4, device=DEVICE), 4)
     sizes = [pair.size for pair in pairs]
     assert (len(set(sizes)) > 1) == (family != "gpt2")
     expected = torch.stack([part.norm(dim=1) for part in flat(gradients, 4).split(sizes, dim=1)], dim=1)
@@ -164,7 +166,7 @@ def test_p03_a_record_that_joins_moves_no_bit_where_the_loss_comes_in_pieces(
     tokens = Tokens([np.arange(start, start + 13, dtype=np.int32) for start in range(1, 6)], padding=0, width=14)
     pairs, found = lora_pairs(model), []
     for others in ([], [1], [1, 2], [4, 3, 2]):
-        ids, mask = tokens.batch(np.array([*others, 0]), CPU, height=4)
+        ids, mask = tokens.batch(np.array([*others, 0]), DEVICE, height=4)
         found.append(flat(per_sample_gradients(model, pairs, ids, mask, None, len(others) + 1), len(others) + 1)[-1])
     assert all(torch.equal(one, found[0]) for one in found)
 
@@ -198,7 +200,7 @@ def test_a_units_gradient_is_the_sum_of_its_rows() -> None:
 
 def test_losses_come_with_the_gradients_and_carry_no_graph() -> None:
     model, tokens = adapted(), records(3)
-    ids, mask = tokens.batch(np.arange(3), CPU)
+    ids, mask = tokens.batch(np.arange(3), DEVICE)
     losses = per_sample_gradients(model, lora_pairs(model), ids, mask, None, 3).losses()
     assert losses.shape == (3,)
     assert not losses.requires_grad
@@ -257,7 +259,7 @@ def test_hooks_are_gone_afterwards_even_after_an_error() -> None:
     computed(model, tokens)
     pairs = lora_pairs(model)
     with pytest.raises(AttributeError):
-        per_sample_gradients(torch.nn.Identity(), pairs, *tokens.batch(np.arange(2), CPU), torch.arange(2), 2)
+        per_sample_gradients(torch.nn.Identity(), pairs, *tokens.batch(np.arange(2), DEVICE), torch.arange(2), 2)
     assert not any(layer._forward_hooks for pair in pairs for layer in (pair.down, pair.up))
 
 
@@ -291,7 +293,7 @@ def test_equal_to_opacus(family: str) -> None:
     ours = computed(model, tokens)
     names = list(trainable(model))
     wrapped = opacus.GradSampleModule(model, loss_reduction="sum")
-    ids, mask = tokens.batch(np.arange(5), CPU)
+    ids, mask = tokens.batch(np.arange(5), DEVICE)
     logits = wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
     sequence_losses(logits, ids, mask).sum().backward()
     by_name = dict(wrapped._module.named_parameters())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiny_models import CPU, adapted, make_plan, row_gradient
+from tiny_models import DEVICE, adapted, make_plan, row_gradient
 
 from dptune.training.data import Tokens, by_width, public_widths
 from dptune.training.gradients import BatchGradients
@@ -106,5 +106,5 @@ def test_gradients_are_those_of_each_record_alone_and_no_newcomer_moves_them() -
 
 
 def test_a_batch_takes_the_width_that_is_asked_for() -> None:
-    ids, mask = Tokens([np.array([5, 6], dtype=np.int32)], 0, 32).batch(np.array([0]), CPU, height=2, width=16)
+    ids, mask = Tokens([np.array([5, 6], dtype=np.int32)], 0, 32).batch(np.array([0]), DEVICE, height=2, width=16)
     assert ids.shape == mask.shape == (2, 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ torch.set_num_threads(1)  # so small that a second thread only waits for the fir
 
 VOCABULARY = 97
 CPU = torch.device("cpu")
+#: Where the tests of training have their models: DPTUNE_TEST_DEVICE=cuda asks for a GPU (docs/howto/gpu.md).
+DEVICE = torch.device(os.environ.get("DPTUNE_TEST_DEVICE", "cpu"))
 
 
 def gpt2(seed: int = 0, layers: int = 2) -> Any:
@@ -39,7 +42,7 @@ def gpt2(seed: int = 0, layers: int = 2) -> Any:
         bos_token_id=0,
         eos_token_id=0,
     )
-    return GPT2LMHeadModel(config).requires_grad_(False)
+    return GPT2LMHeadModel(config).requires_grad_(False).to(DEVICE)
 
 
 _GROUPED_QUERIES = {
@@ -54,13 +57,13 @@ _GROUPED_QUERIES = {
 
 def llama(seed: int = 0, layers: int = 2) -> Any:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **_GROUPED_QUERIES)).requires_grad_(False)
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **_GROUPED_QUERIES)).requires_grad_(False).to(DEVICE)
 
 
 def mistral(seed: int = 0, layers: int = 2) -> Any:
     torch.manual_seed(seed)
     config = MistralConfig(num_hidden_layers=layers, sliding_window=4, **_GROUPED_QUERIES)
-    return MistralForCausalLM(config).requires_grad_(False)
+    return MistralForCausalLM(config).requires_grad_(False).to(DEVICE)
 
 
 FAMILIES = {"gpt2": gpt2, "llama": llama, "mistral": mistral}
@@ -107,7 +110,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 def row_loss(model: Any, row: Any) -> torch.Tensor:
     """The loss of one unpadded record, written down a second time; tokens that are only read are negative."""
-    signed = torch.from_numpy(np.asarray(row, dtype=np.int64))
+    signed = torch.from_numpy(np.asarray(row, dtype=np.int64)).to(DEVICE)
     ids, labels = signed.where(signed >= 0, ~signed)[None], signed.where(signed >= 0, -100)
     logits = model(input_ids=ids, use_cache=False).logits
     total = cross_entropy(logits[0, :-1].float(), labels[1:], reduction="sum")
