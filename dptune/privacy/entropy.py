@@ -98,10 +98,15 @@ def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDAr
     tail = whole.astype(np.float64)
     tail += 0.5
     tail *= 2.0**-64
-    small = np.flatnonzero(whole < _SMALL)
-    if len(small):
-        tail[small] = (whole[small].astype(np.float64) + uniform(entropy, len(small))) * 2.0**-64
+    small, tails = continued(words, entropy)
+    tail[small] = tails
     return signs, tail
+
+
+def continued(words: NDArray[np.uint64], entropy: Entropy) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The places of the words of ``signed_tail`` that another word continues, and their uniforms on (0, 1/2)."""
+    small = np.flatnonzero(words < 2 * _SMALL)
+    return small, ((words[small] >> np.uint64(1)).astype(np.float64) + uniform(entropy, len(small))) * 2.0**-64
 
 
 def poisson_sample(entropy: Entropy, units: int, sample_rate: float) -> NDArray[np.int64]:

@@ -50,7 +50,7 @@ def test_gradients_and_losses_are_those_without_it(family: str, dropout: float, 
 @pytest.mark.parametrize("family", ["opt", "bloom", "gpt_neox", "falcon", "mpt", "phi", "gemma2", "mixtral"])
 def test_layers_of_other_shapes_run_again_too(family: str) -> None:
     """Some get rows times tokens, some hand on tuples."""
-    model = attach_lora(tiny(family, **CAUSAL[family]), Lora(2, 4, 0.0), 0)
+    model = attach_lora(tiny(family, **CAUSAL[family]).to(DEVICE), Lora(2, 4, 0.0), 0)
     kept, again = (gradients(model, checkpointing=one) for one in (False, True))
     assert torch.equal(kept.matrix(), again.matrix())
 

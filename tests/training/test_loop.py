@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tiny_models import (
+    DEVICE,
     adapted,
     close,
     each_record,
@@ -329,6 +330,7 @@ def test_units_of_records_that_the_tokens_lack_are_refused_before_anything_is_ch
     assert release_lines(tmp_path) == 0
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="an accelerator's masks come from a longer state")
 def test_certified_runs_with_guessable_dropout_masks_are_refused(tmp_path: Path) -> None:
     model, tokens = adapted(dropout=0.1), records()
     spec = RunSpec(model, tokens, each_record(tokens), static(model), make_plan(), make_header(epsilon=50.0))
@@ -385,7 +387,7 @@ def calls_after_the_gradients(layers: int, directory: Path) -> int:
     """Operations of a whole half step: clip, sum, noise, AdamW."""
     model, tokens = adapted(layers=layers, randomised=True), records()
     units, entropy = each_record(tokens), OsEntropy()
-    spec = RunSpec(model, tokens, units, static(model), make_plan(steps=2), make_header())
+    spec = RunSpec(model, tokens, units, static(model), make_plan(steps=9, checkpoint_every=9), make_header())
     run = open_run(spec, directory, entropy)
     for _ in range(2):  # AdamW makes its moments at the first step
         step = run.begin()

@@ -36,7 +36,7 @@ def test_loss_and_gradient_ignore_the_other_records(others: list[int]) -> None:
     """Changed, permuted, removed: the first record's loss, and its gradient at the logits, stay."""
     tokens = records(6)
     generator = torch.Generator().manual_seed(0)
-    table = torch.randn(97, 97, generator=generator, requires_grad=True)
+    table = torch.randn(97, 97, generator=generator).to(DEVICE).requires_grad_()
 
     def first(indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         ids, mask = tokens.batch(np.array(indices), DEVICE)
@@ -108,10 +108,11 @@ class Largest(TorchDispatchMode):
 def test_the_loss_without_logits_is_the_same(family: str, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses and the gradients of every adapter weight, whichever pieces the positions come in."""
     monkeypatch.setattr(losses, "_FEWEST", positions)
-    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    for name in ("_LOGITS_ON_CPU", "_LOGITS"):
+        monkeypatch.setattr(losses, name, 0)
     model, tokens = adapted(family, randomised=True), records(5)
     ids, mask = tokens.batch(np.arange(5), DEVICE)
-    weights = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
+    weights = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5], device=DEVICE)
     found, expected = [], []
     for store, computed in (
         (found, model_losses(model, ids, mask)),
@@ -132,12 +133,13 @@ def test_far_apart_logits_give_a_finite_loss() -> None:
 def test_whole_logits_are_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards and backwards; the plain way makes them, so the watch would see them."""
     config = GPT2Config(vocab_size=997, n_positions=32, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
-    base = GPT2LMHeadModel(config).requires_grad_(False)
+    base = GPT2LMHeadModel(config).requires_grad_(False).to(DEVICE)
     model, tokens = attach_lora(base, Lora(rank=2, dropout=0.0), init_seed=0), records(8, longest=29)
     ids, mask = tokens.batch(np.arange(8), DEVICE)
     whole = ids.numel() * 997
     monkeypatch.setattr(losses, "_FEWEST", 16)
-    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    for name in ("_LOGITS_ON_CPU", "_LOGITS"):
+        monkeypatch.setattr(losses, name, 0)
     with Largest() as watch:
         model_losses(model, ids, mask).sum().backward()
     with Largest() as plain:
@@ -170,7 +172,7 @@ def test_other_heads_take_the_way_through_logits(reason: str, monkeypatch: pytes
     if reason == "family":
         base.config.model_type = "another"
     elif reason == "bias":
-        base.lm_head = torch.nn.Linear(32, 97).requires_grad_(False)
+        base.lm_head = torch.nn.Linear(32, 97, device=DEVICE).requires_grad_(False)
     elif reason == "trained":
         base.lm_head.weight.requires_grad_(True)
     targets = ("q_proj", "lm_head") if reason == "adapter" else ("q_proj",)

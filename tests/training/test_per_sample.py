@@ -160,7 +160,8 @@ def test_p03_a_record_that_joins_moves_no_bit_where_the_loss_comes_in_pieces(
     family: str, fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of full length and a victim that moves down the batch; 13 positions a row leave remainders."""
-    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    for name in ("_LOGITS_ON_CPU", "_LOGITS"):
+        monkeypatch.setattr(losses, name, 0)
     monkeypatch.setattr(losses, "_FEWEST", fewest)
     model = adapted(family, randomised=True)
     tokens = Tokens([np.arange(start, start + 13, dtype=np.int32) for start in range(1, 6)], padding=0, width=14)
@@ -173,7 +174,8 @@ def test_p03_a_record_that_joins_moves_no_bit_where_the_loss_comes_in_pieces(
 
 def test_all_pieces_of_the_loss_have_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels round by shape: a shorter last piece would treat the records in it in another way."""
-    monkeypatch.setattr(losses, "_LOGITS_ON_CPU", 0)
+    for name in ("_LOGITS_ON_CPU", "_LOGITS"):
+        monkeypatch.setattr(losses, name, 0)
     monkeypatch.setattr(losses, "_FEWEST", 10)
     sizes: list[int] = []
     real = torch.Tensor.softmax

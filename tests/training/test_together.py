@@ -290,7 +290,7 @@ def fake_run(cell: Cell, base: Any, tokens: Tokens) -> Any:
     spec = cell.spec(base, tokens)
     with torch.no_grad():
         for pair in lora_pairs(spec.model):
-            pair.up.weight.normal_(std=0.2, generator=torch.Generator().manual_seed(3))
+            pair.up.weight.copy_(0.2 * torch.randn(pair.up.weight.shape, generator=torch.Generator().manual_seed(3)))
     return SimpleNamespace(spec=spec, pairs=lora_pairs(spec.model))
 
 
