@@ -36,3 +36,10 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, without its full stop; its type where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What a GPU could not give; None for any other error. Known by its name, for importing torch takes seconds."""
+    if type(error).__name__ != "OutOfMemoryError":
+        return None
+    return ". ".join(first_line(error).split(". ")[:2])  # what it says after these is every process on the GPU

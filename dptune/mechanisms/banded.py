@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from dptune.errors import ConfigError
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.interfaces import Clipper, Controller, RunFacts
-from dptune.mechanisms.noise import Gaussian, rounded_sums, standard_normal
+from dptune.mechanisms.noise import Gaussian, on_device, rounded_sums, standard_normal
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.strategy import (
@@ -75,10 +77,10 @@ class _Window:
         assert self.ring is not None
         before = min(self.rows, length)
         if before:
-            weights = normals.new_zeros(length)
+            weights = np.zeros(length)
             for back in range(1, before + 1):
                 weights[(row - back) % length] = strategy[back]
-            normals -= weights @ self.ring
+            normals -= on_device(weights, normals.device) @ self.ring
         normals /= strategy[0]
         self.ring[row % length] = normals
         self.unit, self.rows = unit, self.rows + 1

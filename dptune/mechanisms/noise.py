@@ -156,15 +156,15 @@ def signed_tail_on(device: torch.device, entropy: Entropy, count: int) -> tuple[
 
     words = entropy.words(count)
     places, tails = continued(words, entropy)
-    bits = _sent(words.view(np.int64), device)
+    bits = on_device(words.view(np.int64), device)
     signs = (bits & 1).double().mul_(-2.0).add_(1.0)
     tail = ((bits >> 1) & (2**63 - 1)).double().add_(0.5).mul_(2.0**-64)
     if len(places):
-        tail.index_copy_(0, _sent(places, device), _sent(tails, device))
+        tail.index_copy_(0, on_device(places, device), on_device(tails, device))
     return signs, tail
 
 
-def _sent(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+def on_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A copy of a vector on a device, by way of memory from which a GPU can fetch it while the host goes on."""
     import torch
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.errors import ConfigError, DivergedError, DptuneError, out_of_memory
 from dptune.files import locked, private_directory, write_json
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -207,6 +207,9 @@ def _train_cells(
 
 def _log_failure(label: str, error: Exception) -> Exception:
     """Return ``error``, after logging the traceback of an unexpected one, which would otherwise be lost."""
+    if (wanted := out_of_memory(error)) is not None:
+        fix = "lower experiment.cells_per_device, or experiment.cells_together, and run again: the cell goes on"
+        return DptuneError(f"{wanted}. Fix: {fix}; with other training.physical_batch_size it would begin anew.")
     if not isinstance(error, DptuneError | OSError):
         _log.error("cell %s failed", label, exc_info=error)
     return error

@@ -13,7 +13,7 @@ import torch
 from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.corpus.records import read_records, write_records
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import base_model, finetune
@@ -133,6 +133,24 @@ def test_data_that_changes_while_it_is_read_is_refused_and_not_kept(
             run_cells([cell], "cpu")
     TRAIN.write_bytes(kept)
     assert not list(TOKENS.glob("train-*"))
+    run_cells([cell], "cpu")
+    assert is_finished(cell.directory)
+
+
+def test_a_full_gpu_is_a_sentence_and_the_cell_goes_on(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cell,) = several()[1:2]
+    full = "CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total capacity of 79.18 GiB. Process 491 has"
+
+    def evaluate(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError(full)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "_evaluate", evaluate)
+        with pytest.raises(DptuneError) as caught:
+            run_cells([cell], "cpu")
+    assert str(caught.value).startswith(
+        "CUDA out of memory. Tried to allocate 1.20 GiB. Fix: lower experiment.cells_per"
+    )
     run_cells([cell], "cpu")
     assert is_finished(cell.directory)
 

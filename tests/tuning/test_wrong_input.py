@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_tuning import checkpoint, rows, write_csv, write_jsonl
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
@@ -321,3 +322,14 @@ def test_names_within_a_spaces_file_are_not_taken_for_options(tmp_path: Path) ->
 
 def test_a_command_that_checks_an_adapter_fits_a_shell() -> None:
     assert check_command(Path("my run/adapter")) == "Check it: dptune verify 'my run/adapter'"
+
+
+def test_a_full_gpu_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total of 79 GiB.")
+
+    monkeypatch.setattr("dptune.tuning.run.train", train)
+    said = refused(tmp_path)
+    assert said.startswith("error: CUDA out of memory. Tried to allocate 1.20 GiB. Fix: lower --rows, or add --grad"), (
+        said
+    )
