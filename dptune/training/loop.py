@@ -13,7 +13,7 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.stopping import stop_request
 from dptune.training.gradients import BatchGradients
-from dptune.training.model import train_adapters
+from dptune.training.model import set_modes, train_adapters
 from dptune.training.opening import open_rank, open_run
 from dptune.training.ranks import Ranks
 from dptune.training.run import RankRun, StepReport, contribute, seed_dropout
@@ -56,9 +56,10 @@ def train(
     run = open_run(spec, directory, entropy, on_step, ranks)
     seed_dropout(entropy, run.step)
     try:
+        modes = train_adapters(spec.model)
         with stop_request() as asked:
             while not asked() and (step := run.begin()) is not None:
-                train_adapters(spec.model)
+                set_modes(modes)  # whoever looked at the last step may have changed them
                 run.complete(step, gradients_of(run, step.batch))
             if not asked():
                 run.end()

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,15 +274,24 @@ def _names_of_layers(model: Any) -> str:
     return f"name its query and value projections, or other linear layers ({listed}), or write all-linear"
 
 
-def train_adapters(model: torch.nn.Module) -> None:
+def train_adapters(model: torch.nn.Module) -> list[tuple[torch.nn.Module, bool]]:
     """Adapters in training mode, the frozen model in evaluation mode.
 
     The base model's own dropout would draw masks over the whole batch, and is of no use in a frozen model.
+
+    Returns: every module, and whether it is in training mode, for ``set_modes``.
     """
     model.eval()
-    for name, module in model.named_modules():
-        if "lora_dropout" in name:
-            module.train()
+    modes = [(module, "lora_dropout" in name) for name, module in model.named_modules()]
+    set_modes(modes)
+    return modes
+
+
+def set_modes(modes: Iterable[tuple[torch.nn.Module, bool]]) -> None:
+    """Put modules in their modes. At each step, for walking through a deep model again would take much longer."""
+    for module, training in modes:
+        if module.training != training:
+            module.training = training
 
 
 def uses_dropout(model: torch.nn.Module) -> bool:

@@ -24,7 +24,7 @@ from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.head import HeadModules
 from dptune.training.losses import model_losses
-from dptune.training.model import train_adapters
+from dptune.training.model import set_modes, train_adapters
 from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_row, by_unit
 from dptune.training.run import Run, Step, seed_dropout
 
@@ -68,6 +68,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
         layout = _whole_layout(stacks)
         base.eval()
         seed_dropout(runs[0].entropy, runs[0].step)
+        modes = [train_adapters(run.spec.model) for run in runs]
         active = list(range(len(runs)))
         with stop_request() as asked:
             while active and not asked():
@@ -78,7 +79,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
                 active = [number for number in active if steps[number] is not None]
                 shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
                 for number in active:
-                    train_adapters(runs[number].spec.model)
+                    set_modes(modes[number])
                     clipped = runs[number].spec.mechanism.clipper.gradients(_RunGradients(shared, number))
                     attempt(number, runs[number].complete, steps[number], clipped)
                 active = [number for number in active if number not in errors]
