@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: What a single run can do about it; none of it changes a result.
+LESS_MEMORY = (
+    "lower --rows (training.physical_batch_size), or turn gradient checkpointing on, and run again: it goes on"
+)
+
 
 class DptuneError(Exception):
     """A problem that the user can fix; command lines print it without a traceback."""
@@ -38,8 +43,15 @@ def first_line(error: BaseException) -> str:
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
-def out_of_memory(error: BaseException) -> str | None:
-    """What a GPU could not give; None for any other error. Known by its name, for importing torch takes seconds."""
-    if type(error).__name__ != "OutOfMemoryError":
-        return None
-    return ". ".join(first_line(error).split(". ")[:2])  # what it says after these is every process on the GPU
+class FullDeviceError(DptuneError):
+    """A GPU has too little memory left: the machine's problem, and no run's. A size would follow from drawn records."""
+
+    def __init__(self, fix: str = LESS_MEMORY) -> None:
+        super().__init__(f"the GPU's memory is full. Fix: {fix}.")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a GPU's memory did not suffice, here or in what caused it. By name, for importing torch takes seconds."""
+    while error is not None and type(error).__name__ != "OutOfMemoryError":
+        error = error.__cause__
+    return error is not None

@@ -50,7 +50,7 @@ from dptune.cli.tuning_options import (
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordSource
-from dptune.errors import ConfigError, DptuneError, out_of_memory
+from dptune.errors import ConfigError, DptuneError, FullDeviceError, is_out_of_memory
 from dptune.options import assignments
 from dptune.tuning.settings import Task
 
@@ -207,10 +207,9 @@ def tune(
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
     except RuntimeError as error:
-        if (wanted := out_of_memory(error)) is None:
+        if not is_out_of_memory(error):
             raise
-        fix = "lower --rows, or add --gradient-checkpointing, and run again: the run goes on"
-        raise DptuneError(f"{wanted}. Fix: {fix}.") from None
+        raise FullDeviceError from None
     except KeyboardInterrupt:
         notice("stopped", _where(out) if search is None else "run again to go on with the same search")
         raise typer.Exit(_INTERRUPTED) from None

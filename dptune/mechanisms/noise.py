@@ -165,16 +165,17 @@ def signed_tail_on(device: torch.device, entropy: Entropy, count: int) -> tuple[
 
 
 def on_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy of a vector on a device, by way of memory from which a GPU can fetch it while the host goes on."""
+    """A copy on a device of a vector of int64 or float64, which a GPU fetches while the host goes on."""
     import torch
 
+    assert values.dtype in (np.int64, np.float64)
     buffer = torch.empty(
         len(values),
         dtype=torch.float64 if values.dtype == np.float64 else torch.int64,
         pin_memory=device.type == "cuda",
     )
     buffer.numpy()[:] = values
-    return buffer.to(device, non_blocking=True)
+    return buffer.to(device, non_blocking=buffer.is_pinned())
 
 
 @contextmanager

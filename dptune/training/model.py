@@ -64,13 +64,13 @@ class ModelSource:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """Convert a device name, and check that this machine has the device.
+    """Convert a device name, and check that this machine has the device, with float64, which noise and sums need.
 
     Raises: ConfigError if it does not.
     """
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
+        return torch.empty(0, device=device, dtype=torch.float64).device
+    except (RuntimeError, AssertionError, TypeError) as error:
         count = torch.cuda.device_count()
         known = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
         raise ConfigError("device", f"'{device}' cannot be used ({first_line(error)})", fix=f"use {known}") from None

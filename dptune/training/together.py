@@ -183,6 +183,7 @@ class _Pass:
         units = [unit for step in steps.values() for unit in step.batch]
         owners = [number for number, step in steps.items() for _ in step.batch]
         self._parts: deque[tuple[MicroBatch, list[int]]] = deque()
+        self._broken: Exception | None = None  # what ended the pass, if anything did
         taken = 0
         for part in micro_batches(units, runs[0].spec.plan.physical_batch_size):
             self._parts.append((part, owners[taken : taken + part.units]))
@@ -201,9 +202,14 @@ class _Pass:
 
     def _advance(self) -> None:
         if not self._parts:
-            raise RuntimeError("an earlier micro-batch of this step failed, so units of this run are missing")
+            problem = "an earlier micro-batch of this step failed, so units of this run are missing"
+            raise RuntimeError(problem) from self._broken
         part, run_of_unit = self._parts.popleft()
-        table, losses = self._compute(part, run_of_unit)
+        try:
+            table, losses = self._compute(part, run_of_unit)
+        except Exception as error:
+            self._broken = error
+            raise
         first_unit = 0
         for number in dict.fromkeys(run_of_unit):
             count = run_of_unit.count(number)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DivergedError, DptuneError, out_of_memory
+from dptune.errors import ConfigError, DivergedError, DptuneError, FullDeviceError, is_out_of_memory
 from dptune.files import locked, private_directory, write_json
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -97,7 +97,10 @@ def run_cells(
         errors: dict[Path, Exception] = {}
         if ranks.broadcast(bool(waiting)):
             _agree(cells[0], ranks)
-            errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
+            try:
+                errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
+            except RuntimeError as error:
+                raise (_full_device() if is_out_of_memory(error) else error) from error.__cause__
         for cell in cells:
             if cell.directory not in errors:
                 try:
@@ -207,12 +210,17 @@ def _train_cells(
 
 def _log_failure(label: str, error: Exception) -> Exception:
     """Return ``error``, after logging the traceback of an unexpected one, which would otherwise be lost."""
-    if (wanted := out_of_memory(error)) is not None:
-        fix = "lower experiment.cells_per_device, or experiment.cells_together, and run again: the cell goes on"
-        return DptuneError(f"{wanted}. Fix: {fix}; with other training.physical_batch_size it would begin anew.")
+    if is_out_of_memory(error):
+        return _full_device()
     if not isinstance(error, DptuneError | OSError):
         _log.error("cell %s failed", label, exc_info=error)
     return error
+
+
+def _full_device() -> FullDeviceError:
+    """Not tried again by itself, for each try pays for a step that it does not make."""
+    fix = "lower experiment.cells_per_device, or experiment.cells_together, and run again: cells go on"
+    return FullDeviceError(f"{fix}; with another training.physical_batch_size they begin anew")
 
 
 def _fail(one: _TrainingCell) -> None:

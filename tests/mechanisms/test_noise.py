@@ -11,11 +11,13 @@ from mechanism_steps import RepeatedWord
 from scipy import stats
 
 from dptune.errors import ConfigError
-from dptune.mechanisms.noise import Gaussian, NoNoise, draw_by_quantile, standard_normal
+from dptune.mechanisms import noise
+from dptune.mechanisms.noise import Gaussian, NoNoise, draw_by_quantile, on_device, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
 COORDINATES = 400_000
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("multiplier", "scale"), [(1.0, 1.0), (0.51, 3.0), (7.0, 0.01)])
@@ -76,6 +78,22 @@ def test_noise_does_not_depend_on_the_data() -> None:
 def test_the_sum_is_kept_under_the_noise() -> None:
     (noisy,) = Gaussian(1e-3).add([torch.arange(1000.0)], [1.0], 1e-3, OsEntropy())
     assert float((noisy - torch.arange(1000.0)).abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5001])
+def test_on_an_accelerator_the_arithmetic_is_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three draws in a row; the device that only has shapes stands for any that is not the CPU."""
+    real, one, other = noise.signed_tail_on, FixedSeed(3), FixedSeed(3)
+    monkeypatch.setattr(noise, "signed_tail_on", lambda _, entropy, count: real(CPU, entropy, count))
+    for _ in range(3):
+        found = standard_normal(one, count, torch.device("meta"))
+        assert torch.equal(found, standard_normal(other, count, CPU))
+
+
+def test_copies_for_a_device_share_nothing() -> None:
+    first, second = on_device(np.arange(4.0), CPU), on_device(np.ones(4), CPU)
+    assert first.tolist() == [0, 1, 2, 3]
+    assert first.data_ptr() != second.data_ptr()
 
 
 @pytest.mark.parametrize("word", [0, 2**64 - 1])

@@ -180,6 +180,21 @@ class _Prefixed:
         return OsEntropy().words(count) if word is None else np.full(count, word, dtype=np.uint64)
 
 
+@pytest.mark.parametrize("bits", [1, 20, 30, 40, 47])
+@pytest.mark.parametrize("low", [0, 1])
+def test_words_are_continued_up_to_the_threshold(bits: int, low: int) -> None:
+    """Near it float64 has room for six bits of the other word; of 1000, 30 are seen but for a chance below 1e-9."""
+    word = 2**bits - 1
+    _, tail = signed_tail(_Prefixed(2 * word + low), 1000)
+    assert len(np.unique(tail)) > 30
+    assert bool(((tail >= word * 2.0**-64) & (tail <= (word + 1) * 2.0**-64)).all())
+
+
+def test_words_are_not_continued_from_the_threshold_on() -> None:
+    _, tail = signed_tail(_Prefixed(2**48), 1000)
+    assert len(np.unique(tail)) == 1
+
+
 @given(st.integers(0, 2**20 - 1))
 def test_a_word_deep_in_the_tail_is_continued_by_another(word: int) -> None:
     """A quantile steps over what one word cannot tell; such gaps in heavy tails show what was added. Of 1000 uniforms

@@ -16,6 +16,7 @@ from dptune.corpus.records import read_records, write_records
 from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
+from dptune.training import together
 from tasks.experiment import base_model, finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
@@ -137,22 +138,26 @@ def test_data_that_changes_while_it_is_read_is_refused_and_not_kept(
     assert is_finished(cell.directory)
 
 
-def test_a_full_gpu_is_a_sentence_and_the_cell_goes_on(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cell,) = several()[1:2]
-    full = "CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total capacity of 79.18 GiB. Process 491 has"
+@pytest.mark.parametrize("place", ["shared_inputs", "_evaluate", "pass"])
+def test_a_full_gpu_is_a_sentence_and_cells_go_on(place: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them met it, and without a size, which would follow from what was drawn."""
+    group = several()[:2]
 
-    def evaluate(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError(full)
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.20 GiB. Process 491 has")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "_evaluate", evaluate)
+        if place == "pass":
+            patch.setattr(together._Pass, "_compute", full)
+        else:
+            patch.setattr(finetune, place, full)
         with pytest.raises(DptuneError) as caught:
-            run_cells([cell], "cpu")
-    assert str(caught.value).startswith(
-        "CUDA out of memory. Tried to allocate 1.20 GiB. Fix: lower experiment.cells_per"
-    )
-    run_cells([cell], "cpu")
-    assert is_finished(cell.directory)
+            run_cells(group, "cpu")
+    sentence = "the GPU's memory is full. Fix: lower experiment.cells_per_device"
+    assert str(caught.value).count(sentence) == (1 if place == "shared_inputs" else 2)
+    assert "GiB" not in str(caught.value)
+    run_cells(group, "cpu")
+    assert all(is_finished(cell.directory) for cell in group)
 
 
 def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_search import draws, start
 
+from dptune.errors import FullDeviceError
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import is_complete, read_ledger
 from dptune.tuning.search import candidates as module
@@ -65,3 +67,21 @@ def test_a_candidates_outcome_is_on_disk_before_its_ledger_ends(
     assert found.certificate.winner is not None
     assert len(scores) == 2
     assert found.certificate.winner.score == max(scores)
+
+
+@pytest.mark.parametrize("place", ["train", "write_weights"])
+def test_a_full_gpu_is_no_candidates_failure(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training or at its end: scored worst, a candidate would be lost for what another process holds."""
+    draws(monkeypatch, 2)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.20 GiB.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, place, full)
+        patched.setattr(module, "train_together", full)
+        with pytest.raises(FullDeviceError) as caught:
+            start(tmp_path, score="public")
+    assert "GiB" not in str(caught.value)
+    assert not list((working_folder(tmp_path / "out") / "candidates").glob("*/outcome.json"))
+    assert start(tmp_path, score="public").ledger.complete

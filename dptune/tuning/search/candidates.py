@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import DivergedError
+from dptune.errors import DivergedError, FullDeviceError, is_out_of_memory
 from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, private_directory, write_json
 from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
@@ -110,8 +110,8 @@ def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
 def run_candidates(shared: SearchRun, candidates: Sequence[Drawn]) -> None:
     """Train and score candidates until each has an outcome, together and then alone where the shared pass failed.
 
-    Raises: OSError, LedgerError and CheckpointError, which are the machine's and not a candidate's; KeyboardInterrupt
-        when stopped. The search then goes on from what is on disk.
+    Raises: OSError, FullDeviceError, LedgerError and CheckpointError, which are the machine's and not a candidate's;
+        KeyboardInterrupt when stopped. The search then goes on from what is on disk.
     """
     waiting = [candidate for candidate in candidates if _outcome(shared, candidate) is None]
     if len(waiting) > 1 and shared.prepared.settings.task == "generate":
@@ -182,6 +182,7 @@ def _train_alone(shared: SearchRun, candidate: Drawn) -> None:
     except (DivergedError, BudgetError) as error:
         _fail(folder, str(error))
     except Exception as error:  # it repeats, for a shared pass was tried before or nothing is shared
+        _raise_if_full(error)
         _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
     else:
         _finish(shared, candidate, own, spec.model, ledger)
@@ -199,9 +200,16 @@ def _finish(shared: SearchRun, candidate: Drawn, own: PreparedRun, model: Any, l
     except (OSError, LedgerError):
         raise
     except Exception as error:  # a score that was charged is lost with it
+        _raise_if_full(error)
         _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
     finally:
         ledger.close()
+
+
+def _raise_if_full(error: Exception) -> None:
+    """Raise FullDeviceError where it is the GPU that is full: no candidate failed then."""
+    if is_out_of_memory(error):
+        raise FullDeviceError from None
 
 
 def _fail(folder: RunFolder, why: str) -> None:
