@@ -101,8 +101,8 @@ MUTANTS = (
         "window_of_fresh_noise",
         "decoded rows would leave noise behind that shrinks with every row: no privacy at all",
         BANDED,
-        "normals -= weights @ self.ring",
-        "normals -= weights @ (self.ring * 1.5)",
+        "normals -= on_device(weights, normals.device) @ self.ring",
+        "normals -= on_device(weights, normals.device) @ (self.ring * 1.5)",
         (f"{BANDED_TESTS}::test_the_recursion_is_the_solution_of_the_whole_matrix",),
     ),
     Mutant(
