@@ -106,6 +106,8 @@ def signed_tail(entropy: Entropy, count: int) -> tuple[NDArray[np.float64], NDAr
 def continued(words: NDArray[np.uint64], entropy: Entropy) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The places of the words of ``signed_tail`` that another word continues, and their uniforms on (0, 1/2)."""
     small = np.flatnonzero(words < 2 * _SMALL)
+    if not len(small):
+        return small, np.zeros(0)
     return small, ((words[small] >> np.uint64(1)).astype(np.float64) + uniform(entropy, len(small))) * 2.0**-64
 
 
