@@ -153,7 +153,6 @@ def signed_tail_on(device: torch.device, entropy: Entropy, count: int) -> tuple[
     The words come from the system's entropy on the host: a generator of the device's own would have to be one that
     nobody can predict.
     """
-
     words = entropy.words(count)
     places, tails = continued(words, entropy)
     bits = on_device(words.view(np.int64), device)

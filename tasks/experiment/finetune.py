@@ -100,7 +100,9 @@ def run_cells(
             try:
                 errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
             except RuntimeError as error:
-                raise (_full_device() if is_out_of_memory(error) else error) from error.__cause__
+                if not is_out_of_memory(error):
+                    raise
+                raise _full_device() from None
         for cell in cells:
             if cell.directory not in errors:
                 try:

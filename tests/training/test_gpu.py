@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from tiny_models import CPU, each_record, make_plan, records, weights
+from tiny_models import CPU, each_record, make_plan, records, row_gradient, weights
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -81,22 +81,13 @@ def gradients_of(
     return found.matrix().cpu()
 
 
-def loop_gradient(model: Any, row: Any) -> torch.Tensor:
-    """One record's gradient by plain autograd of the model's own logits, in float32, on the CPU."""
-    ids = torch.from_numpy(row.astype(np.int64)).to(next(model.parameters()).device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-    loss = torch.nn.functional.cross_entropy(logits.float(), ids[1:])
-    weights = [weight for pair in lora_pairs(model) for weight in pair.parameters]
-    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, weights)]).double().cpu()
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("autocast", DTYPES, ids=str)
 def test_per_sample_gradients_equal_a_loop(device: torch.device, family: str, autocast: torch.dtype | None) -> None:
     """In float32 to 1e-5 of a record's largest entry; bfloat16 is compared with the loop in float32."""
     model, tokens = adapted(family, device), records(6)
     found = gradients_of(model, tokens, range(6), 6, autocast)
-    expected = torch.stack([loop_gradient(model, row) for row in tokens.rows])
+    expected = torch.stack([row_gradient(model, row) for row in tokens.rows]).double().cpu()
     if autocast is None:
         assert float(((found - expected).abs().amax(1) / expected.abs().amax(1)).max()) < 1e-5
     else:
@@ -128,7 +119,7 @@ def test_neighbours_do_not_change_one_bit(
     rows, width, sizes = SHAPES[shape]
     attention, backend = KERNELS[kernel]
     known = AutoConfig.for_model(family)
-    own = {name: size for name, size in sizes.items() if name in known.to_dict()}  # GPT-2 calls its width by one name
+    own = {name: size for name, size in sizes.items() if name in known.to_dict()}  # GPT-2 has n_embd alone
     model = adapted(family, device, attention, **own)
     generator = np.random.default_rng(0)
     lengths = [width // 2, *generator.integers(3, width, rows - 1), *[width - 1] * (rows - 1)]

@@ -110,7 +110,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 def row_loss(model: Any, row: Any) -> torch.Tensor:
     """The loss of one unpadded record, written down a second time; tokens that are only read are negative."""
-    signed = torch.from_numpy(np.asarray(row, dtype=np.int64)).to(DEVICE)
+    signed = torch.from_numpy(np.asarray(row, dtype=np.int64)).to(next(model.parameters()).device)
     ids, labels = signed.where(signed >= 0, ~signed)[None], signed.where(signed >= 0, -100)
     logits = model(input_ids=ids, use_cache=False).logits
     total = cross_entropy(logits[0, :-1].float(), labels[1:], reduction="sum")
