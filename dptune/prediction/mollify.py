@@ -23,7 +23,8 @@ _NARROW = 1e-12
 _MOST_ROUNDS = 100
 #: Number of rounds if time must not depend on the data: enough for a relative error of 1e-6 in nearly all cases.
 _STEADY_ROUNDS = 24
-_MOST_VALUES = 1 << 24  # largest number of float64 values that one pass keeps
+#: Largest number of float64 values that one pass keeps: on a CPU what its caches hold, which took a third of the time.
+_MOST_VALUES, _MOST_ON_CPU = 1 << 24, 1 << 16
 
 Rows = slice | torch.Tensor
 
@@ -108,7 +109,7 @@ def _by_rows(
     public = log_public.expand(log_private.shape).reshape(-1, vocabulary)
     private = log_private.reshape(-1, vocabulary)
     limits = torch.as_tensor(excess, dtype=torch.float64, device=private.device).expand(shape).reshape(-1)
-    height = max(1, _MOST_VALUES // vocabulary)
+    height = max(1, (_MOST_ON_CPU if private.device.type == "cpu" else _MOST_VALUES) // vocabulary)
     found = []
     for start in range(0, len(private), height):
         rows = slice(start, start + height)
