@@ -181,7 +181,7 @@ def _suggest(
         typer.echo("Choose around it, one epsilon for all that is tried: the command below with")
         typer.echo("--search space.yaml --candidates 10 in place of --batch, --learning-rate and --set max_grad_norm;")
         typer.echo(f"space.yaml: {_space(suggestion, units)}")
-        typer.echo(f"Use it: dptune tune --data FILE --model {model} {options}")
+        typer.echo(f"Use it: dptune tune --data FILE --model {shlex.quote(model)} {options}")
 
 
 def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> dict[str, Any]:

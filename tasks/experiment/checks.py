@@ -39,6 +39,7 @@ def check_models(settings: Settings) -> None:
     """
     _check_devices(settings)
     _check_metrics(settings.task)
+    _check_public_texts(settings)
     for name, model in settings.experiment.models.items():
         try:
             own = _is_own(model)
@@ -57,6 +58,17 @@ def _check_metrics(task: Task) -> None:
 
     if task.inputs:
         check_names(task.metrics)
+
+
+def _check_public_texts(settings: Settings) -> None:
+    """Raise ConfigError if the pipeline's own model would be trained on records that the runs protect."""
+    data, pretrain = settings.data, settings.pretrain
+    if pretrain.source == "narratives" or not any(map(_is_own, settings.experiment.models.values())):
+        return
+    protects = data.source == "wikitext" and data.options.get("part", "train") == "train"
+    if protects and (pretrain.half, data.options.get("half", "all")) != ("public", "private"):
+        problem = "does not keep the public model, which pretrain.source trains on WikiText-2, from protected articles"
+        raise ConfigError("data.options.half", problem, fix="use private here, and public in pretrain.half")
 
 
 def _is_own(model: Model) -> bool:

@@ -9,9 +9,11 @@ import pytest
 from tiny_pipeline import ROOT, apply_profile
 
 from dptune.corpus import published_files
+from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, of_model
 from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid
+from tasks.experiment.checks import check_models
 from tasks.prediction.ensembles import scored_protocols, served_protocol
 from tasks.settings.params import Settings, load_settings
 
@@ -103,6 +105,20 @@ def test_rates_are_tried_as_the_study_trains_and_by_another_seed(name: str, fold
 def test_the_small_protocols_share_their_public_model(folder: Path) -> None:
     first, *others = (settings_of(name, folder).pretrain for name in SMALL)
     assert all(other == first for other in others), "else DVC trains it once for each"
+
+
+@pytest.mark.parametrize(
+    ("public", "private"), [("public", "private"), ("all", "private"), ("public", "all"), ("public", "public")]
+)
+def test_the_public_model_has_seen_no_protected_article(public: str, private: str, folder: Path) -> None:
+    file = folder / "params.yaml"
+    settings_of("bench-wikitext-small", folder)
+    settings = load_settings(file, {"pretrain": {"half": public}, "data": {"options": {"half": private}}})
+    if (public, private) == ("public", "private"):
+        check_models(settings)
+        return
+    with pytest.raises(ConfigError, match=r"data\.options\.half: .*Fix: use private here, and public in pretrain\.h"):
+        check_models(settings)
 
 
 @pytest.mark.parametrize("name", [name for name in PROFILES if name not in (*SMALL, *RATES)])

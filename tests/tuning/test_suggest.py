@@ -138,9 +138,11 @@ def test_correlated_noise_is_tried_at_each_rate(public: RecordSource) -> None:
 
 def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     public, private = (write_csv(tmp_path / f"{name}.csv", rows(60)) for name in ("public", "private"))
+    model = tmp_path / "a model"
+    model.symlink_to(checkpoint())
     given = [
         "--model",
-        str(checkpoint()),
+        str(model),
         "--epsilon",
         "4",
         "--batch",
@@ -154,7 +156,6 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "--batch 8 --epochs 2 " in said.stdout
     command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
-    command = command.replace(str(checkpoint()), shlex.quote(str(checkpoint())))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0, done.output
 
@@ -194,7 +195,7 @@ def test_settings_of_lora_reach_the_adapter_and_the_command_that_is_printed(tmp_
     said = CliRunner().invoke(app, ["suggest", *given, "--units", "54"])
     assert said.exit_code == 0, said.output
     command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
-    words = shlex.split(command.replace(str(checkpoint()), shlex.quote(str(checkpoint()))))
+    words = shlex.split(command)
     assert all(word in words for word in LORA)
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
