@@ -26,6 +26,8 @@ _SETTINGS = {
 _SHORT = {"budget_epsilon": "epsilon", "tokens": "T", "models": "N", "public_weight": "w0", "subsample": "q"}
 _FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
 _DASHES = {"public": [2, 3], "nonprivate": [7, 4]}
+#: Of a name above its line, in pixels; its height as a share of the panel's.
+_NAME_LEFT, _LETTER_WIDTH, _NAME_HEIGHT = 4, 6, 0.08
 
 
 def protocol_name(row: Row) -> str:
@@ -135,13 +137,16 @@ def _limits(rows: list[Row]) -> tuple[list[Any], list[Any]]:
     """The lines of the public model and of models that are not private, and their names."""
     lines: list[Any] = []
     names: list[Any] = []
-    shown = [row for row in rows if row["kind"] in _DASHES and METRIC in row]
-    for place, row in enumerate(shown):
-        line = alt.Chart(values([{"value": float(row[METRIC]), "text": str(row["label"])}]))
+    heights = [float(row[METRIC]) for row in rows if METRIC in row]
+    left, text, below = _NAME_LEFT, "", -math.inf
+    for row in sorted((row for row in rows if row["kind"] in _DASHES and METRIC in row), key=lambda row: row[METRIC]):
+        height = float(row[METRIC])
+        near = height - below <= _NAME_HEIGHT * (max(heights) - min(heights))
+        left = left + _LETTER_WIDTH * (len(text) + 2) if near else _NAME_LEFT  # names of near lines stand in a row
+        text, below = str(row["label"]), height
+        line = alt.Chart(values([{"value": height, "text": text}]))
         lines.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
-        # Beside each other, for lines may lie on each other.
-        left = alt.ExprRef(f"4 + width * {place / len(shown):.3f}")
         for look in ({"stroke": PAPER[0], "strokeWidth": 4}, {"color": INK[0]}):  # a ground that hides other lines
-            text = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
-            names.append(text.encode(y="value:Q", text="text:N"))
+            name = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
+            names.append(name.encode(y="value:Q", text="text:N"))
     return lines, names
