@@ -315,7 +315,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
 
 def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
-    from dptune.cli.tune_result import attack_of, scores_of, what_counts, with_glosses
+    from dptune.cli.tune_result import attack_of, no_gain, scores_of, what_counts, with_glosses
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
@@ -332,7 +332,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         return
     classified, noted = scores_of(tuned, prepared)
     show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
-    for sentence in (what_counts(tuned.ledger), *noted):
+    for sentence in (what_counts(tuned.ledger), *noted, *no_gain(tuned)):
         typer.echo(sentence)
     if any("held" in name for name in (*tuned.perplexity, *tuned.scores)):
         measure = "Accuracy" if tuned.scores else "Perplexity"

@@ -55,6 +55,18 @@ def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], li
     return told, said
 
 
+def no_gain(tuned: Tuned) -> Iterator[str]:
+    """A sentence for each side whose perplexity is no better than before training."""
+    for name, (before, after) in tuned.perplexity.items():
+        if not after < before:
+            yield (
+                f"No better than the base model: perplexity of {name} was {before:.4g}, and is {after:.4g}. Less noise "
+                "in each step (more units, a larger batch, a larger epsilon) or a smaller learning rate may help; "
+                "`dptune suggest` tries rates on public records at no cost. Another run on these records adds its own "
+                "epsilon."
+            )
+
+
 def attack_of(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
     """How to measure ``epsilon_audited``: the command that attacks one step, and what its figures are about."""
     from dptune.mechanisms.registry import plugin_modules

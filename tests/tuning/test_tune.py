@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
+from dptune.cli.tune_result import no_gain
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DptuneError
 from dptune.privacy.ledger_file import read_ledger
@@ -73,7 +76,9 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
     out = tmp_path / "out"
     done = command("--data", str(tmp_path / name), *unit, *ARGUMENTS, "--out", str(out))
     assert done.exit_code == 0, done.output
-    assert "perplexity_after_held_out" in done.stdout
+    told = re.findall(r"perplexity_(?:before|after)_held_out +│ (\S+)", done.stdout)
+    before, after = map(float, told)
+    assert ("No better than the base model: perplexity of held-out" in done.stdout) is (after >= before)
     for gloss in ("(what is proved)", "(leaks of the controller ignored)", "not measured"):
         assert gloss in done.stdout
     assert "epsilon_certified is the one that counts: " in done.stdout
@@ -93,6 +98,13 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
     for file in (out / "adapter").rglob("*"):
         assert str(tmp_path).encode() not in file.read_bytes(), file
         assert str(checkpoint().parent).encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(("after", "told"), [(2.9, True), (2.6, True), (math.nan, True), (2.5, False)])
+def test_a_model_that_training_made_no_better_is_called_so(after: float, told: bool) -> None:
+    said = list(no_gain(SimpleNamespace(perplexity={HELD_OUT: (2.6, after)})))
+    assert len(said) == told
+    assert all(f"was 2.6, and is {after:.4g}" in sentence for sentence in said)
 
 
 def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:
