@@ -53,6 +53,15 @@ def prepared(records: list[dict[str, Any]], **settings: Any) -> PreparedRun:
     return prepare(RecordSource(records, unit="customer_id"), open_base(str(checkpoint()), chosen), chosen)
 
 
+def test_bands_are_refused_by_the_sample_rate_of_the_run_alone() -> None:
+    many = {"mechanism": "banded", "options": {"bands": 16}}
+    found = prepared(rows(60, customers=60), batch=2, **many)
+    assert found.mechanism.mechanism.bands == 16
+    assert found.mechanism.mechanism.group_sample_rate(found.schedule.sample_rate) < 1
+    with pytest.raises(ConfigError, match=r"16 at sample rate 0\.14.* with chance 2\..*use at most 7"):
+        prepared(rows(60, customers=60), batch=8, epochs=4, **many)
+
+
 FILES = {
     "records.csv": lambda path: write_csv(path, rows()),
     "pairs.jsonl": lambda path: write_jsonl(
