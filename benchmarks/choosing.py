@@ -31,9 +31,9 @@ from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.spent import Register
 from dptune.tuning.base import Base, open_base
-from dptune.tuning.prepare import PreparedRun, calibrate_mechanism, prepare_sides
+from dptune.tuning.prepare import PreparedRun, calibrated_schedule, prepare_sides
 from dptune.tuning.run import HELD_OUT, Tuned, figures_of, run
-from dptune.tuning.search.kinds import candidate_schedule, settings_of
+from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import rehearse_space
 from dptune.tuning.search.search import search
 from dptune.tuning.search.settings import SearchSettings
@@ -115,9 +115,8 @@ def rehearsal_at(study: Study, configuration: Mapping[str, Any], rows: Any) -> f
     """Perplexity of held-out rows of nobody after the run at one point, on the others."""
     settings = settings_of(study.chosen, configuration)
     units = len(study.prepared(study.chosen).units)
-    schedule = candidate_schedule(settings, study.base, units)
+    schedule, calibrated = calibrated_schedule(settings, study.base, units)
     records = read_public(RecordSource(rows), study.base, settings)
-    calibrated = calibrate_mechanism(settings, study.base, schedule)
     return trial(study.base, study.base.load(), settings, schedule, calibrated, records, schedule.learning_rate)
 
 

@@ -243,12 +243,11 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     if settings.add_bos_token and form == "messages":
         raise ConfigError("add_bos_token", "is not for chats, which their template begins", fix="leave it out")
     units = units_of_side(sides.train, unit, settings.records_per_unit)
-    schedule = schedule_of(settings, len(units), base.parameters, base.positions)
+    schedule, mechanism = calibrated_schedule(settings, base, len(units))
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
     assert tokens is not None  # there is a train side, or read_sides raised
-    mechanism = calibrate_mechanism(settings, base, schedule)
     check_public(mechanism.mechanism, public=public is not None)
     return PreparedRun(
         settings=settings,
@@ -295,6 +294,13 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
         problem = "leaves no token of any record that counts in the loss"
         raise ConfigError("max_length", problem, fix="raise it, or give records with shorter prompts")
     return tokens
+
+
+def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:
+    """The schedule of a run on ``units`` units, and its mechanism; a rate that was left open follows the bands."""
+    schedule = schedule_of(settings, units, base.parameters, base.positions)
+    mechanism = calibrate_mechanism(settings, base, schedule)
+    return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
 
 
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:

@@ -34,8 +34,8 @@ from dptune.training.per_sample import lora_pairs, per_sample_gradients
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
-from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
-from dptune.tuning.prepare import calibrate_mechanism, tokens_of_side, units_of_side
+from dptune.tuning.defaults import TuneSchedule, max_length_of
+from dptune.tuning.prepare import calibrated_schedule, tokens_of_side, units_of_side
 from dptune.tuning.settings import TuneSettings
 
 _HELD_OUT = 0.2
@@ -115,8 +115,7 @@ def suggest(
     if public is None:
         if trials:
             raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")
-        schedule = schedule_of(settings, units, base.parameters, base.positions)
-        return Suggestion(schedule, calibrate_mechanism(settings, base, schedule))
+        return Suggestion(*calibrated_schedule(settings, base, units))
     records = read_public(public, base, settings)
     reasons: dict[str, str] = {}
     if settings.max_length is None:
@@ -133,8 +132,7 @@ def suggest(
         radius = float(f"{np.quantile(norms, _NORM_SHARE):.2g}")
         settings = replace(settings, options={**settings.options, "max_grad_norm": radius})
         reasons["max_grad_norm"] = f"{1 - _NORM_SHARE:.0%} of the public gradients are longer: nearly all are clipped"
-    schedule = schedule_of(settings, units, base.parameters, base.positions)
-    mechanism = calibrate_mechanism(settings, base, schedule)
+    schedule, mechanism = calibrated_schedule(settings, base, units)
     measured: dict[float, float] = {}
     before = None
     if trials:

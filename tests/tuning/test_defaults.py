@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_tuning import checkpoint
 
 from dptune.errors import ConfigError
+from dptune.tuning.base import open_base
 from dptune.tuning.defaults import default_batch, default_delta, schedule_of
+from dptune.tuning.prepare import calibrated_schedule
 from dptune.tuning.settings import TuneSettings
 
 
@@ -68,3 +73,15 @@ def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: st
     for parameters, rate in ((1000, small), (10**9, large)):
         chosen = schedule_of(TuneSettings(4.0, mechanism=mechanism), 1000, parameters, None)
         assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
+
+
+@pytest.mark.parametrize(("bands", "rate"), [(1, 0.02), (2, 0.04), (4, 0.08), (64, 0.08)])
+def test_a_rate_that_was_left_open_follows_the_bands(bands: int, rate: float) -> None:
+    settings = TuneSettings(4.0, mechanism="banded", options={"bands": bands}, batch=8, rank=2)
+    base = open_base(str(checkpoint()), settings)
+    schedule, found = calibrated_schedule(settings, base, 1000)
+    assert found.mechanism.bands == bands
+    assert schedule.learning_rate == pytest.approx(rate)
+    assert calibrated_schedule(replace(settings, learning_rate=0.3), base, 1000)[0].learning_rate == 0.3
+    fewer = schedule_of(settings, 1000, base.parameters, base.positions)
+    assert replace(schedule, learning_rate=fewer.learning_rate) == fewer, "nothing that is priced follows the bands"

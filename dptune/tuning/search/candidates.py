@@ -37,7 +37,7 @@ from dptune.training.spec import RunSpec
 from dptune.training.together import shared_copy, train_together
 from dptune.tuning.deliverable import write_weights
 from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
+from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of, trained_schedule
 from dptune.tuning.search.plan import Drawn, Plan, PlanError
 from dptune.tuning.search.score import Array, noisy_score, unit_losses
 from dptune.tuning.weights import partial_of
@@ -104,7 +104,8 @@ def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
     if exceeds(planned(mechanism.mechanism, schedule.priced), shared.kinds[candidate.kind][1]):
         problem = f"{shared.folder}: a candidate would release more than the certificate prices"
         raise PlanError(f"{problem}. Fix: restore plan and certificate, or give another folder, which spends again.")
-    return replace(prepared, settings=settings, schedule=schedule, mechanism=mechanism)
+    trained = trained_schedule(settings, prepared.base, len(prepared.units), mechanism.mechanism)
+    return replace(prepared, settings=settings, schedule=trained, mechanism=mechanism)
 
 
 def run_candidates(shared: SearchRun, candidates: Sequence[Drawn]) -> None:

@@ -61,8 +61,13 @@ def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> Tun
 
 
 def candidate_schedule(settings: TuneSettings, base: Base, units: int) -> TuneSchedule:
-    """The schedule of a candidate on ``units`` training units."""
+    """What is priced of a candidate on ``units`` training units: its schedule, before the number of bands is known."""
     return schedule_of(settings, units, base.parameters, base.positions)
+
+
+def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: Mechanism) -> TuneSchedule:
+    """The schedule that a candidate trains by: a rate that was left open follows the bands of its noise."""
+    return schedule_of(settings, units, base.parameters, base.positions, mechanism.bands)
 
 
 def build_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule, noise: Mapping[str, Any]) -> Mechanism:

@@ -23,7 +23,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.base import Base
 from dptune.tuning.prepare import calibrate_mechanism
 from dptune.tuning.search.asked import FREE, changes
-from dptune.tuning.search.kinds import candidate_schedule, check_kinds, settings_of
+from dptune.tuning.search.kinds import candidate_schedule, check_kinds, settings_of, trained_schedule
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Configuration
 from dptune.tuning.settings import TuneSettings
@@ -126,9 +126,9 @@ def rehearse_space(
     for _ in range(search.rehearsals):
         number, configuration = search.space.draw(entropy)
         own = settings_of(settings, configuration)
-        schedule = candidate_schedule(own, base, units)
         if number not in calibrated:  # ranges decide no noise
-            calibrated[number] = calibrate_mechanism(own, base, schedule)
+            calibrated[number] = calibrate_mechanism(own, base, candidate_schedule(own, base, units))
+        schedule = trained_schedule(own, base, units, calibrated[number].mechanism)
         found = trial(base, weights, own, schedule, calibrated[number], records, schedule.learning_rate)
         tried.append((configuration, found))
         on_trial(configuration, found)
