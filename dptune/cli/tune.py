@@ -46,6 +46,7 @@ from dptune.cli.tuning_options import (
     Template,
     Text,
     lora_settings,
+    named_labels,
     words_of_labels,
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
@@ -85,7 +86,7 @@ def tune(
     ] = "generate",
     label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="All labels, by commas; public. Else those of the records.")
+        str | None, typer.Option(help="All labels, by commas or as JSON's list; public. Else those of the records.")
     ] = None,
     words: Annotated[
         list[str] | None,
@@ -150,7 +151,7 @@ def tune(
     given: dict[str, Any] = {
         "epsilon": epsilon,
         "task": task,
-        "labels": None if labels is None else tuple(name.strip() for name in labels.split(",")),
+        "labels": named_labels(labels),
         "delta": delta,
         "mechanism": mechanism,
         "options": read_options(options),
@@ -340,7 +341,8 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
             f"{measure} of held-out records is a statistic of private records, which the guarantee does not cover; "
             "--telemetry private leaves it out."
         )
-    by = f"as the card in {adapter} has it" if tuned.scores else f'PeftModel.from_pretrained(base, "{adapter}")'
+    classifies = prepared.settings.task == "classify"
+    by = f"as the card in {adapter} has it" if classifies else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
     typer.echo(check_command(adapter))
     for sentence in attack_of(tuned, prepared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -89,6 +90,18 @@ def lora_settings(
         "alpha_pattern": _pattern("alpha_pattern", alpha_pattern),
         "init_lora_weights": True if init == "true" else init,
     }
+
+
+def named_labels(given: str | None) -> tuple[Any, ...] | None:
+    """Labels from a text with commas, or from a list in JSON, where a label holds a comma."""
+    if given is None:
+        return None
+    if not given.lstrip().startswith("["):
+        return tuple(name.strip() for name in given.split(","))
+    try:
+        return tuple(json.loads(given))
+    except ValueError:
+        raise ConfigError("--labels", f"{given!r} is no list in JSON", fix='write ["one, label", "another"]') from None
 
 
 def words_of_labels(given: list[str] | None) -> dict[str, str] | None:

@@ -26,18 +26,21 @@ def check_labels(records: Sequence[Record], labels: Collection[str], column: str
             raise DataError(problem, fix=fix, file=record.file, row=record.row, column=column)
 
 
-def check_read_labels(records: Sequence[Record], column: str) -> tuple[str, ...]:
+def check_read_labels(records: Sequence[Record], column: str, *, grouped: bool) -> tuple[str, ...]:
     """The labels of all records, sorted, where it tells nothing of a few units that these are all.
 
     What labels there are becomes public. If a single unit could add one, the delivered folder would say whether that
     unit was there. The message names such labels, and where the first record with it is: it is for the owner alone.
 
+    Args:
+        grouped: whether a column names units; else each record is one, equal ones too.
+
     Raises: ConfigError for fewer than two labels, and for labels of fewer than ``FEWEST_UNITS`` units.
     """
     units, first = dict[str, set[int]](), dict[str, Record]()
-    for record in records:
+    for number, record in enumerate(records):
         assert isinstance(record.content, Labelled)
-        units.setdefault(record.content.label, set()).add(record.unit)
+        units.setdefault(record.content.label, set()).add(record.unit if grouped else number)
         first.setdefault(record.content.label, record)
     if len(units) < 2:
         problem = f"all records have one label, {_shown(next(iter(units), ''))}, in column {column!r}"

@@ -151,8 +151,10 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
             problem = "names a column of labels, which only task classify learns"
             raise ConfigError("data.label", problem, fix="set task to classify, or leave it out")
         return settings, source
-    data = source.data if isinstance(source.data, str | Path) else list(source.data)  # read twice
-    source = replace(source, data=data, label=source.label or DEFAULT_LABEL)
+    # Read twice; a data set of the datasets library can be, and knows the names of its labels.
+    if not isinstance(source.data, str | Path) and not hasattr(source.data, "column_names"):
+        source = replace(source, data=list(source.data))
+    source = replace(source, label=source.label or DEFAULT_LABEL)
     if settings.named_labels is not None:
         return replace(settings, labels=settings.named_labels), source
     if settings.telemetry == "private":
@@ -162,7 +164,7 @@ def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSetti
     if len({record.content.label for record in records if isinstance(record.content, Labelled)}) > MOST_LABELS:
         problem = f"column {source.label!r} has more than {MOST_LABELS}"
         raise ConfigError("labels", problem, fix="name another column of labels, or all labels")
-    labels = check_read_labels(records, str(source.label))
+    labels = check_read_labels(records, str(source.label), grouped=source.unit is not None)
     _log.warning(
         "the names of the %d labels were read from the records and are delivered with the weights; the guarantee does "
         "not cover what labels there are. Name them all to say nothing that you did not know before",

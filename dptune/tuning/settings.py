@@ -184,7 +184,12 @@ class TuneSettings:
 
 def _check_labels(labels: tuple[str, ...]) -> None:
     """Raise ConfigError unless these are two or more distinct names."""
-    if not all(isinstance(label, str) and label.strip() == label and label for label in labels):
+    if isinstance(labels, str):
+        raise ConfigError("labels", f"{labels!r} is one text", fix="give a list of names")
+    if others := [label for label in labels if not isinstance(label, str)]:
+        names = ", ".join(repr(str(label)) for label in labels)
+        raise ConfigError("labels", f"{others[0]!r} is no text", fix=f"write them as texts: {names}")
+    if not all(label.strip() == label and label for label in labels):
         raise ConfigError("labels", f"{labels!r} are not all names", fix="give texts without spaces at their ends")
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise ConfigError("labels", f"{labels!r} are not two or more distinct names", fix="name each label once")

@@ -12,6 +12,8 @@ from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
+from dptune.tuning.prepare import with_labels
+from dptune.tuning.settings import TuneSettings
 
 datasets = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
 
@@ -58,6 +60,18 @@ def test_labels_are_told_by_name(way: str, tmp_path: Path) -> None:
     given = WAYS[way](found, tmp_path / "set")
     told = [one.content for one in read(RecordSource(given, template="a {kind} one"))]
     assert told == [Text("a calm one"), Text("a angry one"), Text("a unknown one")]
+
+
+@pytest.mark.parametrize("way", ["as it is", "for torch", "streamed", "saved"])
+def test_a_classifier_learns_labels_by_name(way: str, tmp_path: Path) -> None:
+    labels = datasets.ClassLabel(names=["calm", "angry"])
+    rows = [{"note": f"cat {number}", "kind": number % 2} for number in range(40)]
+    given = WAYS[way](datasets.Dataset.from_list(rows).cast_column("kind", labels), tmp_path / "set")
+    settings, source = with_labels(
+        TuneSettings(epsilon=8.0, task="classify"), RecordSource(given, text="note", label="kind")
+    )
+    assert settings.labels == ("angry", "calm")
+    assert [one.content.label for one in read(source)[:2]] == ["calm", "angry"]
 
 
 def test_a_part_that_is_missing_is_refused_with_the_folder_of_another(tmp_path: Path) -> None:

@@ -151,6 +151,36 @@ def test_columns_of_other_names_are_named() -> None:
     assert (pair.content, text.content) == (PromptTarget("1 + 1?", "2"), Text("1 + 1?"))
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['0\t"a cat', "1\ta dog", '0\tan owl"'], [("0", '"a cat'), ("1", "a dog"), ("0", 'an owl"')]),
+        (
+            ['0\t"a ""red"" cat"', '1\t"a dog', "", '0\tan "owl" "'],
+            [("0", 'a "red" cat'), ("1", '"a dog'), ("0", 'an "owl" "')],
+        ),
+        (['0\t"a cat', 'and a dog"', "1\tan owl"], [("0", "a cat\nand a dog"), ("1", "an owl")]),
+        (['0\t"a\tcat"', "1\tan owl"], [("0", "a\tcat"), ("1", "an owl")]),
+    ],
+    ids=["lone quotes", "fields quoted as a whole", "a field of two lines", "a tab in a field"],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_quote_of_a_text_with_tabs_takes_no_other_rows(
+    end: str, lines: list[str], expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Files of benchmarks have quotes as texts have them, and other files have fields of several lines."""
+    path = tmp_path / "a.tsv"
+    path.write_bytes(end.join(["label\tsentence", *lines, ""]).encode())
+    found = read(RecordSource(path, text="sentence", label="label"))
+    assert [(one.content.label, one.content.text.replace("\r\n", "\n")) for one in found] == expected
+
+
+def test_a_label_is_no_part_of_its_text() -> None:
+    for ways in ({"text": "label"}, {"template": "{text} {label}"}, {"text": "sentence", "template": "{text} {label}"}):
+        with pytest.raises(ConfigError, match=r"data\.label: column 'label' is part of the text too"):
+            RecordSource([{"sentence": "a cat", "label": "1"}], label="label", **ways)
+
+
 def test_a_template_frames_the_named_text(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("label\tsentence\tby\n0\ta {bad} film \tann\n1\tgood\t\n", encoding="utf-8")
@@ -328,7 +358,7 @@ def test_sides_may_be_given_and_public_records_need_no_unit() -> None:
 
 
 def test_a_side_that_stays_empty_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"data\.split: 1 units leave no one"):
+    with pytest.raises(ConfigError, match=r"data\.split: 1 distinct records \(equal ones share"):
         read_sides(RecordSource([{"text": "a"}]))
 
 

@@ -214,6 +214,40 @@ def test_labels_of_the_records_are_public_only_where_many_have_them(caplog: pyte
         completed([row | {"label": number} for number, row in enumerate(table(400))])
 
 
+def test_equal_records_are_each_a_unit_of_their_label() -> None:
+    texts = ("good", "bad")
+    same = [{"sentence": texts[number % 2], "label": number % 2} for number in range(40)]
+    assert completed(same).labels == ("0", "1")
+    people = [row | {"person": number % 4} for number, row in enumerate(same)]
+    with pytest.raises(ConfigError, match="2 of 2 labels in the records belong to fewer than 10 units"):
+        with_labels(TuneSettings(epsilon=8.0, task="classify"), RecordSource(people, text="sentence", unit="person"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((0, 1), "labels: 0 is no text. Fix: write them as texts: '0', '1'"),
+        ("0,1", "labels: '0,1' is one text. Fix: give a list"),
+    ],
+)
+def test_labels_are_named_as_texts(labels: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TuneSettings(epsilon=8.0, task="classify", labels=labels)
+
+
+def test_labels_with_commas_are_named_as_a_list(tmp_path: Path) -> None:
+    rows = [{"sentence": row["sentence"], "label": ["so, so", "good"][row["label"]]} for row in table()]
+    given = ["--data", str(write_csv(tmp_path / "commas.csv", rows)), *ARGUMENTS, "--telemetry", "private"]
+    given += ["--epochs", "1", "--max-length", "20", "--out", str(tmp_path / "out")]
+    done = command(encoder(), *given, "--labels", '["so, so", "good"]')
+    assert done.exit_code == 0, done.output
+    assert "Load it: as the card in" in done.stdout, "no class loads it by two lines, whether or not there are scores"
+    assert json.loads((tmp_path / "out" / "adapter" / "labels.json").read_text()) == ["so, so", "good"]
+    refused = command(encoder(), *given, "--labels", '["so, so", "good"')
+    assert refused.stderr.strip().splitlines()[-1].startswith("error: --labels: '[")
+    assert "is no list in JSON. Fix: write" in refused.stderr
+
+
 def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: Path) -> None:
     """A typo that is named among all labels would become a class."""
     rows = [{"sentence": row["sentence"], "label": row["label"]} for row in table()]

@@ -87,7 +87,8 @@ def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
     sides = sides_of(keys, split.seed, "unit" if source.unit else "record", asked)
     for name, rows in sides.items():
         if not len(rows):
-            problem = f"{len(np.unique(keys))} units leave no one on the side {name}"
+            what = "units" if source.unit else "distinct records (equal ones share a side)"
+            problem = f"{len(np.unique(keys))} {what} leave no one on the side {name}"
             raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
     dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
     return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

@@ -105,11 +105,13 @@ class RecordSource:
         if self.label is not None and ways[:1] in (["prompt"], ["messages"]):
             problem = f"does not go with data.{ways[0]}"
             raise ConfigError("data.label", problem, fix="give data.text or data.template beside it")
-        if self.template is not None:
-            columns = template_columns(self.template)
-            if self.text is not None and TEXT not in columns:
-                problem = f"{self.template!r} has no {{{TEXT}}}, so that column {self.text!r} would not be read"
-                raise ConfigError("data.template", problem, fix=f"write {{{TEXT}}} in it, or leave data.text out")
+        columns = template_columns(self.template) if self.template is not None else ()
+        if self.label is not None and self.label in (self.text, *columns):
+            problem = f"column {self.label!r} is part of the text too, which would then tell what is to be learned"
+            raise ConfigError("data.label", problem, fix="leave it out of data.text and data.template")
+        if self.template is not None and self.text is not None and TEXT not in columns:
+            problem = f"{self.template!r} has no {{{TEXT}}}, so that column {self.text!r} would not be read"
+            raise ConfigError("data.template", problem, fix=f"write {{{TEXT}}} in it, or leave data.text out")
         refuse_same(self.data, self.public)
 
     def format_of(self, path: Path) -> Format:

@@ -27,7 +27,9 @@ def table_rows(source: RecordSource, path: Path) -> Rows:
 
 
 def _csv(path: Path, delimiter: str) -> Rows:
-    lines = _fields(path, read_text(path), delimiter)
+    content = read_text(path)
+    by_line = delimiter == "\t" and _has_a_row_on_each_line(content)
+    lines = _by_line(content) if by_line else _fields(path, content, delimiter)
     header = next(lines, (1, []))[1]
     for name in header:
         if not name.strip() or header.count(name) > 1:
@@ -67,6 +69,33 @@ def _fields(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, lis
         number += 1
         if cells:
             yield number, cells
+
+
+def _has_a_row_on_each_line(content: str) -> bool:
+    """Whether every line of a table with tabs has the header's number of fields, whatever its quotes say. A field of
+    several lines would leave lines with fewer. Not so of a single column, which any line fits.
+    """
+    tabs = {line.count("\t") for _, line in _lines(content)}
+    return len(tabs) == 1 and 0 not in tabs
+
+
+def _by_line(content: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a table with tabs, one on each line: a quote is a character of the text (as in GLUE's files), but where a
+    field is quoted as a whole.
+    """
+    for number, line in _lines(content):
+        yield number, [_unquoted(field) for field in line.split("\t")]
+
+
+def _lines(content: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, each with its number."""
+    return ((number, text) for number, line in enumerate(io.StringIO(content, None), 1) if (text := line.rstrip("\n")))
+
+
+def _unquoted(field: str) -> str:
+    inner = field[1:-1]
+    whole = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if whole else field
 
 
 @contextmanager
