@@ -57,8 +57,8 @@ MUTANTS = (
         "labels_counted_by_records",
         "the head's shape would tell that one customer, who has many records, is in the data",
         LABELS,
-        "units.setdefault(record.content.label, set()).add(record.unit)",
-        "units.setdefault(record.content.label, set()).add(record.row)",
+        "add(record.unit if grouped else number)",
+        "add(number)",
         (f"{CLASSIFY_TESTS}::test_one_units_label_alone_never_decides_the_heads_shape",),
     ),
     Mutant(
