@@ -34,7 +34,7 @@ from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_v
 from dptune.tuning.labels import check_labels
 from dptune.tuning.loading import base_of, check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS, RECORDS, WORDS
+from dptune.tuning.verifying import LABELS, RECORDS, WORDS, check_files
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ def score_adapter(
         metrics: names in ``generation.metrics.METRICS``; None takes all.
         warn: called with what the reader of the scores should know, before anything is scored.
 
-    Raises: ConfigError and DataError for a folder, records or options that do not fit.
+    Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
+        files are not those that its card names.
     """
     if not (adapter / "adapter_config.json").is_file():
         raise ConfigError("adapter", f"{adapter} holds no adapter_config.json", fix="give a delivered adapter's folder")
@@ -100,14 +101,15 @@ def score_adapter(
         usual, given = vars(Decoding()), vars(decoding or Decoding())
         changed = {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
         check_no_writing({"metrics": metrics, **changed})
+    notes = check_files(adapter)
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
     if classifies:
-        return _score_labels(adapter, base, source, tokenizer, where, rows, warn)
+        return _score_labels(adapter, base, source, tokenizer, where, rows, notes, warn)
     check_names(metrics)
     records, way = read_and_say(source, public=True)
     references = references_of(records)
-    notes = [*other_base(*base_of(adapter), base), *other_way(adapter, way)]
+    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way))
     check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
     model = load_adapter(adapter, base, load_base(base, where))
     for note in notes:
@@ -179,6 +181,7 @@ def _score_labels(
     tokenizer: Any,
     device: torch.device,
     rows: int,
+    notes: tuple[str, ...],
     warn: Callable[[str], None],
 ) -> Scored:
     labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
@@ -193,7 +196,7 @@ def _score_labels(
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
     records, way = read_and_say(source, public=True)
-    notes = [*other_base(*base_of(adapter), base), *other_way(adapter, way)]
+    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way))
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)

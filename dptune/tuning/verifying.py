@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from dptune.digits import at_most
@@ -36,6 +38,9 @@ _TOKENIZER = (
     "vocab.json",
     "vocab.txt",
 )
+#: What scoring and sampling read, in the order of the card's rows.
+_READ = (WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, *_TOKENIZER)
+_DIGEST = re.compile(r"^\| (\S+) \| SHA-256 (\S+) \|$", re.MULTILINE)
 #: Relative difference of floating-point numbers that are computed again, on another machine.
 _ROUNDING = 1e-9
 #: Length of a commitment in hexadecimal digits.
@@ -67,6 +72,25 @@ def check_deliverable(path: Path) -> LedgerContents:
     if said.count("\n") != right.count("\n"):
         raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
     return contents
+
+
+def check_files(path: Path) -> tuple[str, ...]:
+    """Check that what is read of a deliverable has the digests on its card, without its ledger; see ``_READ``.
+
+    Returns: a note where there is no card of dptune's to compare with.
+
+    Raises: CardError for a file that was replaced, added or taken away, or a card with several sections.
+    """
+    card = path / CARD
+    if not card.is_file() or START not in card.read_text(encoding="utf-8", errors="replace"):
+        return (f"{path} has no card of dptune's, so that nobody knows whether its files are those of the run",)
+    stated, found = dict(_DIGEST.findall(_written_section(card))), _digests(path, _READ)
+    for name in _READ:
+        if stated.get(name) != found.get(name):
+            problem = "is missing" if name not in found else "is not the file that the run delivered"
+            fix = f"take the whole folder that the run delivered; {CARD} has each file's SHA-256"
+            raise CardError(f"{path / name}: {problem}. Fix: {fix}.")
+    return ()
 
 
 def certificate_of(path: Path) -> SearchCertificate | None:
@@ -144,10 +168,13 @@ def section_of(path: Path) -> str:
 
 
 def _section(path: Path, contents: LedgerContents, certificate: SearchCertificate | None) -> str:
-    names = (FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, *_TOKENIZER)
-    files = (RunFolder(path).ledger, *(path / name for name in names))
-    digests = {file.name: sha256(file) for file in files if file.is_file()}
+    digests = _digests(path, (RunFolder(path).ledger.name, FILE, SCORE_LEDGER, *_READ))
     return privacy_section(contents, digests, classifies=LABELS in digests, certificate=certificate)
+
+
+def _digests(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of those of these files that there are, by name."""
+    return {name: sha256(path / name) for name in names if (path / name).is_file()}
 
 
 def _rows_of_earlier(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -177,13 +178,19 @@ def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_pat
     assert json.loads(said.read_text())["way"] == "pair"
     source = RecordSource(PAIRS[:2], prompt="mr", completion="ref")
     notes: list[str] = []
+    (folder / "README.md").unlink()  # it names the file's digest
     for told in ({"form": "text", "tokens": 23, "way": "text"}, {"form": "text", "tokens": 23}):
         said.write_text(json.dumps(told))
         short = Decoding(max_new_tokens=4)
         score_adapter(
             folder, ModelSource(str(checkpoint())), source, decoding=short, metrics=["chrf"], warn=notes.append
         )
-    (note,) = notes  # an earlier version did not say
+    no_card, note, again = notes  # an earlier version did not say
+    assert (
+        no_card
+        == again
+        == f"{folder} has no card of dptune's, so that nobody knows whether its files are those of the run"
+    )
     assert note.startswith("the adapter was tuned on texts of one column, and these records are prompts with")
 
 
@@ -191,6 +198,40 @@ def test_a_label_that_was_never_learned_is_named_with_a_fix_that_score_has(tmp_p
     data = str(write_csv(tmp_path / "test.csv", [*LABELLED[:3], LABELLED[3] | {"label": 2}]))
     line = refused(classifier(), checkpoint(), "--data", data, "--text", "text")
     assert "test.csv, row 5, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or leave out" in line
+
+
+def swap_labels(folder: Path) -> None:
+    (folder / "labels.json").write_text('["1", "0"]')
+
+
+def add_words(folder: Path) -> None:
+    (folder / "words.json").write_text('{"words": {"0": "dog", "1": "cat"}, "template": null}')
+
+
+def lose_labels(folder: Path) -> None:
+    (folder / "labels.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (swap_labels, "labels.json: is not the file that the run delivered. Fix: take the whole folder"),
+        (add_words, "words.json: is not the file that the run delivered"),
+        (lose_labels, "labels.json: is missing"),
+    ],
+)
+def test_a_folder_whose_files_are_not_those_of_its_card_is_refused(
+    change: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    """With its labels in another order, a classifier's accuracy would be that of the wrong answers."""
+    folder, data = shutil.copytree(classifier(), tmp_path / "adapter"), str(write_csv(tmp_path / "t.csv", LABELLED))
+    change(folder)
+    line = refused(folder, checkpoint(), "--data", data, "--text", "text")
+    assert f"{folder}/{said}" in line
+    (folder / "README.md").unlink()
+    if change is swap_labels:
+        done = command(str(folder), "--model", str(checkpoint()), "--data", data, "--text", "text")
+        assert "has no card of dptune's" in " ".join(done.stderr.split())
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:
