@@ -199,7 +199,8 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
         found = call_function(given)
         if not rows:
             found = ({"text": text} for text in found)
-        return RecordSource(found, unit=None if given.unit == RECORD else given.unit, label=given.label)
+        unit, made_by = None if given.unit == RECORD else given.unit, _made_by(name, given.options)
+        return RecordSource(found, unit=unit, label=given.label, made_by=made_by)
 
     def acquire(directory: Path, given: SourceSettings) -> Path:
         label = label_of(name, given.options)
@@ -228,6 +229,8 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
 
 #: Options of benchmarks that say which rows are read, and so what one row is.
 _CHOICES = ("task", "part", "half", "block")
+#: Options of benchmarks that say what is written in the text of a row.
+_WRITTEN = ("template", "separator")
 
 
 def label_of(name: str, options: Mapping[str, Any]) -> str:
@@ -243,6 +246,12 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     if not is_outside(SOURCES[name].module):
         return f"source {name}"
     return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
+
+
+def _made_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """See ``RecordSource.made_by``. A plug-in's options may name anything, and are left out."""
+    read = {**_defaults(name), **options} if name in BENCHMARKS else {}
+    return {"source": name, **{option: str(read[option]) for option in _WRITTEN if option in read}} if read else {}
 
 
 def _defaults(name: str) -> dict[str, Any]:

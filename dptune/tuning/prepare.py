@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -57,6 +58,7 @@ class PreparedRun:
         held_out: the units of ``evaluation``; None without any.
         form: what the records are, one of ``corpus.records.FORMS``. Public.
         template: the template of the records' texts; None without one, or where their sides were dealt before. Public.
+        made_by: what benchmark made the rows, and how; see ``RecordSource``. Public.
         way: how their texts were made of rows, one of ``corpus.reading.fields.WAYS``; empty where nobody said. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
@@ -75,17 +77,21 @@ class PreparedRun:
     fingerprint: str = field(default="", repr=False)
     form: str = "text"
     template: str | None = None
+    made_by: Mapping[str, str] = field(default_factory=dict)
     way: str = ""
 
     @property
     def kept(self) -> dict[str, Any]:
         """What is delivered with the weights, by name of file, for sampling and scoring.
 
-        Form of the records, most tokens, and way; of a classifier its labels, and words with their template.
+        Form of the records, most tokens, way, and what else made their texts; of a classifier its labels, and words
+        with their template.
         """
         classifies = self.settings.task == "classify"
         records = {"form": self.form, "tokens": self.tokens.width - (BESIDE_TEXT if classifies else 1)}
-        kept: dict[str, Any] = {RECORDS: records | ({"way": self.way} if self.way else {})}
+        template = None if self.base.words else self.template
+        made = {"way": self.way, "template": template, "made_by": dict(self.made_by)}
+        kept: dict[str, Any] = {RECORDS: records | {name: value for name, value in made.items() if value}}
         if classifies:
             kept[LABELS] = list(self.settings.labels or ())
         if self.base.words:
@@ -228,7 +234,8 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
     for records in (sides.train, sides.eval, sides.public) if settings.labels else ():
         check_labels(records, settings.labels or (), source.label or DEFAULT_LABEL, "name all labels, this one too")
-    return replace(prepare_sides(sides, base, settings, source.unit), template=source.template)
+    prepared = prepare_sides(sides, base, settings, source.unit)
+    return replace(prepared, template=source.template, made_by=source.made_by)
 
 
 def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | None) -> PreparedRun:

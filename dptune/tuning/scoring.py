@@ -14,6 +14,7 @@ import torch
 from dptune.corpus.reading.read import Records, read_and_say
 from dptune.corpus.reading.record import PromptTarget
 from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
@@ -109,7 +110,7 @@ def score_adapter(
     check_names(metrics)
     records, way = read_and_say(source, public=True)
     references = references_of(records)
-    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way))
+    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
     check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
     model = load_adapter(adapter, base, load_base(base, where))
     for note in notes:
@@ -148,8 +149,8 @@ def references_of(records: Records) -> dict[str, list[str]]:
     return found
 
 
-def other_way(adapter: Path, way: str) -> tuple[str, ...]:
-    """A note if texts are made of rows in another way than those that the adapter was tuned on.
+def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
+    """A note if texts are made of rows in another way than those that the adapter was tuned on, or by another template.
 
     An adapter of an earlier version of dptune does not say how its texts were made.
 
@@ -158,11 +159,34 @@ def other_way(adapter: Path, way: str) -> tuple[str, ...]:
     said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
     tuned = said.get("way", way)
     if tuned == way:
-        return ()
+        return _otherwise_made(adapter, said, source)
     if way == "columns":
         problem = f"is missing: the adapter was tuned on {_MADE[tuned]}, and these rows would be {_MADE[way]}"
         raise ConfigError("data.text", problem, fix=f"say how they become {_MADE[tuned]}")
     return (f"the adapter was tuned on {_MADE[tuned]}, and these records are {_MADE[way]}: other texts, maybe",)
+
+
+def _otherwise_made(adapter: Path, said: Mapping[str, Any], source: RecordSource) -> tuple[str, ...]:
+    """A note on a template, or an option of the same benchmark, that writes other texts than in training.
+
+    Args:
+        said: the content of the adapter's ``RECORDS``.
+    """
+    words = json.loads((adapter / WORDS).read_text(encoding="utf-8")) if (adapter / WORDS).is_file() else said
+    pairs, made_by = [], said.get("made_by", {})
+    if (template := words.get("template")) and source.template and not make_same_texts(template, source.template):
+        pairs.append(("data.template", template, source.template))
+    if made_by.get("source") == source.made_by.get("source"):
+        pairs += [(f"source.{key}", made_by[key], value) for key, value in source.made_by.items() if key in made_by]
+    return tuple(
+        f"the adapter was tuned with {name} {_quoted(tuned)}, and these texts have {_quoted(given)}: other texts, maybe"
+        for name, tuned, given in pairs
+        if tuned != given
+    )
+
+
+def _quoted(value: str) -> str:
+    return repr(value) if value else "the default"
 
 
 def write_outputs(path: Path, scored: Scored) -> None:
@@ -196,7 +220,7 @@ def _score_labels(
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
     records, way = read_and_say(source, public=True)
-    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way))
+    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)

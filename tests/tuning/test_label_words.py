@@ -129,7 +129,7 @@ def test_words_are_learned_and_the_cards_lines_give_the_scores_own_labels(tmp_pa
 
 
 def test_score_fills_the_template_that_was_trained(tmp_path: Path) -> None:
-    """Other templates give other losses; a template that is given goes before the stored one."""
+    """Other templates give other losses; a template that is given takes the place of the stored one."""
     base, rows = ModelSource(str(checkpoint())), table(60, seed=11)
 
     def loss(template: str | None, text: str | None = "sentence") -> float:
@@ -138,6 +138,26 @@ def test_score_fills_the_template_that_was_trained(tmp_path: Path) -> None:
 
     assert loss(None) == loss(TEMPLATE) == loss("{sentence} new", None)
     assert loss("{text} old old") != loss(None)
+
+
+@pytest.mark.parametrize(
+    ("column", "template", "warned"),
+    [
+        ("content", "{text} old old", True),
+        ("content", TEMPLATE, False),
+        ("content", None, False),
+        (None, "{content} new", False),
+        (None, "{content} {label} new", True),
+    ],
+)
+def test_another_template_in_place_of_the_stored_one_is_noticed(
+    column: str | None, template: str | None, warned: bool
+) -> None:
+    rows, notes = [{"content": row["sentence"], "label": row["label"]} for row in table(4)], list[str]()
+    source = RecordSource(rows, text=column, label="label", template=template)
+    score_adapter(tuned().folder / "adapter", ModelSource(str(checkpoint())), source, warn=notes.append)
+    said = f"tuned with data.template '{TEMPLATE}', and these texts have {template!r}: other texts, maybe"
+    assert notes == ([f"the adapter was {said}"] if warned else [])
 
 
 def test_adapters_alone_train_and_mechanisms_without_heads_take_words() -> None:

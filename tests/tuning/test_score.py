@@ -25,6 +25,7 @@ from dptune.errors import ConfigError, DataError
 from dptune.generation.decoding import Decoding
 from dptune.training.model import ModelSource
 from dptune.tuning.scoring import references_of, score_adapter
+from dptune.tuning.verifying import check_deliverable
 
 pytest.importorskip("sacrebleu")
 pytest.importorskip("rouge_score")
@@ -170,6 +171,41 @@ def test_texts_that_are_made_of_other_columns_than_in_training_are_noticed(tmp_p
     done = command(str(classifier()), *given, "--text", "content")
     assert done.exit_code == 0, done.output
     assert "warning" not in done.stderr
+
+
+def test_a_heads_template_is_kept_and_another_one_is_noticed(tmp_path: Path) -> None:
+    rows, notes = [{"a": row["text"], "b": "old", "label": row["label"]} for row in LABELLED], list[str]()
+    settings = {"task": "classify", "epsilon": 8, "max_length": 20, "labels": ("0", "1")}
+    tuned = dptune.tune(str(checkpoint()), rows, template="{a} {b}.", **settings, **QUICK)
+    folder = tuned.folder / "adapter"
+    assert json.loads((folder / "records.json").read_text())["template"] == "{a} {b}."
+    check_deliverable(folder)
+    for template in ("{a} {b}.", "{b} {a}.", "{a}."):
+        source = RecordSource(rows[:4], label="label", template=template)
+        score_adapter(folder, ModelSource(str(checkpoint())), source, warn=notes.append)
+    assert [note.split(" have ")[1] for note in notes] == [
+        "'{b} {a}.': other texts, maybe",
+        "'{a}.': other texts, maybe",
+    ]
+
+
+def test_a_benchmark_whose_texts_are_written_otherwise_than_in_training_is_noticed(tmp_path: Path) -> None:
+    lines = [f"{n}\t{n} red\tcat.\t{'not_' * (n % 2)}entailment" for n in range(40)]
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.tsv").write_text("\n".join(["index\tquestion\tsentence\tlabel", *lines]))
+    pair = ["--source-set", "template={first}</s></s>{second}"]
+    rows = ["--model", str(checkpoint()), "--source", "glue", "--source-set", f"path={tmp_path}"]
+    rows += ["--source-set", "task=qnli"]
+    limits = ["--epsilon", "8", "--max-length", "20", "--rank", "2", "--batch", "8", "--epochs", "1"]
+    out = ["--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["tune", *rows, *pair, "--task", "classify", *limits, *out])
+    assert done.exit_code == 0, done.output
+    for given, warned in ((pair, False), ([], True)):
+        told = command(str(tmp_path / "out" / "adapter"), *rows, *given, "--source-set", "part=dev")
+        assert told.exit_code == 0, told.output
+        said = "--source-set template '{first}</s></s>{second}', and these texts have the default: other texts, maybe"
+        assert (said in " ".join(told.stderr.split())) is warned
+        assert ("warning" in told.stderr) is warned
 
 
 def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_path: Path) -> None:

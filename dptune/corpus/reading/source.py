@@ -68,6 +68,8 @@ class RecordSource:
         id: the column of the records' own ids, which must be distinct.
         records_are: the records of a text file: "lines", or "paragraphs" between empty lines, whose white space becomes
             single spaces. None takes paragraphs if any line is empty, and refuses a file where that looks accidental.
+        made_by: the benchmark whose function made the rows (``source``) and those of its options that decide what is
+            written in a text; empty for other rows. Public.
         revision: the 40-digit commit of a hub data set.
         part: part of a data set of the ``datasets`` library to read, such as "train".
         public: records of nobody, read in the same way, for validation, controllers and rehearsal.
@@ -87,6 +89,7 @@ class RecordSource:
     records_are: Literal["lines", "paragraphs"] | None = None
     revision: str | None = None
     part: str = "train"
+    made_by: Mapping[str, str] = field(default_factory=dict)
     public: Data | None = field(default=None, repr=False)
     split: Fractions | GivenSides = Fractions()
 

@@ -24,3 +24,17 @@ def template_columns(template: str) -> tuple[str, ...]:
     if not columns or "" in columns or any(form or turned for _, name, form, turned in parts if name):
         raise ConfigError("data.template", "names no columns, or gives one a format", fix=fix)
     return columns
+
+
+def make_same_texts(one: str, other: str) -> bool:
+    """Whether two templates make the same texts of rows whose columns may have other names."""
+    if {*template_columns(one)} == {*template_columns(other)}:
+        return one == other
+    return _by_number(one) == _by_number(other)
+
+
+def _by_number(template: str) -> list[tuple[str, int | None]]:
+    """The template's pieces of text, each with the number of the column behind it, in order of first appearance."""
+    seen = dict[str, int]()
+    parts = Formatter().parse(template)
+    return [(before, None if name is None else seen.setdefault(name, len(seen))) for before, name, _, _ in parts]
