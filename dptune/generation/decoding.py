@@ -27,7 +27,7 @@ class Decoding:
     Attributes:
         max_new_tokens: the most tokens of an output.
         beams: 1 takes the likeliest token each time; more keep so many beginnings.
-        length_penalty: a beam's log-probability is divided by its length to this power.
+        length_penalty: a beam's log-probability is divided by its length to this power; of several beams alone.
         no_repeat_ngram: no sequence of so many tokens occurs twice in an output; 0 allows it.
         sample: draw tokens in place of taking the likeliest; with ``temperature``, ``top_p`` and ``seed``.
         temperature: divides the logits.
@@ -58,6 +58,10 @@ class Decoding:
             raise ConfigError("decoding.length_penalty", f"{self.length_penalty} is no number", fix="use 1")
         if not self.sample and (self.temperature, self.top_p) != (1.0, 1.0):
             raise ConfigError("decoding.temperature", "and top_p are for sampling", fix="set sample, or leave them out")
+        if not self.sample and self.seed:
+            raise ConfigError("decoding.seed", "is for sampling", fix="set sample, or leave it out")
+        if self.beams == 1 and self.length_penalty != 1.0:
+            raise ConfigError("decoding.length_penalty", "is for beams", fix="set beams above 1, or leave it out")
         if self.sample and self.beams > 1:
             raise ConfigError("decoding.sample", f"does not go with {self.beams} beams", fix="choose one of them")
 

@@ -49,6 +49,8 @@ class Task(StrictModel):
             raise ValueError("labels: name all labels of the records, two at least")
         if self.classifies and self.inputs:
             raise ValueError("inputs: a classifier writes nothing: use 0")
+        if self.beams == 1 and self.length_penalty != 1:
+            raise ValueError("length_penalty: is for beams: use 1, or beams above 1")
         if not self.classifies and (self.labels or self.words):
             raise ValueError("labels and words are for kind: classify: leave them out, or set it")
         if self.words and len(self.words) != len(self.labels):

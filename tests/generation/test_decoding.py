@@ -144,12 +144,19 @@ def test_a_continuation_keeps_its_spaces(spaced: bool, monkeypatch: pytest.Monke
         ({"top_p": 1.5, "sample": True}, "no share"),
         ({"seed": -1, "sample": True}, "is not in"),
         ({"temperature": 0.5}, "for sampling"),
+        ({"seed": 5}, "decoding.seed: is for sampling. Fix: set sample"),
+        ({"length_penalty": 0.8}, "decoding.length_penalty: is for beams. Fix: set beams above 1"),
+        ({"length_penalty": 0.8, "sample": True}, "is for beams"),
         ({"sample": True, "beams": 2}, "does not go with 2 beams"),
     ],
 )
 def test_refused_options(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Decoding(**options)
+
+
+def test_defaults_that_are_given_are_not_refused() -> None:
+    assert Decoding(beams=1, length_penalty=1.0, sample=False, temperature=1.0, top_p=1.0, seed=0) == Decoding()
 
 
 def test_prompts_that_leave_no_room_are_refused() -> None:

@@ -47,6 +47,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown section": ({"trainign": {}}, "trainign"),
     "unknown key": ({"training": {"batch": 16}}, "training.batch"),
     "unknown nested key": ({"data": {"synthetic": {"encountres": 100}}}, "data.synthetic.encountres"),
+    "length penalty without beams": ({"task": {"length_penalty": 0.8}}, "length_penalty: is for beams"),
     "unknown source": ({"data": {"source": "mimic"}}, "data.source"),
     "unknown unit": ({"data": {"unit": "hospital"}}, "data.unit"),
     "too few encounters": ({"data": {"synthetic": {"encounters": 3}}}, "data.synthetic.encounters"),

@@ -136,6 +136,13 @@ def test_what_is_about_writing_is_refused_for_a_classifier(option: list[str], tm
     assert line.startswith(f"error: {option[0]}: is about what an adapter writes, and this one is a classifier"), line
 
 
+@pytest.mark.parametrize("option", [["--seed", "5"], ["--length-penalty", "2"]])
+def test_options_that_would_have_no_effect_are_refused(option: list[str], tmp_path: Path) -> None:
+    line = refused(adapter(), checkpoint(), "--data", str(write_csv(tmp_path / "t.csv", PAIRS)), *option)
+    assert line.startswith(f"error: {option[0]}: is for "), line
+    assert line.endswith(", or leave it out.")
+
+
 def test_a_classifier_is_scored_without_reports_that_mislead(tmp_path: Path) -> None:
     """The head that the checkpoint lacks is the adapter's, and needs no training on a task."""
     data = str(write_csv(tmp_path / "test.csv", LABELLED))
