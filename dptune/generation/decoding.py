@@ -56,10 +56,13 @@ class Decoding:
             raise ConfigError("decoding.seed", f"{self.seed} is not in [0, {_LARGEST_SEED}]", fix="use 0")
         if not math.isfinite(self.length_penalty):
             raise ConfigError("decoding.length_penalty", f"{self.length_penalty} is no number", fix="use 1")
-        if not self.sample and (self.temperature, self.top_p) != (1.0, 1.0):
-            raise ConfigError("decoding.temperature", "and top_p are for sampling", fix="set sample, or leave them out")
-        if not self.sample and self.seed:
-            raise ConfigError("decoding.seed", "is for sampling", fix="set sample, or leave it out")
+        self._refuse_without_effect()
+
+    def _refuse_without_effect(self) -> None:
+        """Raise ConfigError for an option that would change nothing, or that another one excludes."""
+        for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("seed", 0)):
+            if not self.sample and getattr(self, name) != usual:
+                raise ConfigError(f"decoding.{name}", "is for sampling", fix="set sample, or leave it out")
         if self.beams == 1 and self.length_penalty != 1.0:
             raise ConfigError("decoding.length_penalty", "is for beams", fix="set beams above 1, or leave it out")
         if self.sample and self.beams > 1:
