@@ -1,4 +1,4 @@
-"""A classifier's scores for people: what a constant answer would have, and whether this one is better."""
+"""A classifier's scores as commands print them: what a constant answer would have, and whether this one is better."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def standard_error(accuracy: float, records: int) -> float:
     return math.sqrt(accuracy * (1 - accuracy) / records)
 
 
-def scores_for_people(scores: Mapping[str, float], records: int) -> dict[str, float]:
+def printed_scores(scores: Mapping[str, float], records: int) -> dict[str, float]:
     """Fields of ``training.scores.Scores`` by names that explain themselves, with the accuracy's standard error."""
     found: dict[str, float] = {}
     for name, value in scores.items():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dptune.cli.accuracy import no_better, scores_for_people
+from dptune.cli.accuracy import no_better, printed_scores
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
@@ -96,7 +96,7 @@ def score(
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
     not_covered = {"not_covered": _NOT_COVERED}
     classifies = "largest_class" in found.figures
-    figures = scores_for_people(found.figures, found.inputs) if classifies and not as_json else found.figures
+    figures = printed_scores(found.figures, found.inputs) if classifies else found.figures
     show(counts | figures | (signed | not_covered if as_json else {}), as_json)
     if not as_json:
         if classifies and (sentence := no_better(found.figures, found.inputs)):

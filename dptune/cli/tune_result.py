@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dptune.cli.accuracy import no_better, scores_for_people
+from dptune.cli.accuracy import no_better, printed_scores
 from dptune.digits import at_most
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], li
         whose = name.split()[0].replace("-", "_")
         records = prepared.counts["public" if whose == "public" else "eval"]
         before, after = (
-            scores_for_people({score: pair[place] for score, pair in scores.items()}, records) for place in (0, 1)
+            printed_scores({score: pair[place] for score, pair in scores.items()}, records) for place in (0, 1)
         )
         for score, value in after.items():
             told |= {f"{score}_before_{whose}": before[score]} if score in _CHANGE else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dptune.cli.accuracy import no_better, scores_for_people, standard_error
+from dptune.cli.accuracy import no_better, printed_scores, standard_error
 
 
 def test_the_standard_error_is_that_of_a_mean_of_coins() -> None:
@@ -23,5 +23,5 @@ def test_within_one_standard_error_it_is_no_better(accuracy: float, better: bool
 
 
 def test_people_read_what_the_largest_class_is() -> None:
-    told = scores_for_people({"accuracy": 0.5, "loss": 1.0, "largest_class": 0.6}, 25)
+    told = printed_scores({"accuracy": 0.5, "loss": 1.0, "largest_class": 0.6}, 25)
     assert told == {"accuracy": 0.5, "accuracy_standard_error": 0.1, "loss": 1.0, "constant_answer_accuracy": 0.6}
