@@ -51,8 +51,10 @@ def score(
 ) -> None:
     """Score an adapter on records: what it writes against references, or a classifier's labels."""
     from dptune.tuning.places import check_data, check_model
+    from dptune.tuning.verifying import is_classifier
 
     try:
+        classifies = is_classifier(adapter, label)
         columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
         records, _ = records_of_options(data, source, source_options, None, columns)
         check_model(model, revision)
@@ -61,9 +63,8 @@ def score(
         from dptune.generation.decoding import Decoding
         from dptune.training.model import ModelSource
         from dptune.tuning.scoring import check_no_writing, score_adapter, write_outputs
-        from dptune.tuning.verifying import LABELS
 
-        if (adapter / LABELS).is_file():
+        if classifies:
             check_no_writing({"outputs": outputs})
 
         decoding = Decoding(
@@ -95,7 +96,6 @@ def score(
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
     not_covered = {"not_covered": _NOT_COVERED}
-    classifies = "largest_class" in found.figures
     figures = printed_scores(found.figures, found.inputs) if classifies else found.figures
     show(counts | figures | (signed | not_covered if as_json else {}), as_json)
     if not as_json:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dptune.corpus.reading.read import Records, read_and_say
-from dptune.corpus.reading.record import PromptTarget
+from dptune.corpus.reading.record import Chat, PromptTarget
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_v
 from dptune.tuning.labels import check_labels
 from dptune.tuning.loading import base_of, check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS, RECORDS, WORDS, check_files
+from dptune.tuning.verifying import LABELS, RECORDS, WORDS, check_files, is_classifier
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ _MADE = {
     "pair": "prompts with completions",
     "messages": "chats",
 }
+_NO_TARGETS = (
+    "name the columns of prompts and completions; nothing measures a delivered adapter's perplexity of further texts: "
+    "tuning told that of held-out and of public records"
+)
 #: Tokens that a classifier reads at most.
 _WIDEST = 512
 
@@ -95,9 +99,7 @@ def score_adapter(
     Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
         files are not those that its card names.
     """
-    if not (adapter / "adapter_config.json").is_file():
-        raise ConfigError("adapter", f"{adapter} holds no adapter_config.json", fix="give a delivered adapter's folder")
-    classifies = (adapter / LABELS).is_file()
+    classifies = is_classifier(adapter, source.label)
     if classifies:
         usual, given = vars(Decoding()), vars(decoding or Decoding())
         changed = {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
@@ -143,8 +145,9 @@ def references_of(records: Records) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for record in records:
         if not isinstance(record.content, PromptTarget):
-            fix = "name the columns of prompts and completions"
-            raise DataError("is no prompt with a target", fix=fix, file=record.file, row=record.row)
+            what = "a chat" if isinstance(record.content, Chat) else "a text"
+            problem = f"is {what}, and scores of what an adapter writes need prompts with targets"
+            raise DataError(problem, fix=_NO_TARGETS, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))
     return found
 

@@ -74,6 +74,20 @@ def check_deliverable(path: Path) -> LedgerContents:
     return contents
 
 
+def is_classifier(path: Path, label: str | None = None) -> bool:
+    """Whether a delivered folder holds a classifier; its files are not checked.
+
+    Raises: ConfigError for a folder without an adapter, and for a column of labels beside one that writes.
+    """
+    if not (path / CONFIG).is_file():
+        raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix="give a delivered adapter's folder")
+    classifies = (path / LABELS).is_file()
+    if label is not None and not classifies:
+        problem = "is about a classifier, and this adapter is none: it is scored by what it writes"
+        raise ConfigError("data.label", problem, fix="leave it out")
+    return classifies
+
+
 def check_files(path: Path) -> tuple[str, ...]:
     """Check that what is read of a deliverable has the digests on its card, without its ledger; see ``_READ``.
 

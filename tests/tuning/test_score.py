@@ -63,8 +63,11 @@ def test_rows_of_one_prompt_are_references_of_one_input(tmp_path: Path) -> None:
 def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
     source = RecordSource([{"prompt": "b", "completion": " x  y"}, {"prompt": "a", "completion": "z"}] * 2)
     assert references_of(read(source)) == {"b": ["x y", "x y"], "a": ["z", "z"]}
-    with pytest.raises(DataError, match="is no prompt with a target"):
+    said = "row 1: is a text, and scores of what an adapter writes need prompts with targets.*nothing measures"
+    with pytest.raises(DataError, match=said):
         references_of(read(RecordSource([{"text": "a"}])))
+    with pytest.raises(DataError, match="row 1: is a chat, and scores"):
+        references_of(read(RecordSource([{"messages": [{"role": "user", "content": "a"}]}])))
 
 
 def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:
@@ -275,6 +278,21 @@ def test_a_folder_whose_files_are_not_those_of_its_card_is_refused(
     if change is swap_labels:
         done = command(str(folder), "--model", str(checkpoint()), "--data", data, "--text", "text")
         assert "has no card of dptune's" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("columns", [["--prompt", "mr", "--completion", "ref"], ["--text", "mr"]])
+def test_a_column_of_labels_for_an_adapter_that_writes_is_refused(columns: list[str], tmp_path: Path) -> None:
+    data = ["--data", str(write_csv(tmp_path / "test.csv", PAIRS))]
+    line = refused(adapter(), checkpoint(), *data, *columns, "--label", "ref")
+    assert line.startswith("error: --label: is about a classifier, and this adapter is none"), line
+    assert "adapter_config.json" in refused(tmp_path, checkpoint(), *data, *columns, "--label", "ref")
+
+
+def test_rows_without_labels_for_a_classifier_are_said_to_have_none() -> None:
+    rows = [{"prompt": "a", "completion": "b", "mr": "c"}]
+    said = r"^benchmark e2e, row 1, column 'label': there is no such column, so that these rows have no labels\. Fix: "
+    with pytest.raises(DataError, match=said):
+        score_adapter(classifier(), ModelSource(str(checkpoint())), RecordSource(rows, made_by={"source": "e2e"}))
 
 
 def test_wrong_input_is_named(tmp_path: Path) -> None:

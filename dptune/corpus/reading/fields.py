@@ -50,7 +50,7 @@ class RecordMaker:
         self.way = way_of(source, file, columns, first_row, table)
         self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id, source.label))
         self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
-        beside = (source.label, self._unit_column, self._id_column)
+        beside = (self._unit_column, self._id_column)
         for name in (*self._columns_needed(), *(name for name in beside if name is not None)):
             if name not in columns:
                 fix = f"name one of {_list_names(columns)}"
@@ -149,7 +149,14 @@ def _text_of(content: Content) -> str:
 
 
 def way_of(source: RecordSource, file: str, columns: Sequence[str], row: int, table: bool) -> str:
-    """How records are made of rows, one of ``WAYS``. Raises: DataError if several ways or none could be meant."""
+    """How records are made of rows, one of ``WAYS``.
+
+    Raises: DataError if several ways or none could be meant, or if the column of labels is absent.
+    """
+    if source.label is not None and source.label not in columns:
+        problem = "there is no such column, so that these rows have no labels"
+        fix = f"name the column of labels, if it is one of {_list_names(columns)}, or give other records"
+        raise DataError(problem, fix=fix, file=file, row=row, column=source.label)
     if source.template is not None:
         return "template"
     stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}

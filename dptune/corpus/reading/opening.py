@@ -22,7 +22,8 @@ def rows_of(source: RecordSource, data: Data) -> Rows:
         or when a bad row is reached.
     """
     if not isinstance(data, str | Path):
-        return _rows_from_python(data)
+        benchmark = source.made_by.get("source") if data is source.data else None
+        return _rows_from_python(data, _PYTHON if benchmark is None else f"benchmark {benchmark}")
     if is_hub_name(source, data):
         return hub_rows(source, str(data))
     path = Path(data)
@@ -33,11 +34,11 @@ def rows_of(source: RecordSource, data: Data) -> Rows:
     return found
 
 
-def _rows_from_python(data: Iterable[Mapping[str, Any]]) -> Rows:
+def _rows_from_python(data: Iterable[Mapping[str, Any]], called: str) -> Rows:
     columns = getattr(data, "column_names", None)  # a datasets.Dataset has it; that library need not be installed
     if isinstance(columns, Mapping):
         fix = f"give one of its parts, such as data[{next(iter(columns), 'train')!r}]"
-        raise DataError("is a DatasetDict", fix=fix, file=_PYTHON)
+        raise DataError("is a DatasetDict", fix=fix, file=called)
     if isinstance(columns, list):
-        return rows_of_library(data, _PYTHON)
-    return rows_like_first(_PYTHON, mappings(data, _PYTHON))
+        return rows_of_library(data, called)
+    return rows_like_first(called, mappings(data, called))
