@@ -147,7 +147,7 @@ def test_score_fills_the_template_that_was_trained(tmp_path: Path) -> None:
         ("content", TEMPLATE, False),
         ("content", None, False),
         (None, "{content} new", False),
-        (None, "{content} {label} new", True),
+        (None, "{content} old", True),
     ],
 )
 def test_another_template_in_place_of_the_stored_one_is_noticed(
