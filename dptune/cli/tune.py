@@ -316,7 +316,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
 
 def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
-    from dptune.cli.tune_result import attack_of, no_gain, scores_of, what_counts, with_glosses
+    from dptune.cli.tune_result import about_bands, attack_of, no_gain, scores_of, what_counts, with_glosses
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
@@ -329,11 +329,12 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         for score, (before, after) in scores.items():
             said |= {f"{score}_before_{whose}": before, f"{score}_after_{whose}": after}
     if as_json:
-        show(of_ledger(tuned.ledger) | said | {"adapter": str(adapter)}, as_json)
+        begun = {"restarts": tuned.restarts} if prepared.mechanism.mechanism.bands > 1 else {}
+        show(of_ledger(tuned.ledger) | begun | said | {"adapter": str(adapter)}, as_json)
         return
     classified, noted = scores_of(tuned, prepared)
     show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
-    for sentence in (what_counts(tuned.ledger), *noted, *no_gain(tuned)):
+    for sentence in (what_counts(tuned.ledger), *about_bands(tuned, prepared), *noted, *no_gain(tuned)):
         typer.echo(sentence)
     if any("held" in name for name in (*tuned.perplexity, *tuned.scores)):
         measure = "Accuracy" if tuned.scores else "Perplexity"

@@ -67,6 +67,19 @@ def no_gain(tuned: Tuned) -> Iterator[str]:
             )
 
 
+def about_bands(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
+    """What became of correlated noise where it is not what the ledger's figures let expect."""
+    mechanism = prepared.mechanism.mechanism
+    if mechanism.noise.correlated is not None and mechanism.bands == 1:
+        yield "With one band this is ordinary, independent noise."
+    if tuned.restarts:
+        times = "once" if tuned.restarts == 1 else f"{tuned.restarts} times"
+        yield (
+            f"Correlated noise began anew {times}, where the run had been stopped: as private, but less of it "
+            "cancelled than noise_in_last_sum_at_one_multiplier says."
+        )
+
+
 def attack_of(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
     """How to measure ``epsilon_audited``: the command that attacks one step, and what its figures are about."""
     from dptune.mechanisms.registry import plugin_modules

@@ -102,8 +102,8 @@ class BandedGaussian(Gaussian):
 
     Attributes:
         noise_multiplier: standard deviation of the fresh noise over the clip radius. The noise of one step is larger.
-        bands: number of bands b; "auto" lets calibration choose the number with the least expected error, of at most a
-            quarter of the steps.
+        bands: number of bands b; "auto" lets calibration choose the power of two with the least expected error, of at
+            most a quarter of the steps.
         strategy: "optimised" for objective and steps, where they are known; or "sqrt", the closed form.
         given: coefficients c_0 > c_1 >= .. >= 0 of a strategy of one's own, in place of both.
         objective: the noise to make small: that in the sums of the first steps ("mean" over all of them), in the sum of
@@ -127,14 +127,18 @@ class BandedGaussian(Gaussian):
         if self.bands != "auto" and self.bands < 1:
             raise ConfigError("bands", f"{self.bands} is below 1", fix="use 8, say, or auto")
         if self.given:
-            check_strategy(self.given)
+            try:
+                check_strategy(self.given)
+            except ConfigError as error:
+                fix = "give numbers that fall, such as 1,0.5, or leave it out"
+                raise ConfigError("given", f"coefficients {error.problem}", fix=fix) from None
             if self.bands not in ("auto", len(self.given)):
                 problem = f"{self.bands} are not the {len(self.given)} coefficients that are given"
                 raise ConfigError("bands", problem, fix="leave bands out")
         if not (math.isfinite(self.noise_memory) and self.noise_memory > 0):
-            raise ConfigError("noise_memory", f"{self.noise_memory} is not positive", fix="use 2, in gigabytes")
+            raise ConfigError("noise_memory", f"{self.noise_memory} is no positive number", fix="use 2, in gigabytes")
         if not (math.isfinite(self.contraction) and self.contraction >= 0):
-            raise ConfigError("contraction", f"{self.contraction} is negative", fix="use 3, say")
+            raise ConfigError("contraction", f"{self.contraction} is no number from 0 on", fix="use 3, say")
 
     def __copy__(self) -> Self:
         return replace(self)  # with a window of its own
@@ -165,13 +169,17 @@ class BandedGaussian(Gaussian):
 
     def start(self, facts: RunFacts) -> None:
         """Forget all rows. Raises ConfigError if the past noise would not fit in ``noise_memory``."""
+        self._check_plan(len(self.coefficients), facts.sample_rate, facts.steps)
+        self.check_memory(facts.pair_sizes)
+        self.forget()
+
+    def check_memory(self, pair_sizes: Sequence[int]) -> None:
+        """Raise ConfigError if the past noise of pairs of these sizes would not fit in ``noise_memory``."""
         bands = len(self.coefficients)
-        self._check_plan(bands, facts.sample_rate, facts.steps)
-        wanted = max(0, bands - 1) * sum(facts.pair_sizes) * _BYTES / _GIGABYTE
+        wanted = max(0, bands - 1) * sum(pair_sizes) * _BYTES / _GIGABYTE
         if wanted > self.noise_memory:
             problem = f"{bands} bands keep {wanted:.3g} GB of past noise, and {self.noise_memory:g} are allowed"
             raise ConfigError("noise_memory", problem, fix="raise it, or use fewer bands")
-        self.forget()
 
     def forget(self) -> None:
         """Drop the noise of past rows: the next row begins anew."""

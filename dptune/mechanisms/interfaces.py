@@ -319,7 +319,11 @@ class CorrelatedNoise(Noise, Protocol):
         ...
 
     def start(self, facts: RunFacts) -> None:
-        """Prepare for a run: forget all earlier rows. Raises ConfigError if its memory would be too large."""
+        """Prepare for a run: forget all earlier rows. Raises ConfigError as ``check_memory``."""
+        ...
+
+    def check_memory(self, pair_sizes: Sequence[int]) -> None:
+        """Raise ConfigError if its memory would be too large for pairs of these sizes."""
         ...
 
     def forget(self) -> None:

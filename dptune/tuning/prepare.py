@@ -309,6 +309,8 @@ def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple
     """The schedule of a run on ``units`` units, and its mechanism; a rate that was left open follows the bands."""
     schedule = schedule_of(settings, units, base.parameters, base.positions)
     mechanism = calibrate_mechanism(settings, base, schedule)
+    if (noise := mechanism.mechanism.noise.correlated) is not None:
+        noise.check_memory(base.pair_sizes)  # before the run is booked, not when it starts
     return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
 
 

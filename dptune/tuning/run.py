@@ -61,6 +61,7 @@ class Tuned:
         scores: of a classifier, its scores before and after, by those records and by their names in
             ``training.scores.Scores``; empty else. Private likewise.
         certificate: of a search, what its guarantee is computed from; None of a single run.
+        restarts: how often correlated noise began anew, because the process before had ended; 0 of a search.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
@@ -70,6 +71,7 @@ class Tuned:
     folder: Path
     scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     certificate: SearchCertificate | None = field(default=None, repr=False)
+    restarts: int = 0
 
     @property
     def epsilons(self) -> Epsilons:
@@ -159,6 +161,7 @@ def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: Searc
         out,
         {name: {score: (pair[0], pair[1]) for score, pair in own.items()} for name, own in scores.items()},
         certificate,
+        result.get("restarts", 0) if certificate is None else 0,
     )
 
 
