@@ -18,7 +18,7 @@ _LEAST_STEPS, _EPOCHS = 100, (3, 20)
 _CONTEXT = 512
 _SMALL, _SMALL_RATE, _RATE = 10_000_000, 0.02, 5e-4
 #: Adam divides by the noise of a step, which is larger if later steps take a part of it back: with 1, 2 and 4 bands the
-#: best of 0.02, 0.04 and 0.08 was the first, second and third, and with 8 to 32 bands no more than 0.08.
+#: best of 0.02, 0.04 and 0.08 was the first, second and third, and with more bands 0.08 was among the best tried.
 _MOST_RATES = 4
 #: The radius with which the rates of small models were measured.
 _RADIUS = 0.1

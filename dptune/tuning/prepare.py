@@ -306,12 +306,17 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
 
 
 def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:
-    """The schedule of a run on ``units`` units, and its mechanism; a rate that was left open follows the bands."""
+    """The schedule of a run on ``units`` units, and its mechanism with the noise that the budget asks for."""
     schedule = schedule_of(settings, units, base.parameters, base.positions)
     mechanism = calibrate_mechanism(settings, base, schedule)
     if (noise := mechanism.mechanism.noise.correlated) is not None:
         noise.check_memory(base.pair_sizes)  # before the run is booked, not when it starts
-    return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
+    return trained_schedule(settings, base, units, mechanism.mechanism), mechanism
+
+
+def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: Mechanism) -> TuneSchedule:
+    """The schedule that a run with this mechanism trains by: a rate that was left open follows its noise's bands."""
+    return schedule_of(settings, units, base.parameters, base.positions, mechanism.bands)
 
 
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:

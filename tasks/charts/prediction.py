@@ -26,7 +26,7 @@ _SETTINGS = {
 _SHORT = {"budget_epsilon": "epsilon", "tokens": "T", "models": "N", "public_weight": "w0", "subsample": "q"}
 _FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
 _DASHES = {"public": [2, 3], "nonprivate": [7, 4]}
-#: Of a name above its line, in pixels; its height as a share of the panel's.
+#: Where the name of a line begins and how wide its letters are, in pixels; its height as a share of the panel's.
 _NAME_LEFT, _LETTER_WIDTH, _NAME_HEIGHT = 4, 6, 0.08
 
 

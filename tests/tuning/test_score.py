@@ -269,7 +269,7 @@ def lose_labels(folder: Path) -> None:
 def test_a_folder_whose_files_are_not_those_of_its_card_is_refused(
     change: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
-    """With its labels in another order, a classifier's accuracy would be that of the wrong answers."""
+    """Whoever swaps the names in labels.json would otherwise be told the accuracy of the wrong answers."""
     folder, data = shutil.copytree(classifier(), tmp_path / "adapter"), str(write_csv(tmp_path / "t.csv", LABELLED))
     change(folder)
     line = refused(folder, checkpoint(), "--data", data, "--text", "text")

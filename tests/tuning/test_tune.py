@@ -53,52 +53,6 @@ def prepared(records: list[dict[str, Any]], **settings: Any) -> PreparedRun:
     return prepare(RecordSource(records, unit="customer_id"), open_base(str(checkpoint()), chosen), chosen)
 
 
-def test_bands_are_refused_by_the_sample_rate_of_the_run_alone() -> None:
-    many = {"mechanism": "banded", "options": {"bands": 16}}
-    found = prepared(rows(60, customers=60), batch=2, **many)
-    assert found.mechanism.mechanism.bands == 16
-    assert found.mechanism.mechanism.group_sample_rate(found.schedule.sample_rate) < 1
-    with pytest.raises(ConfigError, match=r"16 at sample rate 0\.14.* with chance 2\..*use at most 7"):
-        prepared(rows(60, customers=60), batch=8, epochs=4, **many)
-
-
-def test_past_noise_that_does_not_fit_is_refused_by_a_dry_run_and_before_the_run_is_booked(tmp_path: Path) -> None:
-    data = ["--data", str(write_csv(tmp_path / "a.csv", rows(60))), *ARGUMENTS, "--out", str(tmp_path / "out")]
-    given = ["--mechanism", "banded", "--set", "bands=4", "--set", "noise_memory=1e-9"]
-    for dry in (["--dry-run"], []):
-        done = command(*data, *given, *dry)
-        assert done.exit_code == 2
-        assert "noise_memory: 4 bands keep" in done.stderr.strip().splitlines()[-1]
-    assert not (tmp_path / "spent.jsonl").exists()
-    assert not (tmp_path / "out" / "ledger.jsonl").exists()
-
-
-@pytest.mark.parametrize("bands", [1, 2])
-def test_what_became_of_correlated_noise_is_told(bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was stopped goes on with noise that begins anew."""
-    given = ["--data", str(write_csv(tmp_path / "a.csv", rows(60))), *ARGUMENTS, "--out", str(tmp_path / "out")]
-    given += ["--mechanism", "banded", "--set", f"bands={bands}"]
-    original, made = run.train, []
-
-    def stopped(spec: Any, folder: Path, entropy: Any, _: Any) -> Any:
-        def on_step(report: Any) -> None:
-            made.append(report)
-            if len(made) == 5:
-                raise KeyboardInterrupt
-
-        return original(spec, folder, entropy, on_step)
-
-    monkeypatch.setattr(run, "train", stopped)
-    assert command(*given).exit_code == 130
-    monkeypatch.setattr(run, "train", original)
-    done = command(*given)
-    assert done.exit_code == 0, done.output
-    assert ("Correlated noise began anew once" in done.stdout) is (bands == 2)
-    assert ("With one band this is ordinary, independent noise." in done.stdout) is (bands == 1)
-    figures = json.loads(command(*given, "--json").stdout)
-    assert figures.get("restarts") == (1 if bands == 2 else None)
-
-
 FILES = {
     "records.csv": lambda path: write_csv(path, rows()),
     "pairs.jsonl": lambda path: write_jsonl(

@@ -36,8 +36,8 @@ from dptune.training.run import Run
 from dptune.training.spec import RunSpec
 from dptune.training.together import shared_copy, train_together
 from dptune.tuning.deliverable import write_weights
-from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of, trained_schedule
+from dptune.tuning.prepare import PreparedRun, trained_schedule
+from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.tuning.search.plan import Drawn, Plan, PlanError
 from dptune.tuning.search.score import Array, noisy_score, unit_losses
 from dptune.tuning.weights import partial_of

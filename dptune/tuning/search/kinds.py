@@ -65,11 +65,6 @@ def candidate_schedule(settings: TuneSettings, base: Base, units: int) -> TuneSc
     return schedule_of(settings, units, base.parameters, base.positions)
 
 
-def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: Mechanism) -> TuneSchedule:
-    """The schedule that a candidate trains by: a rate that was left open follows the bands of its noise."""
-    return schedule_of(settings, units, base.parameters, base.positions, mechanism.bands)
-
-
 def build_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule, noise: Mapping[str, Any]) -> Mechanism:
     """A new mechanism with this noise, for one candidate: controllers learn, so none is used twice."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
