@@ -1,5 +1,7 @@
 """The prediction flow: partitions the records, tunes an adapter for every shard, and scores the protocols.
 
+Shards and the scores of held-out records are made by processes of their own, as many at a time as cells are.
+
 python -m flows.prediction        # what the DVC stage runs
 """
 
@@ -31,6 +33,7 @@ from tasks.prediction.ensembles import (
     scored_protocols,
     served_protocol,
 )
+from tasks.prediction.scores import SCORING, ScoringPlan, open_scoring, scoring_plan
 from tasks.report.page import write_index
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
@@ -47,6 +50,14 @@ def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) ->
             arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
             run_process(f"shard {shard}", child("tasks.prediction.tune", *arguments))
     return shard
+
+
+@task(name="score records", task_run_name="{plan.ensemble.models} models, records {part} of {parts}", retries=1)
+def score_records(plan: ScoringPlan, part: int, parts: int, devices: list[str], places: int) -> None:
+    """Score a part of the held-out records on one ensemble, in a process of its own."""
+    with free_place(devices, places) as device:
+        arguments = [str(plan.directory / SCORING), str(part), str(parts), "--device", device]
+        run_process(f"scores of {plan.ensemble.models} models", child("tasks.prediction.score", *arguments))
 
 
 @task(name="score")
@@ -69,10 +80,10 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
         scored_protocols(settings.prediction, plan.models, delta)  # raises for bad options before anything is tuned
     devices, records = available_devices(settings.experiment), records_digest()
     private_directory(ENSEMBLES)
+    places = settings.experiment.cells_per_device
     for plan in chosen:
         open_plan(plan)
         write_booking(plan.directory, records, SPENT)
-        places = settings.experiment.cells_per_device
         futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
         failed: list[str] = []
         errors: list[BaseException] = []
@@ -86,6 +97,8 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
             raise flow_error(f"shards {', '.join(failed)} of {plan.directory} failed", errors)
         serves = protocol if plan.models == protocol.models else None
         close_plan(plan, serves, settings.experiment.telemetry)
+    if settings.experiment.telemetry == "research":
+        _score_in_processes([scoring_plan(plan, settings) for plan in chosen], devices, places)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
     result = score_all(settings, chosen, serving, devices[0])
     timed = tracking.timed(settings.experiment.telemetry)
@@ -97,6 +110,28 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)
+
+
+def _score_in_processes(chosen: list[ScoringPlan], devices: list[str], places: int) -> None:
+    """Score the held-out records on every ensemble; each place has a part of them.
+
+    Raises: FlowError naming the ensembles of which a part failed, after all others.
+    """
+    for plan in chosen:
+        open_scoring(plan)
+    parts = min(len(devices) * places, chosen[0].prediction.records)
+    named = [(plan, part) for plan in chosen for part in range(parts)]
+    futures = [score_records.submit(plan, part, parts, devices, places) for plan, part in named]
+    failed: list[str] = []
+    errors: list[BaseException] = []
+    for (plan, part), future in zip(named, futures, strict=True):
+        future.wait()
+        get_run_logger().info("%d models, part %d of %d: %s", plan.ensemble.models, part + 1, parts, future.state.name)
+        if not future.state.is_completed():
+            failed.append(f"{plan.ensemble.models} models, part {part + 1} of {parts}")
+            errors.append(error_of(future))
+    if failed:
+        raise flow_error(f"scores failed: {'; '.join(failed)}", errors)
 
 
 def skip() -> None:

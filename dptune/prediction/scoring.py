@@ -1,5 +1,7 @@
 """Perplexity of a protocol by teacher forcing: the probability of every true next token under the output law.
 
+Records are scored one by one, so that processes can share them, and summed up at the end.
+
 Two averages, never mixed up: ``perplexity_per_block`` is the mean over records of exp(mean loss of the record), as
 PMixED's paper reports (its blocks are 512 tokens, ours are records); ``perplexity_pooled`` is exp of the mean loss over
 all tokens. Nothing is charged: scoring reads held-out records and tells an aggregate of private models, which the
@@ -9,8 +11,8 @@ guarantee of the answers does not cover.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,28 +28,8 @@ from dptune.progress import progress
 from dptune.training.data import Tokens, plain_ids
 from dptune.training.stacked import PUBLIC, StackedAdapters
 
+Rows = Sequence[NDArray[np.int32]]
 _NEVER = 1e-6  # probability below which a size of the sample is left out: it hardly changes a perplexity
-
-
-@dataclass
-class Losses:
-    """Losses of one law, record by record, in nats."""
-
-    total: list[float] = field(default_factory=list)
-    count: list[int] = field(default_factory=list)
-
-    def add(self, losses: torch.Tensor) -> None:
-        """Add the (tokens,) losses of one record."""
-        self.total.append(float(losses.sum()))
-        self.count.append(len(losses))
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Both perplexities, by name."""
-        means = [total / count for total, count in zip(self.total, self.count, strict=True)]
-        with np.errstate(over="ignore"):  # a token of probability 0 makes it infinite
-            per_block, pooled = np.exp(means).mean(), np.exp(sum(self.total) / sum(self.count))
-        return {"perplexity_per_block": float(per_block), "perplexity_pooled": float(pooled)}
 
 
 @dataclass(frozen=True)
@@ -69,74 +51,118 @@ class _Record:
         index = self.targets.expand(log_law.shape[:-1])[..., None]
         return log_law.gather(-1, index)[..., 0].exp()
 
-    def probabilities_at_targets(self, parts: torch.Tensor) -> torch.Tensor:
-        """(positions,) probabilities of the true tokens, if private models have ``parts`` (models, positions) each."""
-        return (parts * self.at_targets(self.private)).sum(0) + (1 - parts.sum(0)) * self.at_targets(self.public)
+    def loss(self, parts: torch.Tensor) -> float:
+        """Loss of the true tokens, in nats, if private models have ``parts`` (models, positions) of the law."""
+        law = (parts * self.at_targets(self.private)).sum(0) + (1 - parts.sum(0)) * self.at_targets(self.public)
+        return -float(law.log().sum())
 
 
 @torch.no_grad()
 def score_model(model: Any, tokens: Tokens) -> dict[str, float]:
     """Both perplexities of one model, in evaluation mode, of the tokens that count in the loss."""
-    losses, model = Losses(), model.eval()
+    losses, model = [], model.eval()
     for row in tokens.rows:
         ids, counted = _row(row, next(model.parameters()).device)
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
         law = torch.log_softmax(logits[0, :-1].double(), -1)
-        losses.add(-law.gather(-1, ids[0, 1:, None])[counted, 0])
-    return losses.figures
+        lost = -law.gather(-1, ids[0, 1:, None])[counted, 0]
+        losses.append((float(lost.sum()), len(lost)))
+    return _perplexities(losses)
 
 
-def score_ensemble(
-    model: Any, adapters: StackedAdapters, tokens: Tokens, protocols: Mapping[str, Protocol], seed: int
-) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Score protocols on held-out records.
+@dataclass(frozen=True)
+class RecordScore:
+    """What one record's tokens cost under each law. Of private models, and of a held-out record.
 
-    Returns: the perplexities of each protocol and the mean weight of its private models, by name; and the perplexities
-    of the plain average of all private models, which is NOT private: the best a protocol could reach.
+    Attributes:
+        tokens: number of tokens that count in the loss.
+        losses: by protocol, in nats, summed over those tokens.
+        sampled: losses with one sample of models at every position, by published protocol.
+        private: weight of the private models summed over those tokens, by protocol.
+        average: loss under the plain average of all private models.
+    """
 
-    A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
-    authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
+    tokens: int
+    losses: Mapping[str, float]
+    sampled: Mapping[str, float]
+    private: Mapping[str, float]
+    average: float
+
+
+def score_records(
+    model: Any,
+    adapters: StackedAdapters,
+    tokens: Tokens,
+    protocols: Mapping[str, Protocol],
+    seed: int,
+    chosen: Sequence[int],
+    label: str = "scoring answers",
+) -> Iterator[tuple[int, RecordScore]]:
+    """Yield the number and the score of each ``chosen`` record, as soon as it is scored.
 
     Args:
         tokens: held-out records, of each of which a token after the first counts in the loss.
-        seed: seed of those samples; public.
+        seed: with the record's number the seed of a published protocol's samples; public.
+        chosen: numbers of records.
+        label: what the progress bar says.
     """
-    losses = {name: Losses() for name in protocols}
-    sampled = {name: Losses() for name, protocol in protocols.items() if isinstance(protocol, Published)}
-    private: dict[str, list[torch.Tensor]] = {name: [] for name in protocols}
-    draws, average = np.random.default_rng(seed), Losses()
-    for record in _records(model, adapters, tokens):
+    rows = [tokens.rows[number] for number in chosen]
+    for number, record in zip(chosen, _records(model, adapters, rows, label), strict=True):
+        draws, losses, sampled, private = np.random.default_rng([seed, number]), {}, {}, {}
         for name, protocol in protocols.items():
             if isinstance(protocol, FixedMixture):
                 parts = parts_of(weights_of(protocol, record.public, record.private), protocol.slots)
             else:
                 by_size = _published_weights(protocol, record)
                 parts = _average_parts(protocol, by_size)
-                sampled[name].add(-record.probabilities_at_targets(_sampled_parts(protocol, by_size, draws)).log())
-            losses[name].add(-record.probabilities_at_targets(parts).log())
-            private[name].append(parts.sum(0))
-        average.add(-record.at_targets(record.private).mean(0).log())
-    found = {name: each.figures for name, each in losses.items()}
-    for name, weights in private.items():
-        found[name]["private_weight"] = float(torch.cat(weights).mean())
-    for name, each in sampled.items():
-        found[name] |= {f"sampled_{key}": value for key, value in each.figures.items()}
-    return found, average.figures
+                sampled[name] = record.loss(_sampled_parts(protocol, by_size, draws))
+            losses[name] = record.loss(parts)
+            private[name] = float(parts.sum())
+        average = -float(record.at_targets(record.private).mean(0).log().sum())
+        yield number, RecordScore(len(record.targets), losses, sampled, private, average)
+
+
+def summed_up(scores: Sequence[RecordScore]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """The perplexities of protocols on all records.
+
+    Returns: the perplexities of each protocol and the mean weight of its private models, by name; and the perplexities
+    of the plain average of all private models, which is NOT private: the best a protocol could reach.
+
+    A published protocol has two more perplexities, ``sampled_...``: with one sample of models at every position, as its
+    authors score it; by Jensen's inequality that is above the perplexity of the law, which a user meets.
+    """
+    tokens = sum(score.tokens for score in scores)
+    found: dict[str, dict[str, float]] = {}
+    for name in scores[0].losses:
+        found[name] = _perplexities([(score.losses[name], score.tokens) for score in scores])
+        found[name]["private_weight"] = sum(score.private[name] for score in scores) / tokens
+    for name in scores[0].sampled:
+        of_samples = _perplexities([(score.sampled[name], score.tokens) for score in scores])
+        found[name] |= {f"sampled_{key}": value for key, value in of_samples.items()}
+    return found, _perplexities([(score.average, score.tokens) for score in scores])
 
 
 @torch.no_grad()
-def _records(model: Any, adapters: StackedAdapters, tokens: Tokens) -> Iterator[_Record]:
+def _records(model: Any, adapters: StackedAdapters, rows: Rows, label: str) -> Iterator[_Record]:
     """Yield each record's probabilities, by one forward pass over the public model and all private ones."""
     model.eval()
     device = next(model.parameters()).device
-    rows = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
-    with adapters.apply(model, rows):
-        for row in progress(tokens.rows, "scoring answers", total=len(tokens.rows)):
+    models = torch.tensor([PUBLIC, *range(len(adapters))], device=device)
+    with adapters.apply(model, models):
+        for row in progress(rows, label, total=len(rows)):
             one, counted = _row(row, device)
-            ids = one.expand(len(rows), -1)
+            ids = one.expand(len(models), -1)
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
             laws = torch.log_softmax(logits[:, :-1].double(), -1)[:, counted]
             yield _Record(*truncate_laws(laws[0], laws[1:]), ids[0, 1:][counted])
+
+
+def _perplexities(losses: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """Both perplexities, by name, of records' losses in nats and numbers of tokens."""
+    means = [total / count for total, count in losses]
+    pooled = sum(total for total, _ in losses) / sum(count for _, count in losses)
+    with np.errstate(over="ignore"):  # a token of probability 0 makes it infinite
+        return {"perplexity_per_block": float(np.exp(means).mean()), "perplexity_pooled": float(np.exp(pooled))}
 
 
 def _row(row: NDArray[np.int32], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

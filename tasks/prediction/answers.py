@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 
-from dptune.corpus.records import Records, read_records
+from dptune.corpus.records import read_about
 from dptune.files import jsonable, private_directory, write_json
-from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.protocols import priced_answers
-from dptune.prediction.scoring import score_ensemble, score_model
+from dptune.prediction.scoring import score_model, summed_up
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.data import Tokens
-from dptune.training.model import load_base, load_tokenizer
+from dptune.training.model import load_base
 from dptune.units import MADE_OF_OTHERS
 from tasks.charts.groups import EPSILONS
 from tasks.experiment.listed import listed_cells, read_results
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
-from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
+from tasks.prediction.ensembles import EnsemblePlan, scored_protocols
+from tasks.prediction.scores import held_out_tokens, open_scoring, read_scores, score_part, scoring_plan
 from tasks.settings.params import Settings
 from tasks.tracking import ChildRun, timed
 
@@ -34,17 +34,14 @@ _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 
 def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Score everything and write data/prediction/results.json; under private telemetry it holds prices alone."""
-    records, told = read_records(EVAL), settings.experiment.telemetry == "research"
-    rows = []
-    if told:
-        tokens = _tokens(plans[0], records, settings.prediction.records)
-        rows += _models(plans[0], tokens, device)
+    about, told = read_about(EVAL), settings.experiment.telemetry == "research"
+    rows = _models(plans[0], held_out_tokens(plans[0], settings.prediction.records), device) if told else []
     for plan in plans:
-        rows += _ensemble(settings, plan, tokens if told else None, device)
+        rows += _ensemble(settings, plan, told, device)
     result = {
         "name": settings.experiment.name,
-        "data": str(records.about["label"]),
-        "synthetic": bool(records.about["synthetic"]),
+        "data": str(about["label"]),
+        "synthetic": bool(about["synthetic"]),
         "telemetry": settings.experiment.telemetry,
         "delta": settings.experiment.delta,
         "records": settings.prediction.records,
@@ -54,13 +51,6 @@ def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: 
     }
     write_json(ANSWERS, result)
     return result
-
-
-def _tokens(plan: EnsemblePlan, records: Records, most: int) -> Tokens:
-    """The first records of which a token counts that another one precedes."""
-    texts = [str(text) for text in records.text.to_pylist()[:most]]
-    tokens = record_tokens(plan, texts, records.about, load_tokenizer(plan.model.weights))
-    return replace(tokens, rows=[row for row in tokens.rows if (row[1:] >= 0).any()])
 
 
 def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
@@ -90,15 +80,16 @@ def _scores(model: Any, tokens: Tokens) -> dict[str, float | str]:
     return jsonable(score_model(model, tokens))
 
 
-def _ensemble(settings: Settings, plan: EnsemblePlan, tokens: Tokens | None, device: str) -> list[Row]:
-    """Rows for the protocols on one ensemble, and for the plain average of its models; without tokens prices alone."""
+def _ensemble(settings: Settings, plan: EnsemblePlan, told: bool, device: str) -> list[Row]:
+    """Rows for the protocols on one ensemble, and for the plain average of its models; prices alone unless ``told``."""
     protocols = scored_protocols(settings.prediction, plan.models, settings.experiment.delta)
     scores: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
-    if tokens is not None:
-        model = load_base(plan.model.weights, torch.device(device))
-        adapters = load_adapters(plan.directory, read_manifest(plan.directory), model, torch.device(device))
-        scores, average = score_ensemble(model, adapters, tokens, protocols, seed=0)
+    if told:
+        scoring = scoring_plan(plan, settings)
+        open_scoring(scoring)
+        score_part(scoring, 0, 1, device)  # what no process has scored before
+        scores, average = summed_up(read_scores(scoring))
         average |= _every_epsilon(math.inf)
         rows.append({"label": f"average of {plan.models}", "kind": "nonprivate", "unit": "record", **jsonable(average)})
     for name, protocol in protocols.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prediction_work import work_of
 from tiny_pipeline import mode, nonprivate, read_json, static, write_params
 from typer.testing import CliRunner
 
@@ -15,11 +16,11 @@ from dptune.errors import ConfigError
 from dptune.files import write_json, write_text
 from dptune.privacy.spent import Register
 from flows import prediction as module
+from flows.failures import FlowError
 from flows.prediction import prediction
 from tasks import tracking
 from tasks.experiment.finetune import run_cell
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
-from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
 from tasks.tracking_digits import legible
@@ -52,15 +53,14 @@ def _cells() -> None:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tune shard 0 in a process of its own, and the others here: what a process imports takes longer than a shard."""
+    """Shard 0 has a process of its own, and all else is done here: what a process imports takes longer than a shard."""
     real = module.run_process
 
     def run(label: str, command: list[str]) -> None:
         if label == "shard 0":
             real(label, command)
             return
-        file, shard = command[command.index("tasks.prediction.tune") + 1 :][:2]
-        tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(shard), "cpu")
+        work_of(command)
 
     monkeypatch.setattr(module, "run_process", run)
 
@@ -93,7 +93,10 @@ def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, on
     (spent,) = Register(SPENT).totals()
     assert [(part.what, part.entries) for part in spent.parts] == [("cell", 2), ("answers", 1)]
     assert spent.parts[1].bounded == pytest.approx(8, abs=1e-9)
-    # Again: nothing is tuned a second time, and what was spent stays spent.
+    scores = sorted(folder.glob("scores-*/record-*.json"))
+    assert len(scores) == 2
+    made |= {path: path.stat().st_mtime_ns for path in scores}
+    # Again: nothing is tuned or scored a second time, and what was spent stays spent.
     assert Path(prediction()) == folder
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert (folder / "ledger.jsonl").exists()
@@ -131,6 +134,34 @@ def test_what_cannot_be_is_refused_before_anything_is_tuned(server: str, pipelin
     with pytest.raises(ConfigError, match="too small for one token"):
         prediction()
     assert not ENSEMBLES.exists()
+
+
+def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part whose process died is named, and the next run scores its records alone, to the same results."""
+    write_params(QUICK)
+    killed: list[str] = []
+
+    def dying(label: str, command: list[str]) -> None:
+        if "tasks.prediction.score" in command and command[-4:-2] == ["1", "2"] and not killed:
+            killed.append(label)
+            raise RuntimeError("killed")
+        work_of(command)
+
+    monkeypatch.setattr(module, "run_process", dying)
+    monkeypatch.setattr(module, "score_records", module.score_records.with_options(retries=0))
+    with pytest.raises(FlowError, match="scores failed: 2 models, part 2 of 2"):
+        prediction()
+    (first,) = ENSEMBLES.glob("*/scores-*/record-*.json")
+    assert not ANSWERS.exists()
+    made = first.stat().st_mtime_ns
+    folder = Path(prediction())
+    assert first.stat().st_mtime_ns == made
+    assert len(list(folder.glob("scores-*/record-*.json"))) == 2
+    resumed = read_json(ANSWERS)["rows"]
+    for file in folder.glob("scores-*/record-*.json"):
+        file.unlink()
+    prediction()
+    assert read_json(ANSWERS)["rows"] == resumed
 
 
 def test_a_shard_that_fails_is_named(

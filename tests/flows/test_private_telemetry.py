@@ -20,6 +20,7 @@ from uuid import UUID
 
 import pytest
 import torch
+from prediction_work import work_of
 from tiny_pipeline import (
     built,
     copied,
@@ -102,14 +103,8 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         parent, flow_run = (command[command.index(name) + 1] for name in ("--parent", "--flow-run"))
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
-    def shard(_label: str, command: list[str]) -> None:
-        from tasks.prediction.ensembles import EnsemblePlan, tune
-
-        file = next(word for word in command if word.endswith("plan.json"))
-        tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(command[command.index(file) + 1]), "cpu")
-
     patch.setattr(experiment_flow, "run_process", cells)
-    patch.setattr(prediction_flow, "run_process", shard)
+    patch.setattr(prediction_flow, "run_process", lambda _label, command: work_of(command))
     patch.setattr(experiment_flow, "sys", SimpleNamespace(stderr=StringIO(), executable=sys.executable))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tiny_ensemble import WIDTH, base, build, texts
 from tiny_models import CPU
 
@@ -18,7 +17,7 @@ from dptune.prediction.mixture import law
 from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.prediction.scoring import Losses, score_ensemble, score_model
+from dptune.prediction.scoring import RecordScore, score_model, score_records, summed_up
 from dptune.training.data import tokenize, with_context
 from dptune.training.model import load_base, load_tokenizer
 from dptune.training.stacked import PUBLIC
@@ -32,12 +31,38 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple:
     return model, load_adapters(folder, read_manifest(folder), model, CPU), tokens
 
 
+def score_ensemble(model, adapters, tokens, protocols, seed: int) -> tuple:  # type: ignore[no-untyped-def]
+    """All records in one process."""
+    found = score_records(model, adapters, tokens, protocols, seed, range(len(tokens.rows)))
+    return summed_up([score for _, score in found])
+
+
 def test_both_averages_are_what_they_say() -> None:
-    losses = Losses()
-    losses.add(torch.tensor([1.0, 3.0]))
-    losses.add(torch.tensor([0.5]))
-    assert losses.figures["perplexity_per_block"] == pytest.approx((math.exp(2) + math.exp(0.5)) / 2)
-    assert losses.figures["perplexity_pooled"] == pytest.approx(math.exp(4.5 / 3))
+    scores = [
+        RecordScore(2, {"law": 4.0}, {"law": 5.0}, {"law": 1.0}, 3.0),
+        RecordScore(1, {"law": 0.5}, {"law": 1.0}, {"law": 0.5}, 0.5),
+    ]
+    found, average = summed_up(scores)
+    assert found["law"]["perplexity_per_block"] == pytest.approx((math.exp(2) + math.exp(0.5)) / 2)
+    assert found["law"]["perplexity_pooled"] == pytest.approx(math.exp(4.5 / 3))
+    assert found["law"]["sampled_perplexity_pooled"] == pytest.approx(math.exp(2))
+    assert found["law"]["private_weight"] == pytest.approx(0.5)
+    assert average["perplexity_pooled"] == pytest.approx(math.exp(3.5 / 3))
+
+
+def test_records_score_the_same_in_any_process(scored: tuple) -> None:
+    """Parts of any size and order, the published protocol's drawn samples too."""
+    model, adapters, tokens = scored
+    protocols = {
+        "mine": FixedMixture(tokens=8, models=3, unit="record"),
+        "published": Published(tokens=2, models=3, subsample=0.4),
+    }
+    count = len(tokens.rows)
+    whole = dict(score_records(model, adapters, tokens, protocols, 5, range(count)))
+    parts = [
+        dict(score_records(model, adapters, tokens, protocols, 5, chosen)) for chosen in ([2, 0], range(1, count, 2))
+    ]
+    assert all(score == whole[number] for part in parts for number, score in part.items())
 
 
 def test_a_fixed_mixture_is_scored_by_its_law(scored: tuple) -> None:

@@ -23,6 +23,7 @@ ENTRIES = (
     "tasks.policy.rlhf",
     "tasks.policy.tenants",
     "tasks.prediction.ensembles",
+    "tasks.prediction.scores",
 )
 #: What MLflow is sent and what a page shows of a run is a result of a stage, if not of a run.
 NO_STAGE = {name: why for name, why in NO_RESULT.items() if name.startswith(("dptune", "tasks.settings", "flows"))} | {

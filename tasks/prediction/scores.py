@@ -1,0 +1,118 @@
+"""Scores of one ensemble, a file for each record: processes share the records, and a kill costs one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dptune.corpus.records import read_records
+from dptune.errors import DataError
+from dptune.files import jsonable, private_directory, write_json
+from dptune.prediction.ensemble import load_adapters, read_manifest
+from dptune.prediction.scoring import RecordScore, score_records
+from dptune.training.data import Tokens
+from dptune.training.model import check_device, load_base, load_tokenizer
+from tasks.identity import code_digest
+from tasks.paths import EVAL
+from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
+from tasks.settings.params import Settings
+from tasks.settings.prediction import Prediction
+from tasks.settings.strict import StrictModel
+
+SCORING = "scoring.json"
+_SEED = 0  # of the samples that a published protocol is scored with; public
+
+
+class ScoringPlan(StrictModel):
+    """Everything that decides an ensemble's scores; the ensemble's own plan names the data. Public."""
+
+    ensemble: EnsemblePlan
+    prediction: Prediction
+    delta: float
+    code: str
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the records' scores, in the ensemble's. Private."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return self.ensemble.directory / f"scores-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+    def file(self, number: int) -> Path:
+        """The score of one record."""
+        return self.directory / f"record-{number:05d}.json"
+
+
+def scoring_plan(plan: EnsemblePlan, settings: Settings) -> ScoringPlan:
+    """Plan the scoring of an ensemble."""
+    code = code_digest("prediction.scores")
+    return ScoringPlan(ensemble=plan, prediction=settings.prediction, delta=settings.experiment.delta, code=code)
+
+
+def open_scoring(plan: ScoringPlan) -> Path:
+    """Make the folder of the scores. Returns: the plan's file."""
+    file = private_directory(plan.directory) / SCORING
+    write_json(file, plan.model_dump(mode="json"))
+    return file
+
+
+def held_out_tokens(plan: EnsemblePlan, most: int) -> Tokens:
+    """The first held-out records of which a token counts that another one precedes.
+
+    Raises: DataError if there is none.
+    """
+    records = read_records(EVAL)
+    texts = [str(text) for text in records.text.to_pylist()[:most]]
+    tokens = record_tokens(plan, texts, records.about, load_tokenizer(plan.model.weights))
+    counted = [row for row in tokens.rows if (row[1:] >= 0).any()]
+    if not counted:
+        problem = f"of its first {most} records none has a token that another one precedes, so nothing can be scored"
+        raise DataError(problem, fix="raise prediction.records, or give longer records", file=EVAL)
+    return replace(tokens, rows=counted)
+
+
+def score_part(plan: ScoringPlan, part: int, parts: int, device: str) -> None:
+    """Score every ``parts``-th record from number ``part`` that has no score yet."""
+    tokens = held_out_tokens(plan.ensemble, plan.prediction.records)
+    chosen = [number for number in range(part, len(tokens.rows), parts) if not plan.file(number).exists()]
+    if not chosen:
+        return
+    where, ensemble = check_device(device), plan.ensemble
+    model = load_base(ensemble.model.weights, where)
+    adapters = load_adapters(ensemble.directory, read_manifest(ensemble.directory), model, where)
+    protocols = scored_protocols(plan.prediction, ensemble.models, plan.delta)
+    label = f"scoring answers, {ensemble.models} models"
+    for number, score in score_records(model, adapters, tokens, protocols, _SEED, chosen, label):
+        write_json(plan.file(number), _written(score))
+
+
+def read_scores(plan: ScoringPlan) -> list[RecordScore]:
+    """The scores of all records.
+
+    Raises: DataError if one is missing or cannot be read.
+    """
+    count = len(held_out_tokens(plan.ensemble, plan.prediction.records).rows)
+    return [_read(plan.file(number)) for number in range(count)]
+
+
+def _written(score: RecordScore) -> dict[str, Any]:
+    return {key: jsonable(value) if isinstance(value, Mapping) else value for key, value in asdict(score).items()} | (
+        jsonable({"average": score.average})
+    )
+
+
+def _read(file: Path) -> RecordScore:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        laws = {key: _numbers(stored[key]) for key in ("losses", "sampled", "private")}
+        return RecordScore(tokens=int(stored["tokens"]), average=float(stored["average"]), **laws)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fix = "delete it and run python -m flows.prediction, which scores this record again"
+        raise DataError(f"holds no score of a record ({error})", fix=fix, file=file) from None
+
+
+def _numbers(stored: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in stored.items()}

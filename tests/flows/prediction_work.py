@@ -1,0 +1,26 @@
+"""What the prediction flow's processes do, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+
+from tasks.prediction.ensembles import EnsemblePlan, tune
+from tasks.prediction.scores import ScoringPlan, score_part
+
+_ONE = Lock()  # tasks are threads, and two of them cannot load a model at once
+
+
+def work_of(command: list[str]) -> None:
+    """Tune a shard or score a part, as the command says."""
+    with _ONE:
+        _work_of(command)
+
+
+def _work_of(command: list[str]) -> None:
+    if "tasks.prediction.score" in command:
+        file, part, parts = command[command.index("tasks.prediction.score") + 1 :][:3]
+        score_part(ScoringPlan.model_validate_json(Path(file).read_text()), int(part), int(parts), "cpu")
+        return
+    file, shard = command[command.index("tasks.prediction.tune") + 1 :][:2]
+    tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(shard), "cpu")
