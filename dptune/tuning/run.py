@@ -295,6 +295,17 @@ def _lost_its_ledger(folder: RunFolder) -> bool:
     return not folder.ledger.exists() and bool(_known(folder).get(CHARGES))
 
 
+def _differences(name: str, then: Any, now: Any) -> list[str]:
+    """What changed of one setting, in words; of a mapping, what changed of each of its keys."""
+    if name in ("model", "records"):
+        return [name]
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        return [part for key in keys for part in _differences(f"{name}.{key}", then.get(key), now.get(key))]
+    before, after = ("not given" if value is None else value for value in (then, now))
+    return [f"{name}: {before} then, {after} now"]
+
+
 def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
 
@@ -326,10 +337,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
-        told = [
-            name if name in ("model", "records") else f"{name}: {known.get(name)} then, {written[name]} now"
-            for name in changed
-        ]
+        told = [part for name in changed for part in _differences(name, known.get(name), written[name])]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")

@@ -74,3 +74,13 @@ def test_what_became_of_correlated_noise_is_told(bands: int, tmp_path: Path, mon
     assert ("With one band this is ordinary, independent noise." in done.stdout) is (bands == 1)
     figures = json.loads(command(*given, "--json").stdout)
     assert figures.get("restarts") == (1 if bands == 2 else None)
+
+
+def test_an_option_that_changed_is_named_by_itself(tmp_path: Path) -> None:
+    given = ["--data", str(write_csv(tmp_path / "a.csv", rows(60))), *ARGUMENTS, "--out", str(tmp_path / "out")]
+    given += ["--mechanism", "banded"]
+    assert command(*given, "--set", "bands=2").exit_code == 0
+    other = command(*given, "--set", "objective=last", "--set", "bands=1")
+    assert other.exit_code == 2
+    told = "--set bands: 2 then, 1 now; --set objective: not given then, last now"
+    assert told in " ".join(other.stderr.split())
