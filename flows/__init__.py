@@ -15,6 +15,8 @@ os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 if set("%?") & set(os.environ.get("PREFECT_HOME", "")):
     database = Path(os.path.relpath(os.environ["PREFECT_HOME"])) / "prefect.db"
     os.environ.setdefault("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{database}")
+# Threads that wait sleep, as make sets too: where two cells share two cores, spinning ones take five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # No telemetry leaves this machine, because it would tell of a private pipeline. make sets the same.
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -29,7 +29,7 @@ from flows.child import child
 from flows.command import begin_flow, hold_when_stopped, run_flow
 from flows.failures import CellError, flow_error
 from flows.names import grid_name
-from flows.places import free_place
+from flows.places import free_place, with_threads
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
 from flows.shared_folder import SharedFolder, shared_folder
@@ -63,6 +63,7 @@ class DispatchContext:
         parent: the experiment's run in MLflow.
         place: the flow's working directory, which every machine must see.
         environment: environment variables for the cell's process; None removes one.
+        groups: number of groups of cells in the flow, each of which runs in one process.
         terminal: whether the flow runs at a terminal.
     """
 
@@ -70,6 +71,7 @@ class DispatchContext:
     parent: str
     place: SharedFolder
     environment: Mapping[str, str | None]
+    groups: int
     terminal: bool
 
 
@@ -110,7 +112,8 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
         write_text(RunFolder(home / cell.directory).cell, cell.model_dump_json(indent=2))
     is_done = is_finished if context.parent == tracking.LATER else is_published
     if not all(is_done(home / cell.directory) for cell in group.cells):
-        with free_place(available_devices(context.settings), context.settings.cells_per_device) as device:
+        devices, places = available_devices(context.settings), context.settings.cells_per_device
+        with free_place(devices, places) as device:
             files = [str(RunFolder(cell.directory).cell) for cell in group.cells]
             options = ["--device", device, "--parent", context.parent, "--flow-run", str(flow_run.id or "none")]
             # The cells may be locked by another flow, or by the process of a killed worker, which ends a moment later.
@@ -118,7 +121,8 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
             # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
             run = _run_attached if context.terminal else run_process
             command = child("tasks.experiment.finetune", *files, *options)
-            run(group.label, command, home, environment_with(context.environment))
+            side_by_side = min(len(devices) * places, context.groups)
+            run(group.label, command, home, with_threads(environment_with(context.environment), side_by_side))
     return [str(cell.directory) for cell in group.cells]
 
 
@@ -172,7 +176,7 @@ def experiment(
     with shared_folder(settings.experiment.runner) as place, open_runner(settings.experiment, places) as task_runner:
         timed = tracking.timed(settings.experiment.telemetry)
         parent = tracking.parent_run(settings.experiment.name, tags_of(settings.experiment), timed=timed)
-        context = _context(settings.experiment, devices, parent, place)
+        context = _context(settings.experiment, devices, parent, place, len(groups))
         configured = fine_tune.with_options(retries=settings.experiment.retries, result_storage=RUNS.resolve())
         futures = [
             task_runner.submit(
@@ -216,10 +220,12 @@ def _own_devices(settings: Experiment) -> list[str]:
     return [] if "://" in settings.runner else available_devices(settings)
 
 
-def _context(settings: Experiment, devices: list[str], parent: str, place: SharedFolder) -> DispatchContext:
+def _context(
+    settings: Experiment, devices: list[str], parent: str, place: SharedFolder, groups: int
+) -> DispatchContext:
     lone = settings.runner == THREADS and len(devices) * settings.cells_per_device == 1
     environment = own_threads() | {"MLFLOW_TRACKING_URI": tracking.tracking_uri()}
-    return DispatchContext(settings, parent, place, environment, terminal=lone and sys.stderr.isatty())
+    return DispatchContext(settings, parent, place, environment, groups, terminal=lone and sys.stderr.isatty())
 
 
 def _failures(

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
@@ -42,6 +42,12 @@ def free_place(devices: Sequence[str], cells: int, folder: Path | None = None) -
         _own.append(device)
         stack.callback(_own.remove, device)
         yield device
+
+
+def with_threads(environment: Mapping[str, str], places: int) -> dict[str, str]:
+    """``environment``, with a place's share of this machine's cores as its number of threads where it has none."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // places)), **environment}
 
 
 def _take(stack: ExitStack, places: list[tuple[str, int]], folder: Path) -> str:

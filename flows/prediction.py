@@ -7,6 +7,7 @@ python -m flows.prediction        # what the DVC stage runs
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flows.child import child
 from flows.command import begin_flow, run_flow
 from flows.experiment import available_devices, error_of, run_process, tags_of
 from flows.failures import flow_error
-from flows.places import free_place
+from flows.places import free_place, with_threads
 from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION, SPENT
@@ -48,7 +49,7 @@ def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) ->
     if not is_tuned(plan.directory, shard):
         with free_place(devices, places) as device:
             arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
-            run_process(f"shard {shard}", child("tasks.prediction.tune", *arguments))
+            _run(f"shard {shard}", child("tasks.prediction.tune", *arguments), len(devices) * places)
     return shard
 
 
@@ -57,7 +58,12 @@ def score_records(plan: ScoringPlan, part: int, parts: int, devices: list[str], 
     """Score a part of the held-out records on one ensemble, in a process of its own."""
     with free_place(devices, places) as device:
         arguments = [str(plan.directory / SCORING), str(part), str(parts), "--device", device]
-        run_process(f"scores of {plan.ensemble.models} models", child("tasks.prediction.score", *arguments))
+        label = f"scores of {plan.ensemble.models} models"
+        _run(label, child("tasks.prediction.score", *arguments), len(devices) * places)
+
+
+def _run(label: str, command: list[str], side_by_side: int) -> None:
+    run_process(label, command, environment=with_threads(os.environ, side_by_side))
 
 
 @task(name="score")

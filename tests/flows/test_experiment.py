@@ -23,7 +23,7 @@ from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, rea
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
-from flows import child
+from flows import child, places
 from flows import experiment as module
 from flows.experiment import available_devices, experiment
 from tasks import tracking
@@ -43,17 +43,19 @@ APART = {"experiment": {"cells_per_device": 4}}
 # A shell line that is also a Python string: a "#!" line cannot name an interpreter whose path has a space.
 STAND_IN = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 cell = json.loads(pathlib.Path(sys.argv[5]).read_text())
 label = cell["mechanism"] + str(cell["epsilon"] or "")
 device = sys.argv[sys.argv.index("--device") + 1]
 plan = json.loads(pathlib.Path("plan.json").read_text())
 started = time.time()
 time.sleep(plan.get("seconds", 0))
+threads, waits = os.environ.get("OMP_NUM_THREADS"), os.environ.get("OMP_WAIT_POLICY")
+about = dict(label=label, device=device, threads=threads, waits=waits, argv=sys.argv[4:])
 runs = pathlib.Path("ran.jsonl").read_text().splitlines() if pathlib.Path("ran.jsonl").exists() else []
 tries = sum(json.loads(run)["label"] == label for run in runs)
 with open("ran.jsonl", "a") as file:
-    print(json.dumps(dict(label=label, device=device, start=started, end=time.time(), argv=sys.argv[4:])), file=file)
+    print(json.dumps(about | dict(start=started, end=time.time())), file=file)
 print("a line of", label)
 print(plan.get("say", ""), "\\n", "and a warning at the end", sep="")
 statuses = plan.get("status", {{}}).get(label, [])
@@ -328,6 +330,20 @@ def test_a_device_runs_no_more_cells_than_it_may(stand_in: Callable[..., None]) 
         runs = sorted((run["start"], run["end"]) for run in ran() if run["device"] == device)
         assert runs
         assert all(first[1] <= second[0] for first, second in pairwise(runs)), device
+
+
+def test_cells_side_by_side_share_the_cores(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a lone cell has them all, where nobody chose a number of threads. Threads that wait sleep."""
+    cores, two = set(range(8)), {"experiment": {"cells_per_device": 2}}
+    monkeypatch.setattr(places.os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    write_params(two)
+    experiment(epsilons=[1, 4], mechanisms=["static"])
+    experiment(mechanisms=["nonprivate"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    experiment(epsilons=[2], mechanisms=["static"])
+    assert [run["threads"] for run in ran()] == ["4", "4", "8", "3"]
+    assert {run["waits"] for run in ran()} == {"PASSIVE"}
 
 
 def test_settings_that_are_wrong_stop_the_flow_before_any_cell(stand_in: Callable[..., None]) -> None:

@@ -56,9 +56,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shard 0 has a process of its own, and all else is done here: what a process imports takes longer than a shard."""
     real = module.run_process
 
-    def run(label: str, command: list[str]) -> None:
+    def run(label: str, command: list[str], **options: Any) -> None:
         if label == "shard 0":
-            real(label, command)
+            real(label, command, **options)
             return
         work_of(command)
 
@@ -141,7 +141,7 @@ def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pyt
     write_params(QUICK)
     killed: list[str] = []
 
-    def dying(label: str, command: list[str]) -> None:
+    def dying(label: str, command: list[str], **_: Any) -> None:
         if "tasks.prediction.score" in command and command[-4:-2] == ["1", "2"] and not killed:
             killed.append(label)
             raise RuntimeError("killed")
@@ -169,7 +169,7 @@ def test_a_shard_that_fails_is_named(
 ) -> None:
     write_params(QUICK)
 
-    def broken(label: str, _command: list[str]) -> None:
+    def broken(label: str, _command: list[str], **_: Any) -> None:
         if label == "shard 1":
             raise RuntimeError("no")
 

@@ -104,7 +104,7 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
     patch.setattr(experiment_flow, "run_process", cells)
-    patch.setattr(prediction_flow, "run_process", lambda _label, command: work_of(command))
+    patch.setattr(prediction_flow, "run_process", lambda _label, command, **_: work_of(command))
     patch.setattr(experiment_flow, "sys", SimpleNamespace(stderr=StringIO(), executable=sys.executable))
 
 

@@ -172,7 +172,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from tasks.experiment.groups import CellGroup
 
     context = DispatchContext(
-        Experiment.model_construct(), "run", SharedFolder(tmp_path / "nowhere"), {}, terminal=False
+        Experiment.model_construct(), "run", SharedFolder(tmp_path / "nowhere"), {}, groups=1, terminal=False
     )
     with pytest.raises(DptuneError, match=r"experiment\.runner: .* sees no .*nowhere.*same path"):
         fine_tune.fn(CellGroup((Cell.model_construct(),)), context)
