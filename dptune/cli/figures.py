@@ -57,20 +57,30 @@ def _of_bands(strategy: tuple[float, ...], sample_rate: float, steps: int) -> di
         "group_sample_rate": bands * sample_rate,
         "visits": -(-steps // bands),
         "column_norm": column_norm(strategy),
-        "noise_in_last_sum_at_one_multiplier": relative_error(strategy, steps, "last"),
-        "noise_in_mean_sum_at_one_multiplier": relative_error(strategy, steps, "mean"),
+        **{f"noise_in_{name}_at_one_multiplier": left for name, left in _left_in_sums(strategy, steps).items()},
     }
 
 
 def of_bands_at_one_budget(banded: Mechanism, independent: Mechanism, steps: int) -> dict[str, Any]:
-    """What bands leave of the noise of independent noise that keeps the same budget, in the sums of all gradients."""
+    """What bands leave of the noise of independent noise that keeps the same budget, in sums of gradients."""
     alone = independent.knobs().noise_multiplier
     ratio = banded.knobs().noise_multiplier / alone
     return {
         "bands": banded.bands,
         "independent_noise_multiplier": alone,
-        "noise_in_last_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "last"),
-        "noise_in_mean_sum_over_independent": ratio * relative_error(banded.coefficients, steps, "mean"),
+        **{
+            f"noise_in_{name}_over_independent": ratio * left
+            for name, left in _left_in_sums(banded.coefficients, steps).items()
+        },
+    }
+
+
+def _left_in_sums(strategy: tuple[float, ...], steps: int) -> dict[str, float]:
+    """What a strategy leaves of independent noise: in recent steps, in the sum of all, and in the mean of all sums."""
+    return {
+        "recent_sum": relative_error(strategy, steps, "recent"),
+        "last_sum": relative_error(strategy, steps, "last"),
+        "mean_sum": relative_error(strategy, steps, "mean"),
     }
 
 

@@ -76,7 +76,7 @@ def about_bands(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
         times = "once" if tuned.restarts == 1 else f"{tuned.restarts} times"
         yield (
             f"Correlated noise began anew {times}, where the run had been stopped: as private, but less of it "
-            "cancelled than noise_in_last_sum_at_one_multiplier says."
+            "cancelled than noise_in_recent_sum_at_one_multiplier says."
         )
 
 

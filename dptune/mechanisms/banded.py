@@ -19,6 +19,7 @@ from dptune.mechanisms.noise import Gaussian, on_device, rounded_sums, standard_
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.strategy import (
+    WINDOW,
     Objective,
     check_strategy,
     optimised,
@@ -106,9 +107,9 @@ class BandedGaussian(Gaussian):
             most a quarter of the steps.
         strategy: "optimised" for objective and steps, where they are known; or "sqrt", the closed form.
         given: coefficients c_0 > c_1 >= .. >= 0 of a strategy of one's own, in place of both.
-        objective: the noise to make small: that in the sums of the first steps ("mean" over all of them), in the sum of
-            all ("last"), or in the last weights of SGD whose errors contract ("contraction").
-        contraction: how much errors contract over the whole run, for that objective.
+        objective: the noise to make small: that which the weights still hold ("recent"), in the sums of the first steps
+            ("mean" over all of them), or in the sum of all ("last").
+        window: number of steps after which training has mended all but a third of an error, for "recent".
         noise_memory: the most memory for past noise, in gigabytes; it takes bands - 1 adapters in float64.
     """
 
@@ -117,8 +118,8 @@ class BandedGaussian(Gaussian):
     bands: Literal["auto"] | int = "auto"
     strategy: Literal["optimised", "sqrt"] = "optimised"
     given: tuple[float, ...] = ()
-    objective: Objective = "mean"
-    contraction: float = 3.0
+    objective: Objective = "recent"
+    window: float = WINDOW
     noise_memory: float = 2.0
     _window: _Window = field(default_factory=_Window, init=False, repr=False, compare=False)
 
@@ -137,8 +138,8 @@ class BandedGaussian(Gaussian):
                 raise ConfigError("bands", problem, fix="leave bands out")
         if not (math.isfinite(self.noise_memory) and self.noise_memory > 0):
             raise ConfigError("noise_memory", f"{self.noise_memory} is no positive number", fix="use 2, in gigabytes")
-        if not (math.isfinite(self.contraction) and self.contraction >= 0):
-            raise ConfigError("contraction", f"{self.contraction} is no number from 0 on", fix="use 3, say")
+        if not 1 <= self.window < math.inf:
+            raise ConfigError("window", f"{self.window} is no number of steps from 1 on", fix=f"use {WINDOW}, say")
 
     def __copy__(self) -> Self:
         return replace(self)  # with a window of its own
@@ -212,11 +213,11 @@ class BandedGaussian(Gaussian):
             return replace(self, bands=number)
         if self.strategy == "sqrt":
             return replace(self, bands=number, given=square_root(number))
-        return replace(self, bands=number, given=optimised(number, steps, self.objective, self.contraction))
+        return replace(self, bands=number, given=optimised(number, steps, self.objective, self.window))
 
     def expected_error(self, steps: int) -> float:
         """The objective's error at a noise multiplier of 1, over that of independent noise."""
-        return relative_error(self.coefficients, steps, self.objective, self.contraction)
+        return relative_error(self.coefficients, steps, self.objective, self.window)
 
     def add_row(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy, row: int

@@ -39,10 +39,12 @@ from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 
-#: The noise that a strategy is chosen by: in the mean over all sums so far, in the last sum, or in the last weights of
-#: SGD on a loss that contracts errors.
-Objective = Literal["mean", "last", "contraction"]
+#: The noise that a strategy is chosen by: in recent steps (what the weights still hold), in the mean of all sums so
+#: far, or in the sum of all steps.
+Objective = Literal["recent", "mean", "last"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+#: Steps after which training has mended all but a third (1/e) of an error in the weights, where nobody knows better.
+WINDOW = 100
 #: Coefficients are kept to this many digits after the point, relative to the first. Another machine's last bits of the
 #: optimiser then give the same strategy, which a resumed run must have.
 _DIGITS = 6
@@ -85,11 +87,11 @@ def square_root(bands: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=256)
-def optimised(bands: int, steps: int, objective: Objective = "mean", contraction: float = 3.0) -> tuple[float, ...]:
+def optimised(bands: int, steps: int, objective: Objective = "mean", window: float = WINDOW) -> tuple[float, ...]:
     """The coefficients of norm 1 with the least ``error`` over ``steps`` rows.
 
     Minimises log(error^2 of c) + log(|c|^2) with c_0 = 1 by L-BFGS from ``square_root``; the gradient is the adjoint of
-    the recursion. ``contraction`` is h T: how much the loss contracts an error over the whole run.
+    the recursion. ``window`` is that of ``error``.
 
     Raises: ConfigError for bands below 1 or above the steps.
     """
@@ -100,7 +102,7 @@ def optimised(bands: int, steps: int, objective: Objective = "mean", contraction
     from scipy.optimize import minimize
     from scipy.signal import lfilter
 
-    workload, weights = _workload(steps, objective, contraction)
+    workload, weights = _workload(steps, objective, window)
 
     def cost(tail: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         coefficients = np.concatenate([[1.0], tail])
@@ -123,25 +125,25 @@ def optimised(bands: int, steps: int, objective: Objective = "mean", contraction
     return _normalised(np.minimum.accumulate(np.concatenate([[1.0], found])))
 
 
-def error(coefficients: Sequence[float], steps: int, objective: Objective = "mean", contraction: float = 3.0) -> float:
+def error(coefficients: Sequence[float], steps: int, objective: Objective = "mean", window: float = WINDOW) -> float:
     """Root of the noise variance that the objective names, for a noise multiplier of 1; () is independent noise.
 
     With ``mean`` it is the root mean square, over the sums of the first rows, of the noise in them; with ``last`` the
-    standard deviation of the noise in the sum of all rows; with ``contraction`` that in the last weights of SGD at rate
-    1 whose error falls by a factor 1 - contraction / steps in each step.
+    standard deviation of the noise in the sum of all rows; with ``recent`` that in the last weights of SGD at rate 1 on
+    a loss that takes back a share of 1 / ``window`` of an error in each step.
     """
     from scipy.signal import lfilter
 
-    workload, weights = _workload(steps, objective, contraction)
+    workload, weights = _workload(steps, objective, window)
     left = lfilter([1.0], list(coefficients) or [1.0], workload)
     return float(np.sqrt(np.sum(weights * left**2)))
 
 
 def relative_error(
-    coefficients: Sequence[float], steps: int, objective: Objective = "mean", contraction: float = 3.0
+    coefficients: Sequence[float], steps: int, objective: Objective = "mean", window: float = WINDOW
 ) -> float:
     """``error`` over that of independent noise of the same multiplier: below 1 is a gain."""
-    return error(coefficients, steps, objective, contraction) / error((), steps, objective, contraction)
+    return error(coefficients, steps, objective, window) / error((), steps, objective, window)
 
 
 def inverse(coefficients: Sequence[float], rows: int) -> NDArray[np.float64]:
@@ -166,7 +168,7 @@ def visits(steps: int, bands: int) -> tuple[int, ...]:
     return tuple(max(0, -(-(steps - group) // bands)) for group in range(bands))
 
 
-def _workload(steps: int, objective: Objective, contraction: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _workload(steps: int, objective: Objective, window: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(steps,) what C^{-1} is applied to, and the (steps,) weights of the squares of the result."""
     if objective not in OBJECTIVES:
         raise ConfigError("objective", f"unknown {objective!r}", fix=f"use {' or '.join(OBJECTIVES)}")
@@ -176,9 +178,9 @@ def _workload(steps: int, objective: Objective, contraction: float) -> tuple[NDA
         return np.ones(steps), 1 - np.arange(steps) / steps
     if objective == "last":
         return np.ones(steps), np.ones(steps)
-    if not 0 <= contraction <= steps:
-        raise ConfigError("contraction", f"{contraction} is not in [0, {steps}], the steps", fix="use 3, say")
-    return np.asarray((1 - contraction / steps) ** np.arange(steps)), np.ones(steps)
+    if not 1 <= window < math.inf:
+        raise ConfigError("window", f"{window} is no number of steps from 1 on", fix=f"use {WINDOW}, say")
+    return np.asarray((1 - 1 / window) ** np.arange(steps)), np.ones(steps)
 
 
 def _checked(bands: int) -> int:

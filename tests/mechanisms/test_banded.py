@@ -255,7 +255,7 @@ def test_a_strategy_of_ones_own_is_charged_with_its_norm() -> None:
         ({"given": "1"}, "given", "numbers that fall"),
         ({"strategy": "bisr"}, "strategy", "optimised or sqrt"),
         ({"objective": "median"}, "objective", "mean"),
-        ({"contraction": -1}, "contraction", "3"),
+        ({"window": 0.5}, "window", "100"),
         ({"noise_memory": 0}, "noise_memory", "2"),
     ],
 )

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import toeplitz
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
@@ -23,6 +25,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.published import plrvo_epsilon, plrvo_one_coordinate_epsilon
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.strategy import error
 
 torch.set_num_threads(1)
 
@@ -252,8 +255,32 @@ def test_the_number_of_bands_has_the_least_expected_error(
     """The specification's table has the mean error at every number of bands; these are its least, of at most a
     quarter of the steps.
     """
-    found = calibrated(banded(), epsilon, Schedule(batch / units, steps, 1e-5), "certified").mechanism
-    assert found.bands == best
+    schedule = Schedule(batch / units, steps, 1e-5)
+    assert calibrated(banded(objective="mean"), epsilon, schedule, "certified").mechanism.bands == best
+
+
+def test_by_default_the_number_of_bands_leaves_the_least_noise_of_recent_steps() -> None:
+    """Written out: what the last weights hold, if a hundredth of an error is mended in each step."""
+    steps, left = 172, {}
+    schedule, weights = Schedule(64 / 73271, steps, 1e-5), 0.99 ** np.arange(steps)[::-1]
+    for bands in (1, 2, 4, 8, 16, 32):
+        noise = calibrated(banded(bands=bands), 2.0, schedule, "certified").mechanism.noise
+        column = np.zeros(steps)
+        column[: max(bands, 1)] = noise.coefficients or 1.0
+        rows = np.linalg.inv(np.tril(toeplitz(column)))
+        left[bands] = noise.noise_multiplier * np.linalg.norm(weights @ rows)
+    found = calibrated(banded(), 2.0, schedule, "certified").mechanism
+    assert found.bands == min(left, key=lambda bands: left[bands]) == 16
+    assert left[16] < 0.51 * left[1]
+
+
+def test_in_a_long_run_the_sum_of_all_steps_asks_for_more_bands_than_its_weights_remember() -> None:
+    """128 bands leave the least in the sum of an epoch, and 1.6 times as much of the last hundred steps as 16."""
+    schedule = Schedule(64 / 73098, 1143, 1e-5)
+    by = {name: calibrated(banded(objective=name), 2.0, schedule, "certified").mechanism for name in ("recent", "last")}
+    assert (by["recent"].bands, by["last"].bands) == (16, 128)
+    left = {name: one.noise.noise_multiplier * error(one.coefficients, 1143, "recent") for name, one in by.items()}
+    assert left["last"] / left["recent"] == pytest.approx(1.66, abs=0.02)
 
 
 def test_one_band_is_the_plan_and_the_noise_of_static() -> None:

@@ -50,12 +50,12 @@ def test_the_noise_that_is_left_is_as_published(bands: int, steps: int, last: fl
 
 
 def test_a_loss_that_contracts_has_another_optimum() -> None:
-    strategy = optimised(8, 72, "contraction", 3.0)
+    strategy = optimised(8, 72, "recent", 24.0)
     expected = (0.76030, 0.39258, 0.29479, 0.24251, 0.20760, 0.18150, 0.16052, 0.14252)
     assert strategy == pytest.approx(expected, abs=1e-5)
     assert relative_error(strategy, 72, "last") == pytest.approx(0.44705, abs=1e-5)
     assert relative_error(strategy, 72, "mean") == pytest.approx(0.47209, abs=1e-5)
-    assert error(strategy, 72, "contraction", 3.0) < error(REFERENCE, 72, "contraction", 3.0)
+    assert error(strategy, 72, "recent", 24.0) < error(REFERENCE, 72, "recent", 24.0)
 
 
 def test_the_closed_form() -> None:
@@ -88,7 +88,7 @@ def test_errors_are_those_of_the_matrix(bands: int, steps: int) -> None:
     assert error(strategy, steps, "last") == pytest.approx(np.linalg.norm(sums[-1]), rel=1e-9)
     assert error(strategy, steps, "mean") == pytest.approx(np.linalg.norm(sums) / steps**0.5, rel=1e-9)
     weights = (1 - 3 / steps) ** np.arange(steps)[::-1]
-    assert error(strategy, steps, "contraction", 3.0) == pytest.approx(np.linalg.norm(weights @ left), rel=1e-9)
+    assert error(strategy, steps, "recent", steps / 3) == pytest.approx(np.linalg.norm(weights @ left), rel=1e-9)
     assert (
         np.abs(matrix(strategy, steps) @ toeplitz(inverse(strategy, steps), np.zeros(steps)) - np.eye(steps)).max()
         < 1e-12
