@@ -110,7 +110,7 @@ def _read(file: Path) -> RecordScore:
         laws = {key: _numbers(stored[key]) for key in ("losses", "sampled", "private")}
         return RecordScore(tokens=int(stored["tokens"]), average=float(stored["average"]), **laws)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        fix = "delete it and run python -m flows.prediction, which scores this record again"
+        fix = "once the file is gone, python -m flows.prediction scores this record again"
         raise DataError(f"holds no score of a record ({error})", fix=fix, file=file) from None
 
 

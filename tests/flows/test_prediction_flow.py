@@ -12,7 +12,7 @@ from tiny_pipeline import mode, nonprivate, read_json, static, write_params
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
 from dptune.privacy.spent import Register
 from flows import prediction as module
@@ -162,6 +162,9 @@ def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pyt
         file.unlink()
     prediction()
     assert read_json(ANSWERS)["rows"] == resumed
+    next(folder.glob("scores-*/record-*.json")).write_text("{}")
+    with pytest.raises(DataError, match=r"record-0000\d\.json: holds no score of a record .* once the file is gone"):
+        prediction()
 
 
 def test_a_shard_that_fails_is_named(
