@@ -141,7 +141,10 @@ def draw_cancelling(axes: Any, ink: str) -> None:
 
 @cache
 def noise_left(batch: int, epsilon: float) -> tuple[float, int]:
-    """Noise in the sum of all gradients over that of independent noise at the same certified epsilon, and the bands."""
+    """Noise in the sum of all gradients over that of independent noise at the same certified epsilon, and the bands.
+
+    Of strategies for all steps alike (``objective: mean``), as the literature has them.
+    """
     rate, steps = sampling(_UNITS, batch, 3)
     schedule = Schedule(rate, steps, _DELTA)
     noises = {}
@@ -154,7 +157,8 @@ def noise_left(batch: int, epsilon: float) -> tuple[float, int]:
 
 
 def _with_noise(name: str, multiplier: float) -> Mechanism:
-    return build(name, {"noise_multiplier": multiplier, "max_grad_norm": 1.0, "pairs": 1})
+    options = {"objective": "mean"} if name == "banded" else {}
+    return build(name, {"noise_multiplier": multiplier, "max_grad_norm": 1.0, "pairs": 1, **options})
 
 
 def draw_choosing(axes: Any, ink: str) -> None:
