@@ -35,9 +35,10 @@ _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Score everything and write data/prediction/results.json; under private telemetry it holds prices alone."""
     about, told = read_about(EVAL), settings.experiment.telemetry == "research"
-    rows = _models(plans[0], held_out_tokens(plans[0], settings.prediction.records), device) if told else []
+    tokens = held_out_tokens(plans[0], settings.prediction.records) if told else None
+    rows = _models(plans[0], tokens, device) if tokens else []
     for plan in plans:
-        rows += _ensemble(settings, plan, told, device)
+        rows += _ensemble(settings, plan, len(tokens.rows) if tokens else 0, device)
     result = {
         "name": settings.experiment.name,
         "data": str(about["label"]),
@@ -80,16 +81,19 @@ def _scores(model: Any, tokens: Tokens) -> dict[str, float | str]:
     return jsonable(score_model(model, tokens))
 
 
-def _ensemble(settings: Settings, plan: EnsemblePlan, told: bool, device: str) -> list[Row]:
-    """Rows for the protocols on one ensemble, and for the plain average of its models; prices alone unless ``told``."""
+def _ensemble(settings: Settings, plan: EnsemblePlan, scored: int, device: str) -> list[Row]:
+    """Rows for the protocols on one ensemble, and for the plain average of its models, by ``scored`` records.
+
+    Prices alone if that is 0.
+    """
     protocols = scored_protocols(settings.prediction, plan.models, settings.experiment.delta)
     scores: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
-    if told:
+    if scored:
         scoring = scoring_plan(plan, settings)
         open_scoring(scoring)
         score_part(scoring, 0, 1, device)  # what no process has scored before
-        scores, average = summed_up(read_scores(scoring))
+        scores, average = summed_up(read_scores(scoring, scored))
         average |= _every_epsilon(math.inf)
         rows.append({"label": f"average of {plan.models}", "kind": "nonprivate", "unit": "record", **jsonable(average)})
     for name, protocol in protocols.items():

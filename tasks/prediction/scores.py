@@ -89,12 +89,11 @@ def score_part(plan: ScoringPlan, part: int, parts: int, device: str) -> None:
         write_json(plan.file(number), _written(score))
 
 
-def read_scores(plan: ScoringPlan) -> list[RecordScore]:
-    """The scores of all records.
+def read_scores(plan: ScoringPlan, count: int) -> list[RecordScore]:
+    """The scores of the first ``count`` records.
 
     Raises: DataError if one is missing or cannot be read.
     """
-    count = len(held_out_tokens(plan.ensemble, plan.prediction.records).rows)
     return [_read(plan.file(number)) for number in range(count)]
 
 
