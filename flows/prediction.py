@@ -7,12 +7,14 @@ python -m flows.prediction        # what the DVC stage runs
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task, unmapped
 
+from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json
 from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
@@ -76,10 +78,12 @@ def score_all(settings: Settings, plans_to_score: list[EnsemblePlan], serving: P
 def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
     """Tune the ensembles, score the protocols, and return the folder of the ensemble that answers prompts.
 
-    Raises: FlowError naming the shards that failed, after all others.
+    Raises: ConfigError if there is nothing to predict; FlowError naming the shards that failed, after all others.
     """
     begin_flow()
     settings, logger = load_settings(Path(params), overrides), get_run_logger()
+    if (reason := reason_to_skip(settings)) is not None:
+        raise ConfigError("prediction", reason, fix="give numbers of models, and a task that predicts tokens")
     delta, chosen = settings.experiment.delta, plans(settings)
     protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
@@ -140,17 +144,24 @@ def _score_in_processes(chosen: list[ScoringPlan], devices: list[str], places: i
         raise flow_error(f"scores failed: {'; '.join(failed)}", errors)
 
 
-def skip() -> None:
-    """Leave a note in place of the results: the protocols answer with next tokens, which a classifier has none of."""
-    reason = "task.kind is classify, and the protocols answer with next tokens"
+def reason_to_skip(settings: Settings) -> str | None:
+    """Why there is nothing to predict; None where there is."""
+    if settings.task.classifies:
+        return "task.kind is classify, and the protocols answer with next tokens"
+    return None if settings.prediction.models else "prediction.models is empty"
+
+
+def skip(reason: str) -> None:
+    """Leave a note in place of the results."""
+    logging.getLogger(__name__).info("no private prediction: %s", reason)
     write_json(private_directory(PREDICTION) / "skipped.json", {"reason": reason})
 
 
 def main() -> None:
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     settings = load_settings()
-    if settings.task.classifies:
-        skip()
+    if (reason := reason_to_skip(settings)) is not None:
+        skip(reason)
         return
     check_inputs()
     check_models(settings)

@@ -37,7 +37,7 @@ class Prediction(StrictModel):
     """Private prediction: ensembles, and the protocols that are compared.
 
     Attributes:
-        models: numbers of slots; each tunes one ensemble.
+        models: numbers of slots; each tunes one ensemble. Empty: no private prediction.
         partition: what shares a shard: record, or the column of ``data.unit``.
         tuning: training of every shard's adapter.
         alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1).
@@ -51,7 +51,7 @@ class Prediction(StrictModel):
         serve: protocol of `dptune generate` and `dptune serve`.
     """
 
-    models: Annotated[tuple[Annotated[int, Ge(1), Le(10**5)], ...], Field(min_length=1)]
+    models: tuple[Annotated[int, Ge(1), Le(10**5)], ...]
     partition: Unit
     tuning: Annotated[ShardTuning, LibrarySection("all")]
     alpha: Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
@@ -66,7 +66,7 @@ class Prediction(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Prediction:
-        if self.serve.models not in self.models:
+        if self.models and self.serve.models not in self.models:
             raise ValueError(f"serve.models: {self.serve.models} is none of the numbers under models")
         for unit in (*self.units, self.serve.unit):
             if unit not in ("shard", RECORD, self.partition):

@@ -16,7 +16,7 @@ from dptune.errors import ConfigError
 from dptune.files import write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.token_file import open_corpus
-from flows.prediction import skip
+from flows.prediction import reason_to_skip, skip
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.checks import check_models
 from tasks.experiment.finetune import run_cell
@@ -168,8 +168,14 @@ def test_cells_of_labels_do_not_share_a_pass(files: Path) -> None:
 
 
 def test_prediction_leaves_a_note_for_labels(files: Path) -> None:
-    skip()
+    write_params(SST2)
+    skip(str(reason_to_skip(load_settings())))
     assert "next tokens" in read_json(PREDICTION / "skipped.json")["reason"]
+
+
+def test_prediction_can_be_left_out() -> None:
+    assert reason_to_skip(load_settings()) is None
+    assert reason_to_skip(load_settings(overrides={"prediction": {"models": []}})) == "prediction.models is empty"
 
 
 @pytest.mark.parametrize(
