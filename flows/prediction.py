@@ -95,16 +95,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
         open_plan(plan)
         write_booking(plan.directory, records, SPENT)
         futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
-        failed: list[str] = []
-        errors: list[BaseException] = []
-        for shard, future in enumerate(futures):
-            future.wait()
-            logger.info("%d of %d shards: %s", shard + 1, plan.models, future.state.name)
-            if not future.state.is_completed():
-                failed.append(str(shard))
-                errors.append(error_of(future))
-        if failed:
-            raise flow_error(f"shards {', '.join(failed)} of {plan.directory} failed", errors)
+        _wait_for({f"shard {shard} of {plan.directory.name}": future for shard, future in enumerate(futures)})
         serves = protocol if plan.models == protocol.models else None
         close_plan(plan, serves, settings.experiment.telemetry)
     if settings.experiment.telemetry == "research":
@@ -131,17 +122,26 @@ def _score_in_processes(chosen: list[ScoringPlan], devices: list[str], places: i
         open_scoring(plan)
     parts = min(len(devices) * places, chosen[0].prediction.records)
     named = [(plan, part) for plan in chosen for part in range(parts)]
-    futures = [score_records.submit(plan, part, parts, devices, places) for plan, part in named]
-    failed: list[str] = []
-    errors: list[BaseException] = []
-    for (plan, part), future in zip(named, futures, strict=True):
+    _wait_for(
+        {
+            f"scores of {plan.ensemble.models} models, part {part + 1} of {parts}": score_records.submit(
+                plan, part, parts, devices, places
+            )
+            for plan, part in named
+        }
+    )
+
+
+def _wait_for(futures: dict[str, Any]) -> None:
+    """Log the end of each. Raises: FlowError naming those that failed, after all others."""
+    errors: dict[str, BaseException] = {}
+    for number, (name, future) in enumerate(futures.items(), start=1):
         future.wait()
-        get_run_logger().info("%d models, part %d of %d: %s", plan.ensemble.models, part + 1, parts, future.state.name)
+        get_run_logger().info("%d of %d, %s: %s", number, len(futures), name, future.state.name)
         if not future.state.is_completed():
-            failed.append(f"{plan.ensemble.models} models, part {part + 1} of {parts}")
-            errors.append(error_of(future))
-    if failed:
-        raise flow_error(f"scores failed: {'; '.join(failed)}", errors)
+            errors[name] = error_of(future)
+    if errors:
+        raise flow_error(f"{'; '.join(errors)}: failed", list(errors.values()))
 
 
 def reason_to_skip(settings: Settings) -> str | None:

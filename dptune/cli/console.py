@@ -125,7 +125,7 @@ def _text(key: str, value: Any) -> str:
         texts = isinstance(value[0], str) if value else True
         return ("; " if texts else ", ").join(_text(key, one) for one in value) or "none"
     if not isinstance(value, float):
-        return str(value)
+        return "none" if value is None else str(value)
     if not math.isfinite(value) or not _PRICE.search(key):
         return f"{value:.{_DIGITS}g}"
     return (at_least if _SHOWN.search(key) else at_most)(value, _DIGITS)

@@ -84,6 +84,7 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
         f"The search is {price}-DP under adding or removing one {certificate.unit}: it takes the best of a random "
         f"number of candidates, {law.uncapped_mean:g} on average and at most {law.most}, and that choice is paid for."
     )
+    typer.echo("epsilon_published is inf: the mechanisms' papers count no search.")
     if not certificate.complete:
         typer.echo("The search is not finished: its whole cost counts already.")
     elif certificate.winner is None:

@@ -19,7 +19,7 @@ _NOT_COVERED = "Scores are statistics of these records: where they are private, 
 
 
 def score(
-    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered, or that of its run.")],
     model: Model,
     data: Annotated[
         Path | None, typer.Option(help="Records: rows with one prompt are one input with several references.")
@@ -51,9 +51,10 @@ def score(
 ) -> None:
     """Score an adapter on records: what it writes against references, or a classifier's labels."""
     from dptune.tuning.places import check_data, check_model
-    from dptune.tuning.verifying import is_classifier
+    from dptune.tuning.verifying import adapter_within, is_classifier
 
     try:
+        adapter = adapter_within(adapter)
         classifies = is_classifier(adapter, label)
         columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
         records, _ = records_of_options(data, source, source_options, None, columns)

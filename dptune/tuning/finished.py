@@ -13,7 +13,7 @@ from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.card import certified_epsilon
-from dptune.tuning.verifying import CONFIG, LABELS, RECORDS, certificate_of, check_deliverable
+from dptune.tuning.verifying import CONFIG, LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,8 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     Raises: ConfigError for a folder that ``tune`` did not deliver, a classifier, a run that has not ended, or no
         certified epsilon; LedgerError and CardError as ``check_deliverable``.
     """
+    path = adapter_within(path)
     fix = "give the folder of an adapter that dptune tune delivered"
-    if not (path / CONFIG).is_file() and (RunFolder(path).adapter / CONFIG).is_file():
-        path = RunFolder(path).adapter
-    if not (path / CONFIG).is_file():
-        raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix=fix)
     if (path / LABELS).is_file():
         raise ConfigError("adapter", f"{path} is a classifier, which writes no texts", fix="take one of task generate")
     if not (ledger := RunFolder(path).ledger).is_file():

@@ -35,7 +35,7 @@ from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_v
 from dptune.tuning.labels import check_labels
 from dptune.tuning.loading import base_of, check_vocabulary, load_adapter, other_base
 from dptune.tuning.prepare import DEFAULT_LABEL
-from dptune.tuning.verifying import LABELS, RECORDS, WORDS, check_files, is_classifier
+from dptune.tuning.verifying import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def score_adapter(
     Rows with one prompt are one input with several references.
 
     Args:
-        adapter: the delivered folder, with its tokenizer.
+        adapter: the delivered folder, with its tokenizer, or that of its run.
         base: the model that it was trained on.
         decoding: how texts are written; None is greedy.
         metrics: names in ``generation.metrics.METRICS``; None takes all.
@@ -99,6 +99,7 @@ def score_adapter(
     Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
         files are not those that its card names.
     """
+    adapter = adapter_within(adapter)
     classifies = is_classifier(adapter, source.label)
     if classifies:
         usual, given = vars(Decoding()), vars(decoding or Decoding())

@@ -74,13 +74,23 @@ def check_deliverable(path: Path) -> LedgerContents:
     return contents
 
 
-def is_classifier(path: Path, label: str | None = None) -> bool:
-    """Whether a delivered folder holds a classifier; its files are not checked.
+def adapter_within(path: Path) -> Path:
+    """The folder of a delivered adapter: ``path``, or the adapter's in it if ``path`` is a run's.
 
-    Raises: ConfigError for a folder without an adapter, and for a column of labels beside one that writes.
+    Raises: ConfigError for a folder without an adapter.
     """
-    if not (path / CONFIG).is_file():
-        raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix="give a delivered adapter's folder")
+    for folder in (path, RunFolder(path).adapter):
+        if (folder / CONFIG).is_file():
+            return folder
+    fix = "give the folder of an adapter that dptune tune delivered, or that of its run"
+    raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix=fix)
+
+
+def is_classifier(path: Path, label: str | None = None) -> bool:
+    """Whether a delivered adapter's folder holds a classifier; its files are not checked.
+
+    Raises: ConfigError for a column of labels beside an adapter that writes.
+    """
     classifies = (path / LABELS).is_file()
     if label is not None and not classifies:
         problem = "is about a classifier, and this adapter is none: it is scored by what it writes"

@@ -149,7 +149,7 @@ def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pyt
 
     monkeypatch.setattr(module, "run_process", dying)
     monkeypatch.setattr(module, "score_records", module.score_records.with_options(retries=0))
-    with pytest.raises(FlowError, match="scores failed: 2 models, part 2 of 2"):
+    with pytest.raises(FlowError, match="scores of 2 models, part 2 of 2: failed"):
         prediction()
     (first,) = ENSEMBLES.glob("*/scores-*/record-*.json")
     assert not ANSWERS.exists()
@@ -182,5 +182,5 @@ def test_a_shard_that_fails_is_named(
         module.main()
     assert ended.value.code == 1
     summary, last = capsys.readouterr().err.splitlines()[-2:]
-    assert "shards 1 of" in summary
+    assert "shard 1 of " in summary
     assert last.startswith("error: RuntimeError: no. Fix: the traceback is in data/failures.log")

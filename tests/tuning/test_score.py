@@ -46,8 +46,9 @@ def command(*arguments: str) -> Result:
 def test_rows_of_one_prompt_are_references_of_one_input(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "test.csv", PAIRS[:8])
     told = command(
-        str(adapter()), "--model", str(checkpoint()), "--data", str(path), "--prompt", "mr", "--completion", "ref",
-        "--beams", "3", "--max-new-tokens", "6", "--outputs", str(tmp_path / "out.jsonl"), "--json",
+        str(adapter().parent), "--model", str(checkpoint()), "--data", str(path), "--prompt", "mr",
+        "--completion", "ref", "--beams", "3", "--max-new-tokens", "6", "--outputs", str(tmp_path / "out.jsonl"),
+        "--json",
     )  # fmt: skip
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
