@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -30,15 +29,6 @@ PROMPT = (
     "name : Ada | Type : pub | price : £20-25 | customer rating : 3 out of 5 | area : riverside | family friendly : no"
     " | near : The Bay"
 )
-
-
-@pytest.fixture
-def real() -> Path:
-    """The folder of the real data sets."""
-    place = os.environ.get("DPTUNE_BENCHMARKS")
-    if not place or not Path(place).is_dir():
-        pytest.skip("DPTUNE_BENCHMARKS names no folder with e2e, sst2 and wikitext2")
-    return Path(place)
 
 
 @pytest.fixture
@@ -214,8 +204,8 @@ def test_wrong_files_and_options_are_named(invented: Path, monkeypatch: pytest.M
         find_source("e2e").check(SourceSettings(invented, options={"nosuch": "1"}))
 
 
-def test_the_real_e2e(real: Path) -> None:
-    archive, distinct = str(real / "e2e" / "e2e-dataset.zip"), {}
+def test_the_real_e2e(benchmarks: Path) -> None:
+    archive, distinct = str(benchmarks / "e2e" / "e2e-dataset.zip"), {}
     for part, rows, meanings in (("train", 42061, 4862), ("dev", 4672, 547), ("test", 4693, 630)):
         found = [row["mr"] for row in e2e(archive, part)]
         distinct[part] = dict.fromkeys(found)
@@ -227,17 +217,17 @@ def test_the_real_e2e(real: Path) -> None:
     assert hashlib.sha256(spaced).hexdigest() == "f2ff271068802f0d39d0b05ed682683e052b53ff659ffb14925242a52eb7aad4"
 
 
-def test_the_real_sst2(real: Path) -> None:
-    phrases = list(glue(str(real / "sst2" / "glue")))
+def test_the_real_sst2(benchmarks: Path) -> None:
+    phrases = list(glue(str(benchmarks / "sst2" / "glue")))
     assert Counter(row["label"] for row in phrases) == {"1": 37569, "0": 29780}
     assert len({row["text"] for row in phrases}) == 66978
     for part, positive, negative in (("train", 3610, 3310), ("dev", 444, 428), ("test", 909, 912)):
-        labels = Counter(row["label"] for row in glue(str(real / "sst2" / "sentences"), "sst2-sentences", part))
+        labels = Counter(row["label"] for row in glue(str(benchmarks / "sst2" / "sentences"), "sst2-sentences", part))
         assert labels == {"1": positive, "0": negative}
 
 
-def test_the_real_wikitext(real: Path) -> None:
-    archive = str(real / "wikitext2" / "wikitext-2-v1.zip")
+def test_the_real_wikitext(benchmarks: Path) -> None:
+    archive = str(benchmarks / "wikitext2" / "wikitext-2-v1.zip")
     for half, count in (("all", 600), ("public", 284), ("private", 316)):
         assert len({row["article"] for row in wikitext(archive, half=half)}) == count
     assert len({row["article"] for row in wikitext(archive, "test")}) == 60

@@ -10,7 +10,7 @@ import pytest
 from mixtures import LMO, lmo, plrvo, release
 
 from dptune.errors import ConfigError
-from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
+from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, smallest_epsilon
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.mixture_bounds import scalar_renyi
 from dptune.privacy.published import (
@@ -85,6 +85,14 @@ def test_plrvo_released_configurations_count_one_coordinate() -> None:
     steps, delta = Counter({release(law, 1024 / 67349, dimension=124.6e6): 197}), 1 / (2 * 67349)
     assert plrvo_one_coordinate_epsilon(steps, delta) == pytest.approx(1.12686069, rel=1e-7)
     assert plrvo_epsilon(steps, delta) == pytest.approx(2.8958, rel=1e-4)
+
+
+def test_what_file_14_of_the_released_claims_and_certifies() -> None:
+    """The file of PLRV-O's released SST-2 logs: .923 of one coordinate, 2.302 in all."""
+    law = plrvo(53.0653266331658, 0.0158332201548282 * 1.27586206896552)
+    steps, delta = Counter({release(law, 1024 / 67349, dimension=124.6e6): 197}), 1 / (2 * 67349)
+    assert plrvo_one_coordinate_epsilon(steps, delta) == pytest.approx(0.922878, abs=1e-6)
+    assert smallest_epsilon(steps, delta) == pytest.approx(2.302387, rel=1e-4)
 
 
 def test_lmo_dp_steps() -> None:
