@@ -8,6 +8,7 @@ check what the training loop does with a batch; gradients planted in the run (``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from scipy.stats import binom, chi2
 from dptune.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.training.data import PrivacyUnits
+from dptune.training.groups import Turn
 
 _FEWEST_DRAWS = 100
 _MOST_ENTRIES = 2_000_000  # largest number of units in all batches together, about five seconds of one core
@@ -99,6 +101,7 @@ def audit_draw(
     charged: float,
     false_alarms: float,
     entropy: Entropy,
+    turns: Sequence[Turn | None] = (None,),
 ) -> DrawAudit:
     """Draw many batches and test whether each present unit enters each by a coin of its own, at the charged rate.
 
@@ -113,12 +116,14 @@ def audit_draw(
         sample_rate: rate at which the run draws.
         charged: rate that its ledger holds.
         entropy: source of the draws' coins.
+        turns: with correlated noise, those of as many rows as there are groups; a draw is then of all these rows
+            together, which each unit must enter once at most.
     """
     owners, fault = _owners(units, absent)
     draws = _draws_for(len(units), charged, false_alarms)
     batches = []
     for _ in range(draws):
-        drawn = units.draw(sample_rate, entropy)
+        drawn = [one for turn in turns for one in units.draw(sample_rate, entropy, turn)]
         fault = fault or _fault(drawn, owners, units)
         batches.append(_numbers(drawn, owners, len(units.members)))
     entries, sizes = np.concatenate(batches), np.array([len(batch) for batch in batches])

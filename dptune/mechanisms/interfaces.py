@@ -319,7 +319,7 @@ class CorrelatedNoise(Noise, Protocol):
         ...
 
     def start(self, facts: RunFacts) -> None:
-        """Prepare for a run: forget all earlier rows. Raises ConfigError as ``check_memory``."""
+        """Check the run. Raises ConfigError as ``check_memory``, or for more bands than it has steps."""
         ...
 
     def check_memory(self, pair_sizes: Sequence[int]) -> None:
@@ -327,7 +327,7 @@ class CorrelatedNoise(Noise, Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop the noise of all earlier rows, at the end of a run."""
+        """Drop the noise of all earlier rows, when a run is opened and at its end."""
         ...
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
@@ -339,6 +339,10 @@ class CorrelatedNoise(Noise, Protocol):
 
         Raises: ConfigError for more bands than steps, or so many that a unit would be drawn with a probability above 1.
         """
+        ...
+
+    def as_charged(self, noise_multiplier: float, coefficients: tuple[float, ...]) -> Self:
+        """The noise with this multiplier and this strategy, which a ledger's rows were charged with."""
         ...
 
     def expected_error(self, steps: int) -> float:

@@ -20,7 +20,7 @@ from dptune.privacy.strategy import column_norm
 if TYPE_CHECKING:
     import torch
 
-_ROUNDING = 1e-9
+_ROUNDING, _ROUND_OFF = 1e-9, 1e-14
 
 
 #: What decides what a noise adds: who overrides one of them has another noise.
@@ -164,7 +164,7 @@ class Mechanism:
     def sensitivity(self, knobs: Knobs) -> float:
         """Joint sensitivity of a release in units of ``scales``: the clipper's times the norm of the strategy."""
         norm = column_norm(self.coefficients)
-        return self.clipper.sensitivity(knobs, self.pairs) * (1.0 if abs(norm - 1) <= _ROUNDING else norm)
+        return self.clipper.sensitivity(knobs, self.pairs) * (1.0 if abs(norm - 1) <= _ROUND_OFF else norm)
 
     def effective_noise_multiplier(self, knobs: Knobs) -> float:
         """Noise per unit of joint sensitivity, statistics included."""

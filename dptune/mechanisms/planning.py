@@ -21,10 +21,12 @@ from dptune.privacy.accountants import (
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.filters import RenyiFilter, smallest_noise_multiplier
 from dptune.privacy.parts import disjoint
-from dptune.privacy.release import Composition
+from dptune.privacy.release import Composition, Release
 from dptune.privacy.strategy import visits
 
 _ALMOST_ALL = 0.99
+#: Strategies are kept to six digits; another machine's differ in the last of them at most.
+_LAST_DIGITS = 2e-6
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,22 @@ def fitted(mechanism: Mechanism, schedule: Schedule, bands: int | None = None) -
     if noise is None:
         return mechanism
     return replace(mechanism, noise=noise.fitted(schedule.sample_rate, schedule.steps, bands))
+
+
+def as_charged(mechanism: Mechanism, charged: Release | None) -> Mechanism:
+    """The mechanism with the correlated noise that a release of its ledger was charged with.
+
+    All rows of a ledger must have the very same noise, and calibration on another machine, or with other versions of
+    libraries, ends in other last digits. Noise that differs by more than those is left as it is: the ledger refuses it.
+    """
+    noise = mechanism.noise.correlated
+    if noise is None or charged is None or len(charged.coefficients) != len(noise.coefficients):
+        return mechanism
+    digits = zip(noise.coefficients, charged.coefficients, strict=True)
+    alike = all(abs(own - theirs) <= _LAST_DIGITS for own, theirs in digits)
+    if not (alike and math.isclose(noise.noise_multiplier, charged.noise_multiplier)):
+        return mechanism
+    return replace(mechanism, noise=noise.as_charged(charged.noise_multiplier, charged.coefficients))
 
 
 def noise_options(mechanism: Mechanism) -> dict[str, Any]:

@@ -98,6 +98,14 @@ def read_ledger(path: Path) -> LedgerContents:
     return LedgerContents(header, composition, releases, chain, complete, last)
 
 
+def first_release(path: Path) -> Release | None:
+    """The first release of a ledger; None if no whole line holds one. Nothing after it is checked."""
+    try:
+        return next((content.release for _, content, _ in _lines(path) if isinstance(content, _Charge)), None)
+    except (LedgerError, OSError):
+        return None
+
+
 def is_complete(path: Path) -> bool:
     """Whether a ledger's run has ended: whether the last line is there, which is written after everything else."""
     try:

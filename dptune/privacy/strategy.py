@@ -21,7 +21,8 @@ has k_j blocks.
 
 Nothing above needs g to be independent of earlier rows, T to be known, or b to divide T. Where a process dies, the
 recursion begins again with no past noise: C is then block diagonal, still b-banded, and each of its columns is c or c
-cut short, of norm at most n. So a resumed run costs what its charged rows cost, wherever it broke.
+cut short, of norm at most n. When it dies may depend on releases: a cut block is the whole one, of which the last rows
+are not shown. So a resumed run costs what its charged rows cost, wherever it broke.
 
 Everything here is public.
 """

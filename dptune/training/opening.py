@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import torch
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Schedule, planned
+from dptune.mechanisms.planning import Schedule, as_charged, planned
 from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import first_release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
@@ -46,6 +48,8 @@ def open_run(
     """Start a run, or resume the one in its folder; see ``train``. A checkpoint is written in any case."""
     _check(spec, entropy)
     rank = open_rank(spec, entropy, ranks)
+    # After the ranks' agreement: rank 0 alone makes noise, and the others' last digits are those of its calibration.
+    spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, first_release(RunFolder(directory).ledger)))
     optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate)
     initial = trainable_state(spec.model)
     if spec.auditor is not None:

@@ -215,7 +215,10 @@ def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate |
 def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
     """What is guaranteed, to whom, and by which mechanism, by name. Epsilons and delta are rounded up."""
     header, prices = contents.header, contents.epsilons
-    bands = any(release.coefficients for release in contents.composition)
+    # Of a search the price covers candidates that lost, too.
+    of_search = certificate.kinds if certificate is not None else ()
+    charged = [*contents.composition, *(release for _, kind in of_search for release, _ in kind)]
+    bands = any(release.coefficients for release in charged)
     noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
     proved = GLOSSES["epsilon_certified"] + ("" if certificate is None else ", of the whole search")
     published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"

@@ -42,6 +42,7 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
+from dptune.training.groups import Turn
 from dptune.training.labelled import labelled_tokens
 from dptune.training.per_sample import trained_blocks
 from dptune.training.scores import label_probabilities
@@ -360,14 +361,18 @@ def _sampling(target: Target) -> dict[str, Any]:
     corpus = corpus_of(cell, TRAIN, target.tokenizer)
     units, expected_batch_size = units_of(cell, corpus)
     records = len(corpus.tokens.rows)
+    # With correlated noise a unit is charged the rate in its own group's rows, b times that of an ordinary draw.
+    charged = min(target.contents.composition, key=lambda release: release.sample_rate)
+    bands, run_id = len(charged.coefficients) or 1, target.contents.header.run_id
+    rate = plan_of(cell.training, len(units), expected_batch_size).sample_rate
     return audit_draw(
         units.with_slots(np.ones(cell.crafted, dtype=bool)),
         np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
-        plan_of(cell.training, len(units), expected_batch_size).sample_rate,
-        # With correlated noise a unit of the right group is charged its rate there, b times that of an ordinary draw.
-        min(release.sample_rate / (len(release.coefficients) or 1) for release in target.contents.composition),
+        min(1.0, bands * rate),
+        charged.sample_rate,
         1 - target.alarm_confidence,
         OsEntropy(),
+        [Turn.of(run_id, bands, row) for row in range(bands)],
     ).to_dict()
 
 

@@ -17,6 +17,7 @@ from dptune.audit import draw as module
 from dptune.audit.draw import DrawAudit, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
 from dptune.training.data import PrivacyUnits
+from dptune.training.groups import Turn
 
 DRAW = PrivacyUnits.draw
 COUNT, RATE, ALARM = 600, 0.1, 0.001 / 30
@@ -24,7 +25,7 @@ COUNT, RATE, ALARM = 600, 0.1, 0.001 / 30
 ABSENT = np.isin(np.arange(COUNT), [300, *range(580, 600, 2)])
 
 Batch = list[NDArray[np.int64]]
-Draw = Callable[[PrivacyUnits, float, Entropy], Batch]
+Draw = Callable[..., Batch]
 
 
 def audited(units: PrivacyUnits, seed: int = 0, absent: NDArray[np.bool_] = ABSENT, alarm: float = ALARM) -> DrawAudit:
@@ -67,23 +68,23 @@ def test_p_values_of_the_smallest_counts_are_uniform_too() -> None:
 
 
 def times(factor: float) -> Draw:
-    return lambda units, rate, entropy: DRAW(units, factor * rate, entropy)
+    return lambda units, rate, entropy, *_: DRAW(units, factor * rate, entropy)
 
 
-def fixed_size(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
+def fixed_size(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Batch:
     """The right rate for every unit, and always as many."""
     chosen = np.argsort(uniform(entropy, len(units)))[: round(rate * len(units))]
     return [records for unit in chosen if len(records := units._brought(int(unit)))]
 
 
-def cut(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
+def cut(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Batch:
     return DRAW(units, rate, entropy)[: round(rate * len(units))]
 
 
 def again(every: int) -> Draw:
     last: list[Batch] = []
 
-    def draw(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
+    def draw(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Batch:
         last.append(last[-1] if len(last) % every == every - 1 else DRAW(units, rate, entropy))
         return last[-1]
 
@@ -94,7 +95,7 @@ def epochs() -> Draw:
     """Shuffled, and cut into batches whose sizes follow the binomial law."""
     rest: list[int] = []
 
-    def draw(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
+    def draw(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Batch:
         size = len(DRAW(units, rate, entropy))
         if len(rest) < size:
             shuffled = np.argsort(uniform(entropy, len(units)))
@@ -105,10 +106,10 @@ def epochs() -> Draw:
 
 
 def without(unit: int) -> Draw:
-    return lambda units, rate, entropy: [one for one in DRAW(units, rate, entropy) if one[0] != unit]
+    return lambda units, rate, entropy, *_: [one for one in DRAW(units, rate, entropy) if one[0] != unit]
 
 
-def in_blocks(units: PrivacyUnits, rate: float, entropy: Entropy) -> Batch:
+def in_blocks(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Batch:
     """Neighbours share a coin."""
     heads = np.flatnonzero(uniform(entropy, len(units) // 2) < rate)
     return [records for head in heads for unit in (2 * head, 2 * head + 1) if len(records := units._brought(int(unit)))]
@@ -177,8 +178,39 @@ def test_more_records_than_a_unit_may_bring_are_found(monkeypatch: pytest.Monkey
     assert "a unit brings more than 2 records" in str(audited(of_patients()).accusation)
 
 
+def of_groups(bands: int, alarm: float = ALARM, seed: int = 0) -> DrawAudit:
+    """Draws of a run with correlated noise: its units in groups, each in its own rows at ``bands`` times the rate."""
+    turns = [Turn.of("a run", bands, row) for row in range(bands)]
+    return audit_draw(each_record(), ABSENT, bands * RATE, bands * RATE, alarm, FixedSeed(seed), turns)
+
+
+def test_sound_draws_of_groups_are_accused_as_rarely_as_is_said() -> None:
+    """30 audits at 10 %: more than 11 accuse with chance 2e-5."""
+    assert sum(of_groups(4, 0.1, seed).accusation is not None for seed in range(30)) <= 11
+    assert of_groups(4).accusation is None
+    assert of_groups(10).accusation is None, "each unit is in each of its group's rows"
+
+
+def test_draws_that_ignore_the_groups_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or take each unit for its turn in two of four rows."""
+    monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy, _: DRAW(units, rate, entropy))
+    assert "a unit is in one batch twice" in str(of_groups(4).accusation)
+    monkeypatch.setattr(PrivacyUnits, "draw", DRAW)
+    holds = Turn.holds
+    monkeypatch.setattr(
+        Turn, "holds", lambda turn, numbers: holds(replace(turn, bands=2, group=turn.group % 2), numbers)
+    )
+    assert "a unit is in one batch twice" in str(of_groups(4).accusation)
+
+
+def test_a_unit_in_no_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    holds = Turn.holds
+    monkeypatch.setattr(Turn, "holds", lambda turn, numbers: holds(turn, numbers) & (numbers != 7))
+    assert of_groups(4).p_values["unit"] < ALARM / 4
+
+
 def test_records_of_another_unit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mixed(units: PrivacyUnits, rate: float, entropy: Entropy) -> Any:
+    def mixed(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Any:
         batch = DRAW(units, rate, entropy)
         return [np.append(batch[0][:1], batch[1][:1]), *batch[2:]]
 

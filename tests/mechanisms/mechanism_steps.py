@@ -58,9 +58,9 @@ def sums(mechanism: Mechanism, batches: list[PairGradients], sizes: Sequence[int
 
 
 def privatised(
-    mechanism: Mechanism, batches: Iterable[PairGradients], seed: int = 0, sizes: Sequence[int] = SIZES
+    mechanism: Mechanism, batches: Iterable[PairGradients], seed: int = 0, sizes: Sequence[int] = SIZES, row: int = 0
 ) -> Released:
-    return mechanism.privatise(batches, zeros(sizes), mechanism.knobs(), EXPECTED, FixedSeed(seed))
+    return mechanism.privatise(batches, zeros(sizes), mechanism.knobs(), EXPECTED, FixedSeed(seed), row=row)
 
 
 def shift(mechanism: Mechanism, one: list[PairGradients], other: list[PairGradients]) -> float:

@@ -236,6 +236,8 @@ def test_a_strategy_of_ones_own_is_charged_with_its_norm() -> None:
     assert mechanism.effective_noise_multiplier(at) == pytest.approx(0.7, rel=1e-12)
     with pytest.raises(ConfigError, match="fixed multiplier"):
         mechanism.release(at, RATE)  # and no filter prices noise that moves
+    each = started("banded", SIZES, given="2,1,0.5", clipper="per_pair", noise_unit="pair")
+    assert each.release(each.knobs(), RATE).sensitivity == pytest.approx((len(SIZES) * 5.25) ** 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Noise of the benchmarks' schedules at certified epsilon (spec benchmarks.md 1.7), of the papers' units and wider ones."""
+"""Noise of the benchmarks' schedules at certified epsilon (spec benchmarks.md 1.7), with the papers' units or wider."""
 
 from __future__ import annotations
 

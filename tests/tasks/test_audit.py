@@ -40,6 +40,7 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
+from dptune.training.groups import Turn
 from tasks.audit import attacks as audit_task
 from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsilon, violations
 from tasks.audit.publish import audit_metrics
@@ -349,12 +350,25 @@ def test_a_draw_at_twice_the_rate_is_found_out_without_any_canary_in_the_run(
     assert audited["violations"] == []
     assert audited["sampling"]["units"] == UNITS
     real = PrivacyUnits.draw
-    monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy: real(units, 2 * rate, entropy))
+    monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy, *_: real(units, 2 * rate, entropy))
     found = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
     (sentence,) = found["violations"]
     assert sentence.startswith(f"{cell.label}: ")
     assert "no Poisson samples" in sentence
     assert "units drawn in all" in sentence
+
+
+def test_a_draw_that_ignores_the_groups_of_correlated_noise_is_found_out(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit is charged for every other row. Accused falsely in one of 6,000 audits."""
+    directory = run(like("banded", bands=2))
+    audited = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    assert audited["violations"] == []
+    assert audited["sampling"]["sample_rate"] == pytest.approx(2 * 16 / UNITS)
+    monkeypatch.setattr(Turn, "holds", lambda turn, numbers: np.ones(len(numbers), dtype=bool))
+    found = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    assert "a unit is in one batch twice" in found["violations"][0]
 
 
 def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.strategy import row_deviations
 from dptune.training import loop, opening
 from dptune.training import run as running
@@ -207,9 +207,36 @@ def test_two_hundred_kills_at_random(runs: Runs) -> None:
     until(runs, KILLS)
 
 
-def test_a_run_that_nobody_kills_is_one_recursion(runs: Runs) -> None:
-    disk = runs.begin()
-    runs.finish(disk)
+def test_a_run_goes_on_with_the_noise_that_it_was_charged_with(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine calibrates to other last digits, and its rows have to be those of the first."""
+    disk, own = runs.begin(), runs.mechanism()
+    while runs.charged < 3:
+        runs.killed(disk, 25, power_cut=False)
+    first, *others = own.coefficients
+    nudged = replace(own, noise=own.noise.correlated.as_charged(1 + 1e-13, (first, *others[:-1], others[-1] + 1e-6)))
+    other = replace(own, noise=own.noise.correlated.as_charged(1 + 1e-6, own.coefficients))
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "mechanism", lambda: other)
+        disk.restart(power_cut=False)
+        with pytest.raises(LedgerError, match="differs in noise_multiplier from the row before"):
+            runs.run()
+        for ledger in runs.opened:
+            ledger.close()
+        patch.setattr(runs, "mechanism", lambda: nudged)
+        runs.run()
+    releases = read_ledger(runs.folder / "ledger.jsonl").composition
+    assert {(one.noise_multiplier, one.coefficients, one.sensitivity) for one in releases} == {(1, own.coefficients, 1)}
+    runs.check()
+
+
+def test_a_run_that_nobody_kills_is_one_recursion_and_forgets_its_noise(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, mechanism = runs.begin(), runs.mechanism()
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "mechanism", lambda: mechanism)
+        runs.finish(disk)
+    assert mechanism.noise._window.ring is None
     assert [row.before for row in runs.rows] == list(range(STEPS))
     assert row_deviations(runs.mechanism().coefficients, STEPS)[-1] > 1
 
@@ -218,10 +245,10 @@ def shared_window(runs: Runs, patch: pytest.MonkeyPatch) -> None:
     """A window that outlives its process, as one read back from a file would."""
     window = _Window()
 
-    def keep(noise: BandedGaussian, facts: Any) -> None:
+    def keep(noise: BandedGaussian) -> None:
         object.__setattr__(noise, "_window", window)
 
-    patch.setattr(BandedGaussian, "start", keep)
+    patch.setattr(BandedGaussian, "forget", keep)
 
 
 def seeded(runs: Runs, patch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "rldp": {"interval": 2, "warmup": 1, "batch_size": 2},
     "autoclip_published": {},
     "plrvo": {},
+    "banded": {"bands": 2},
     "nonprivate": {},
 }
 
@@ -65,6 +66,7 @@ class Cell:
             mechanism=self.name,
             published_accountant=mechanism.published_accountant,
             accounting="noise_only",
+            run_id=f"run{self.seed}",  # correlated noise deals units into groups by it
             **self.header,
         )
         return RunSpec(self.model, tokens, self.units, mechanism, self.plan, header, public=records(4, seed=9))

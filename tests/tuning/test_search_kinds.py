@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_search import asked, start, usual
+from tiny_search import asked, draws, prepared, start, usual
 
 from dptune.errors import ConfigError
 from dptune.mechanisms import geoclip
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release
+from dptune.tuning.card import guarantee_rows
 from dptune.tuning.search import kinds as kinds_module
 from dptune.tuning.search import search as search_module
 from dptune.tuning.search.kinds import check_kinds
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import plan_of_search, planned_certificate, working_folder
+from dptune.tuning.verifying import check_deliverable
 
 
 def test_a_plug_in_of_any_kind_is_named_by_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +125,22 @@ def test_a_search_above_its_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SearchCertificate, "certified", property(lambda self: self.epsilon * 1.01))
     with pytest.raises(ConfigError, match="would cost"):
         search_module.certificate_of(own, settings, kinds, terms, "id", "")
+
+
+@pytest.mark.long
+def test_candidates_with_correlated_noise_are_priced_by_their_strategies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner has a kind's noise, and whoever wins, the card says whose groups the whole search's price keeps."""
+    draws(monkeypatch, 2)
+    found = start(tmp_path, prepared(epochs=4), space={"mechanism": ["banded"], "options.bands": [2, 3]})
+    assert found.certificate is not None
+    bands = [{len(release.coefficients) for release, _ in kind} for _, kind in found.certificate.kinds]
+    assert bands == [{2}, {3}]
+    contents = check_deliverable(tmp_path / "out" / "adapter")
+    assert any(contents.composition == Counter(dict(kind)) for _, kind in found.certificate.kinds)
+    card = (tmp_path / "out" / "adapter" / "README.md").read_text()
+    assert "so that all others keep their groups" in card
+    static = replace(contents, composition=Counter({Release(0.1, 1.0): 13}))
+    assert "keep their groups" in guarantee_rows(static, found.certificate)["neighbours"]
+    assert "keep their groups" not in guarantee_rows(static, None)["neighbours"]

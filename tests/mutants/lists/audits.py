@@ -40,10 +40,17 @@ MUTANTS = (
         "draw_compared_with_itself",
         "a run that draws at another rate than its ledger holds would be found right",
         TASK,
-        "        min(release.sample_rate / (len(release.coefficients) or 1) "
-        "for release in target.contents.composition),\n",
-        "        plan_of(cell.training, len(units), expected_batch_size).sample_rate,\n",
+        "        charged.sample_rate,\n",
+        "        min(1.0, bands * rate),\n",
         (f"{AUDITED}::test_a_plan_with_another_rate_than_the_ledgers_is_found_out",),
+    ),
+    Mutant(
+        "draw_of_no_group",
+        "a run that draws units out of their turn would be found right",
+        TASK,
+        "[Turn.of(run_id, bands, row) for row in range(bands)]",
+        "[None]",
+        (f"{AUDITED}::test_a_draw_that_ignores_the_groups_of_correlated_noise_is_found_out",),
     ),
     Mutant(
         "bench_with_moving_noise",
