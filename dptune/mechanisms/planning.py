@@ -83,7 +83,7 @@ def as_charged(mechanism: Mechanism, charged: Release | None) -> Mechanism:
     libraries, ends in other last digits. Noise that differs by more than those is left as it is: the ledger refuses it.
     """
     noise = mechanism.noise.correlated
-    if noise is None or charged is None or len(charged.coefficients) != len(noise.coefficients):
+    if noise is None or charged is None or mechanism.bands == 1 or len(charged.coefficients) != mechanism.bands:
         return mechanism
     digits = zip(noise.coefficients, charged.coefficients, strict=True)
     alike = all(abs(own - theirs) <= _LAST_DIGITS for own, theirs in digits)
