@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from dptune.corpus.hub_benchmarks import hub_rows
 from dptune.corpus.published_files import file_of, read_published
 from dptune.errors import ConfigError, DataError
 
@@ -25,6 +26,8 @@ class _Task:
         label: column of labels.
         unit: what rows that share a sentence are called, and the column of that sentence; empty where there is none.
         torn: whether the published file has rows with fields missing, which everybody leaves out.
+        hub: columns that the hub calls otherwise.
+        named: whether its labels are names, which the hub has as numbers.
     """
 
     files: Mapping[str, str]
@@ -33,24 +36,28 @@ class _Task:
     label: str
     unit: tuple[str, str] = ("", "")
     torn: bool = False
+    hub: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
 
 
 _DEV = {"train": "train.tsv", "dev": "dev.tsv"}
 _TASKS = {
     "sst2": _Task(_DEV, "sentence", "", "label"),
-    "qnli": _Task(_DEV, "question", "sentence", "label", ("passage", "sentence")),
+    "qnli": _Task(_DEV, "question", "sentence", "label", ("passage", "sentence"), named=True),
     "mnli": _Task(
         {"train": "train.tsv", "dev": "dev_matched.tsv", "dev_mismatched": "dev_mismatched.tsv"},
         "sentence1",
         "sentence2",
         "gold_label",
         ("premise", "sentence1"),
+        hub={"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"},
+        named=True,
     ),
-    "qqp": _Task(_DEV, "question1", "question2", "is_duplicate", torn=True),
+    "qqp": _Task(_DEV, "question1", "question2", "is_duplicate", torn=True, hub={"is_duplicate": "label"}),
 }
 
 
-def glue(path: str, task: str = "sst2", part: str = "train", template: str = "") -> Iterator[Row]:
+def glue(path: str, task: str = "sst2", part: str = "train", template: str = "", revision: str = "") -> Iterator[Row]:
     """Rows of a task: columns text and label, and the one of units that the task has.
 
     Labels are as published: SST-2 0 (negative) and 1; QNLI entailment, not_entailment; MNLI contradiction, entailment,
@@ -62,13 +69,16 @@ def glue(path: str, task: str = "sst2", part: str = "train", template: str = "")
     (``unit: premise``). QQP's questions link rows into large clusters: a row alone is a unit there.
 
     Args:
-        path: the folder of the TSV files, or of stsa.binary.train and its like.
+        path: the folder of the TSV files, or of stsa.binary.train and its like; on the hub, nyu-mll/glue, say.
         task: "sst2", "sst2-sentences", "qnli", "mnli" or "qqp".
         part: train or dev; of MNLI also dev_mismatched; of sentences also test (never tune on it).
         template: text of a row, with ``{first}`` and, of pairs, ``{second}``; empty: the sentences, a space between.
             The pair of a RoBERTa is ``{first}</s></s>{second}``; label words stand after ``{first} It was``.
+        revision: the commit of a data set on the hub, which ``path`` then names; it has no whole sentences of SST-2.
     """
     if task == "sst2-sentences":
+        if revision:
+            raise ConfigError("data.options", "the hub's GLUE has phrases, no sentences", fix="leave revision out")
         for line in read_published(path, file_of("glue", _SENTENCES, part)).splitlines():
             label, _, sentence = line.partition(" ")
             yield {"text": _filled(template or "{first}", _written(sentence), ""), "label": label}
@@ -78,7 +88,7 @@ def glue(path: str, task: str = "sst2", part: str = "train", template: str = "")
         raise ConfigError("data.options", f"task {task!r} is unknown", fix=fix)
     found = _TASKS[task]
     form = template or ("{first} {second}" if found.second else "{first}")
-    for row in _rows(path, found, part):
+    for row in _of_hub(path, revision, task, found, part) if revision else _rows(path, found, part):
         second = row[found.second].strip() if found.second else ""
         unit, of = found.unit
         own = {unit: row[of]} if unit else {}
@@ -100,6 +110,15 @@ def _rows(path: str, task: _Task, part: str) -> Iterator[Mapping[str, str]]:
         elif not task.torn:
             problem = f"{len(cells)} fields instead of {len(header)}"
             raise DataError(problem, fix="take the published file", file=file, row=number)
+
+
+def _of_hub(name: str, revision: str, task: str, found: _Task, part: str) -> Iterator[Mapping[str, str]]:
+    file_of("glue", found.files, part)  # raises for a part that there is not
+    own = {column: found.hub.get(column, column) for column in (found.first, found.second, found.label) if column}
+    split = "dev_matched" if task == "mnli" and part == "dev" else part
+    label = own[found.label]
+    for row in hub_rows(name, revision, split, tuple(own.values()), task, label if found.named else ""):
+        yield {column: str(row[theirs]) for column, theirs in own.items()}
 
 
 def _filled(template: str, first: str, second: str) -> str:

@@ -58,8 +58,13 @@ def read_published(path: str, name: str) -> str:
         raise DataError(problem, fix=fix, file=place) from None
     if content is None:
         raise DataError(f"holds no {name}", fix="give the published archive, or its unpacked folder", file=place)
+    check_known(name, content, place)
+    return content.decode("utf-8")
+
+
+def check_known(name: str, content: bytes, place: Path | str) -> None:
+    """Raise DataError if a file of which one version exists has another SHA-256."""
     digest = hashlib.sha256(content).hexdigest()
     if KNOWN.get(name, digest) != digest:
         problem = f"{name} has SHA-256 {digest}, and the published file {KNOWN[name]}"
         raise DataError(problem, fix="take the published file", file=place)
-    return content.decode("utf-8")

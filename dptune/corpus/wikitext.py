@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dptune.corpus.published_files import file_of, read_published
+from dptune.corpus.hub_benchmarks import hub_rows
+from dptune.corpus.published_files import check_known, file_of, read_published
 from dptune.errors import ConfigError
 
 Row = Mapping[str, Any]
 _WIKITEXT = {"train": "wiki.train.tokens", "dev": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+_BLANK = " \n"
 _HEADING = re.compile(r" = [^=](.*[^=])? = ")
 #: What stands for a character within a word in the file, and spaces that the file has and a text has not.
 _WITHIN_WORDS = re.compile(r" @([-,.])@ ")
@@ -19,20 +21,21 @@ _NO_SPACE_BEFORE, _NO_SPACE_AFTER = re.compile(r" ([.,;:!?%)\]]|'s\b|n't\b)"), r
 _HEADING_MARKS = re.compile(r"^(= )+|( =)+$")
 
 
-def wikitext(path: str, part: str = "train", half: str = "all", block: int = 0) -> Iterator[Row]:
+def wikitext(path: str, part: str = "train", half: str = "all", block: int = 0, revision: str = "") -> Iterator[Row]:
     """Texts of WikiText-2: columns text and article, a hash of the whole article.
 
     Args:
-        path: wikitext-2-v1.zip, or the folder of its files.
+        path: wikitext-2-v1.zip, or the folder of its files; on the hub, Salesforce/wikitext, say.
         part: train, dev or test.
         half: "public" or "private": the articles whose hash begins with an even or an odd byte; or "all".
         block: 0 yields paragraphs; else blocks of so many words of one article (the file's own words), the last one
             shorter. The papers cut 512 tokens of a tokenizer, across articles: those blocks belong to no one article,
             and change with the tokenizer. A word is about 1.2 of GPT-2's tokens.
+        revision: the commit of a data set on the hub, which ``path`` then names.
     """
     if isinstance(block, bool) or not isinstance(block, int) or block < 0:
         raise ConfigError("data.options", f"block {block!r} is no number of words", fix="use 0, or 100, say")
-    for article in _of_half(path, part, half):
+    for article in _of_half(path, part, half, revision):
         name = hashlib.sha256("".join(article).encode()).hexdigest()[:16]
         pieces = [line.strip() for line in article if line.strip()]
         if block:
@@ -51,13 +54,22 @@ def cleaned_articles(path: str, part: str = "train", half: str = "all") -> list[
     return ["\n".join(filter(None, map(_clean, article))) for article in _of_half(path, part, half)]
 
 
-def _of_half(path: str, part: str, half: str) -> Iterator[list[str]]:
+def _of_half(path: str, part: str, half: str, revision: str = "") -> Iterator[list[str]]:
     if half not in ("all", "public", "private"):
         raise ConfigError("data.options", f"half {half!r} is unknown", fix="use all, public or private")
-    for article in articles(read_published(path, file_of("wikitext", _WIKITEXT, part))):
+    file = file_of("wikitext", _WIKITEXT, part)
+    for article in articles(_of_hub(path, revision, part, file) if revision else read_published(path, file)):
         first = hashlib.sha256("".join(article).encode()).digest()[0]
         if half == "all" or (first % 2 == 0) == (half == "public"):
             yield article
+
+
+def _of_hub(name: str, revision: str, part: str, file: str) -> str:
+    """The published file: the hub has a row for each of its lines, and nothing for a blank one."""
+    rows = hub_rows(name, revision, part, ("text",), "wikitext-2-v1")
+    content = "".join(row["text"] or _BLANK for row in rows)
+    check_known(file, content.encode(), name)
+    return content
 
 
 def _clean(line: str) -> str:

@@ -169,7 +169,7 @@ class BandedGaussian(Gaussian):
             raise ConfigError("clipper", problem, fix="use flat, per_pair, auto_s or psac")
 
     def start(self, facts: RunFacts) -> None:
-        """Raise ConfigError if the bands do not go with the run, or its past noise would not fit in ``noise_memory``."""
+        """Raise ConfigError if the bands do not go with the run, or past noise would not fit in ``noise_memory``."""
         self._check_plan(len(self.coefficients), facts.sample_rate, facts.steps)
         self.check_memory(facts.pair_sizes)
 

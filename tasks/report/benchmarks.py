@@ -20,6 +20,9 @@ import yaml
 from dptune.digits import at_most
 from dptune.errors import ConfigError
 from dptune.files import write_text
+from dptune.mechanisms.planning import Schedule, calibrated, planned
+from dptune.mechanisms.registry import build
+from dptune.units import RECORD
 from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
 from tasks.paths import ANSWERS, REPORT, REPORTS, RUNS
 from tasks.report.finished import FinishedStudy, read_studies
@@ -50,13 +53,21 @@ def page(studies: Sequence[FinishedStudy], answers: Sequence[dict[str, Any]] = (
     """
     claimed = yaml.safe_load(CLAIMED.read_text(encoding="utf-8"))
     parts = [_OPENING]
-    for name, printed in claimed.items():
-        mine = [study for study in studies if name in {benchmark_of(str(one["data"])) for one in study.results}]
+    ran = {name for study in studies for name in _benchmarks_of(study)} - {""}
+    for name in [*claimed, *sorted(ran - claimed.keys())]:
+        printed = claimed.get(name, {})
+        mine = [study for study in studies if name in _benchmarks_of(study)]
         replied = [one for one in answers if benchmark_of(str(one["data"])) == name]
-        parts += [f"\n## {name}\n", *_printed(printed)]
-        parts += [line for study in mine for line in _measured(study)] or ["### Measured here\n", "Nothing was run.\n"]
+        parts += [f"\n## {name}\n", *(_printed(printed) if printed else ["No score of a paper is kept for it.\n"])]
+        wider = printed.get("wider")
+        measured = [line for study in mine for line in _measured(study, wider)]
+        parts += measured or ["### Measured here\n", "Nothing was run.\n"]
         parts += _answers(replied)
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _benchmarks_of(study: FinishedStudy) -> set[str]:
+    return {benchmark_of(str(one["data"])) for one in study.results}
 
 
 def benchmark_of(label: str) -> str:
@@ -72,7 +83,15 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
     """The papers' numbers: a line for each model, mechanism and claimed epsilon."""
     yield "### As printed by the papers\n"
     yield from _table(
-        ["source", "model", "mechanism", "claimed ε", "certified ε", *claimed["metrics"], "share of non-private"],
+        [
+            "source",
+            "model",
+            "mechanism",
+            "claimed ε",
+            "certified ε",
+            *claimed["metrics"],
+            _share_name("constant" in claimed),
+        ],
         [
             [
                 row["source"],
@@ -95,17 +114,25 @@ def _certified(row: dict[str, Any]) -> str:
 
 
 def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[str, Any]) -> str:
-    """The first metric over that of the same table's run without privacy, which another row may hold."""
+    """The first metric over that of the same table's run without privacy, which another row may hold.
+
+    Of accuracies, what each gains over a constant answer.
+    """
     ends = [
         one["scores"][key]
         for one in (row, *claimed["rows"])
         for key in one["scores"]
         if float(key) == math.inf and (one["source"], one["model"]) == (row["source"], row["model"])
     ]
-    return f"{values[0] / ends[0][0]:.2f}" if ends else _NONE
+    constant = claimed.get("constant", 0.0)
+    return f"{(values[0] - constant) / (ends[0][0] - constant):.2f}" if ends else _NONE
 
 
-def _measured(study: FinishedStudy) -> Iterator[str]:
+def _share_name(of_gain: bool) -> str:
+    return "share of the gain over a constant answer" if of_gain else "share of non-private"
+
+
+def _measured(study: FinishedStudy, wider: dict[str, Any] | None) -> Iterator[str]:
     """What was measured: a line for each model, mechanism, budget and the epsilon that its noise was set by."""
     results = study.results
     yield f"### Measured here: {study.name}\n"
@@ -114,14 +141,25 @@ def _measured(study: FinishedStudy) -> Iterator[str]:
     scores = score_table(groups)
     names = list(scores.names) if scores else []
     first = names[0] if names else "perplexity"
+    constant = float(results[0]["after"].get("eval_largest_class", 0.0)) if first == "accuracy" else 0.0
     values = _values(groups, scores)
     head = ["model", "mechanism", "ε set by", "budget", "claimed ε", "certified ε", *names, "perplexity"]
     ordered = sorted(groups, key=lambda one: (str(one.first["model"]), one.certified, one.mean))
     yield from _table(
-        [*head, f"share of non-private ({first})", "seeds", "steps", "q", "noise", "seconds"],
-        [_line(group, names, values, groups) for group in ordered],
+        [
+            *head,
+            f"{_share_name(constant > 0)} ({first})",
+            "perplexity, ratio",
+            "seeds",
+            "steps",
+            "q",
+            "noise",
+            "seconds",
+        ],
+        [_line(group, values, groups, constant) for group in ordered],
     )
-    yield "".join(f"- {fact}\n" for fact in _facts(study, scores))
+    facts = [*_facts(study, scores), *(_prices_of_units(results, wider) if wider else ())]
+    yield "".join(f"- {fact}\n" for fact in facts)
 
 
 def _values(groups: Sequence[SeedGroup], scores: ScoreTable | None) -> dict[int, list[tuple[float, float | None]]]:
@@ -135,13 +173,14 @@ def _values(groups: Sequence[SeedGroup], scores: ScoreTable | None) -> dict[int,
 
 def _line(
     group: SeedGroup,
-    names: Sequence[str],
     values: dict[int, list[tuple[float, float | None]]],
     all_of: Sequence[SeedGroup],
+    constant: float,
 ) -> list[str]:
     first, own = group.first, values[id(group)]
     plain = next((one for one in all_of if one.nonprivate and one.first["model"] == first["model"]), None)
-    share = own[0][0] / values[id(plain)][0][0] if plain else math.nan
+    best = values[id(plain)] if plain else [(math.nan, None)]
+    share, ratio = (own[0][0] - constant) / (best[0][0] - constant), own[-1][0] / best[-1][0]
     seconds = [float(result["seconds"]) for result in group.results if result["seconds"]]
     return [
         str(first["model"]),
@@ -152,6 +191,7 @@ def _line(
         at_most(group.certified, 4),
         *(_with_deviation(*value) for value in own),
         f"{share:.2f}" if math.isfinite(share) else _NONE,
+        f"{ratio:.2f}" if math.isfinite(ratio) else _NONE,
         str(len(group.results)),
         str(first["planned_releases"]),
         f"{float(first['sample_rate']):.4g}",
@@ -173,6 +213,28 @@ def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
         yield f"Only {several} seed{'s' if several > 1 else ''}: nothing is told apart by so few."
     if study.left_out:
         yield f"{study.left_out} finished runs of this experiment with earlier settings are left out."
+
+
+def _prices_of_units(results: Sequence[dict[str, Any]], wider: dict[str, Any]) -> Iterator[str]:
+    """What a unit that protects more would cost: the noise of `static` at each budget, for the same steps and batch."""
+    first = results[0]
+    batch, steps, delta = first["sample_rate"] * first["units"], int(first["planned_releases"]), float(first["delta"])
+    budgets = sorted({one["budget_epsilon"] for one in results if one["accounting"] == "certified"} - {None})
+    if first["unit"] != RECORD or batch > wider["units"]:
+        return
+    for epsilon in budgets:
+        own, other = (
+            _noise(epsilon, Schedule(batch / units, steps, delta)) for units in (first["units"], wider["units"])
+        )
+        yield (
+            f"Both units' prices: at epsilon {epsilon:g}, these steps and this batch `static` needs noise {own} "
+            f"where a unit is a row, and {other} where it is {wider['unit']} ({wider['units']} in the training file)."
+        )
+
+
+def _noise(epsilon: float, schedule: Schedule) -> str:
+    found = calibrated(lambda noise: build("static", {"noise_multiplier": noise}), epsilon, schedule, "certified")
+    return at_most(next(iter(planned(found.mechanism, schedule))).noise_multiplier, 4)
 
 
 def _answers(found: Sequence[dict[str, Any]]) -> Iterator[str]:

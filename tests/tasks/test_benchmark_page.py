@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() ->
     assert "### Measured here: bench-e2e-small" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| small | static")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    expected = "small|static|certified|8|7.996|7.996|10 ± 1|20 ± 0|9.5 ± 0|0.25|3|60|0.0062|0.81|100"
+    expected = "small|static|certified|8|7.996|7.996|10 ± 1|20 ± 0|9.5 ± 0|0.25|1.00|3|60|0.0062|0.81|100"
     assert "|".join(cells) == expected
     assert "one record, of 41220 in training" in text
     assert "Perplexity is of all held-out records;" in text
@@ -68,7 +69,33 @@ def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() ->
 
 def test_few_seeds_and_missing_runs_are_said() -> None:
     assert "Only 1 seed: nothing is told apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
-    assert page([]).count("Nothing was run.") == 3
+    assert page([]).count("Nothing was run.") == len(yaml.safe_load(CLAIMED.read_text(encoding="utf-8")))
+
+
+def test_what_no_paper_printed_has_a_section_of_its_own() -> None:
+    sentences = tuple(one | {"data": "benchmark glue (task sst2-sentences, part train)"} for one in RESULTS)
+    text = page([FinishedStudy("mine", sentences)])
+    assert text.count("## glue sst2-sentences") == 1
+    assert "No score of a paper is kept for it." in text
+    assert "### Measured here: mine" in text.partition("## glue sst2-sentences")[2]
+
+
+def test_accuracies_are_shares_of_the_gain_over_a_constant_answer() -> None:
+    after = {"eval_perplexity": 2.0, "public_perplexity": 2.0, "eval_largest_class": 0.5, "eval_accuracy": 0.9}
+    plain = result("nonprivate", None, 1.0, after=after, scores={}, data="benchmark glue (task sst2, part train)")
+    text = page(
+        [FinishedStudy("mine", (plain, plain | {"mechanism": "static", "after": after | {"eval_accuracy": 0.6}}))]
+    )
+    assert "share of the gain over a constant answer (accuracy)" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| small | static")]
+    assert "| 0.25 | 1.00 |" in line
+
+
+def test_both_units_are_priced() -> None:
+    text = page([FinishedStudy("bench-e2e-small", RESULTS)])
+    assert re.search(
+        r"at epsilon 8, .* noise (0\.\d+) where a unit is a row, and (0\.\d+) where it is all sentences", text
+    )
 
 
 def test_labels_of_data_name_the_benchmark_and_its_task() -> None:
@@ -84,7 +111,7 @@ def test_every_printed_row_has_a_value_for_each_metric() -> None:
     text = page([])
     assert "| PLRV-O, tables 3-6 | gpt2 | PLRV-O | 1 | not known | 62.73 |" in text
     lmo = next(line for line in text.splitlines() if "| LMO-DP | 0.3 |" in line)
-    assert lmo.split("|")[-2].strip() == "0.96", "0.9220 of 0.9620"
+    assert lmo.split("|")[-2].strip() == "0.91", "0.9220 and 0.9620 beside 0.5092"
 
 
 def test_answers_are_rows_of_their_own() -> None:

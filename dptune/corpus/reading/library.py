@@ -14,7 +14,8 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
 
 
-def _library() -> Any:
+def library() -> Any:
+    """The library. Raises: ConfigError where it is not installed."""
     try:
         import datasets
     except ImportError:
@@ -26,7 +27,7 @@ def _library() -> Any:
 def saved_rows(source: RecordSource, path: Path) -> Rows:
     """What ``save_to_disk`` of the datasets library left in a folder."""
     try:
-        found = _library().load_from_disk(str(path))
+        found = library().load_from_disk(str(path))
     except IndexError:  # the library's own failure at a set without rows
         raise DataError("holds no records", fix="give one at least", file=path) from None
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
@@ -44,7 +45,7 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
 def hub_rows(source: RecordSource, name: str) -> Rows:
     """Load one part of a hub data set, at the source's revision."""
     try:
-        found = _library().load_dataset(name, revision=source.revision, split=source.part)
+        found = library().load_dataset(name, revision=source.revision, split=source.part)
     except ConfigError:
         raise
     except Exception as error:  # whatever network, hub and library raise
