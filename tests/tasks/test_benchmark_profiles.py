@@ -19,7 +19,15 @@ from tasks.settings.params import Settings, load_settings
 
 SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
 RATES = ("bench-sst2-rates", "bench-wikitext-rates", "bench-e2e-rates")
-PROFILES = (*SMALL, *RATES, "bench-sst2", "bench-e2e", "bench-wikitext")
+HUB = ("bench-sst2", "bench-qnli", "bench-mnli", "bench-qqp", "bench-e2e", "bench-dart", "bench-wikitext")
+PROFILES = (*SMALL, *RATES, *HUB, "bench-wikitext-ablations-small")
+
+
+PAIRS = {
+    "qnli": "question\tsentence\tlabel",
+    "mnli": "sentence1\tsentence2\tgold_label",
+    "qqp": "question1\tquestion2\tis_duplicate",
+}
 
 
 @pytest.fixture
@@ -34,6 +42,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (glue / f"{part}.tsv").write_text("sentence\tlabel\na cat\t1\n")
     for name in ("trainset.csv", "devset.csv", "testset_w_refs.csv"):
         (e2e / name).write_text('mr,ref\n"name[Bo]",Bo.\n')
+    for task, header in PAIRS.items():
+        (tmp_path / "glue" / task).mkdir(parents=True)
+        for part in ("train", "dev", "dev_matched"):
+            (tmp_path / "glue" / task / f"{part}.tsv").write_text(f"{header}\na\tb\tc\n")
+    (tmp_path / "dart").mkdir()
+    entries = '[{"tripleset": [["Bo", "IS", "red"]], "annotations": [{"source": "a", "text": "Bo is red."}]}]'
+    for part in ("train", "dev", "test"):
+        (tmp_path / "dart" / f"dart-v1.1.1-full-{part}.json").write_text(entries)
     articles = "".join(f" \n = Cat {number} = \n \n Cats are {number} . \n" for number in range(8))
     for name in ("train", "valid", "test"):
         (wiki / "wikitext-2-v1.zip" / f"wiki.{name}.tokens").write_text(articles)
@@ -121,7 +137,7 @@ def test_the_public_model_has_seen_no_protected_article(public: str, private: st
         check_models(settings)
 
 
-@pytest.mark.parametrize("name", [name for name in PROFILES if name not in (*SMALL, *RATES)])
+@pytest.mark.parametrize("name", HUB)
 def test_hub_models_are_pinned(name: str, folder: Path) -> None:
     for model in settings_of(name, folder).experiment.models.values():
         assert model.revision is not None
