@@ -148,7 +148,7 @@ def _measured(study: FinishedStudy, wider: dict[str, Any] | None) -> Iterator[st
     yield from _table(
         [
             *head,
-            f"{_share_name(constant > 0)} ({first})",
+            *([f"{_share_name(constant > 0)} ({first})"] if names else []),
             "perplexity, ratio",
             "seeds",
             "steps",
@@ -190,7 +190,7 @@ def _line(
         at_most(first["epsilon_published"], 4),
         at_most(group.certified, 4),
         *(_with_deviation(*value) for value in own),
-        f"{share:.2f}" if math.isfinite(share) else _NONE,
+        *([f"{share:.2f}" if math.isfinite(share) else _NONE] if len(own) > 1 else []),
         f"{ratio:.2f}" if math.isfinite(ratio) else _NONE,
         str(len(group.results)),
         str(first["planned_releases"]),
