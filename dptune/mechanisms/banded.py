@@ -169,9 +169,10 @@ class BandedGaussian(Gaussian):
             raise ConfigError("clipper", problem, fix="use flat, per_pair, auto_s or psac")
 
     def start(self, facts: RunFacts) -> None:
-        """Raise ConfigError if the bands do not go with the run, or past noise would not fit in ``noise_memory``."""
+        """Forget all rows. Raises ConfigError if the past noise would not fit in ``noise_memory``."""
         self._check_plan(len(self.coefficients), facts.sample_rate, facts.steps)
         self.check_memory(facts.pair_sizes)
+        self.forget()
 
     def check_memory(self, pair_sizes: Sequence[int]) -> None:
         """Raise ConfigError if the past noise of pairs of these sizes would not fit in ``noise_memory``."""
@@ -182,7 +183,7 @@ class BandedGaussian(Gaussian):
             raise ConfigError("noise_memory", problem, fix="raise it, or use fewer bands")
 
     def forget(self) -> None:
-        """Drop the noise of past rows, before a run and after it: the next row begins anew."""
+        """Drop the noise of past rows: the next row begins anew."""
         object.__setattr__(self, "_window", _Window())
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:

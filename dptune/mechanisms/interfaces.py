@@ -319,7 +319,7 @@ class CorrelatedNoise(Noise, Protocol):
         ...
 
     def start(self, facts: RunFacts) -> None:
-        """Check the run. Raises ConfigError as ``check_memory``, or for more bands than it has steps."""
+        """Prepare for a run: forget all earlier rows. Raises ConfigError as ``check_memory``."""
         ...
 
     def check_memory(self, pair_sizes: Sequence[int]) -> None:
@@ -327,7 +327,7 @@ class CorrelatedNoise(Noise, Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop the noise of all earlier rows, when a run is opened and at its end."""
+        """Drop the noise of all earlier rows, at the end of a run."""
         ...
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:

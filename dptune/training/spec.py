@@ -101,11 +101,8 @@ def refuse_used(spec: RunSpec, run_id: str = "") -> None:
 
 
 def claim_noise(spec: RunSpec, run_id: str) -> None:
-    """Forget what correlated noise an earlier run left, and note, before the first charge, whose it is from now on: two
-    open runs would share the noise of past rows.
-    """
+    """Note, before the first charge, whose correlated noise it is: two open runs would share the noise of past rows."""
     if spec.mechanism.noise.correlated is not None:
-        spec.mechanism.noise.correlated.forget()
         object.__setattr__(spec.mechanism.noise, _OWNER, run_id)
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from invented_benchmarks import write_benchmarks
 from tiny_pipeline import ROOT, apply_profile
 
-from dptune.corpus import published_files
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build, of_model
 from tasks.experiment import cells as cells_module
@@ -23,37 +23,10 @@ HUB = ("bench-sst2", "bench-qnli", "bench-mnli", "bench-qqp", "bench-e2e", "benc
 PROFILES = (*SMALL, *RATES, *HUB, "bench-wikitext-ablations-small")
 
 
-PAIRS = {
-    "qnli": "question\tsentence\tlabel",
-    "mnli": "sentence1\tsentence2\tgold_label",
-    "qqp": "question1\tquestion2\tis_duplicate",
-}
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the layout that the profiles name, with rows made up here."""
-    monkeypatch.setattr(published_files, "KNOWN", {})
-    monkeypatch.setenv("DPTUNE_BENCHMARKS", str(tmp_path))
-    glue, e2e, wiki = tmp_path / "sst2" / "glue", tmp_path / "e2e" / "e2e-dataset.zip", tmp_path / "wikitext2"
-    for place in (glue, e2e, wiki / "wikitext-2-v1.zip"):
-        place.mkdir(parents=True)
-    for part in ("train", "dev"):
-        (glue / f"{part}.tsv").write_text("sentence\tlabel\na cat\t1\n")
-    for name in ("trainset.csv", "devset.csv", "testset_w_refs.csv"):
-        (e2e / name).write_text('mr,ref\n"name[Bo]",Bo.\n')
-    for task, header in PAIRS.items():
-        (tmp_path / "glue" / task).mkdir(parents=True)
-        for part in ("train", "dev", "dev_matched"):
-            (tmp_path / "glue" / task / f"{part}.tsv").write_text(f"{header}\na\tb\tc\n")
-    (tmp_path / "dart").mkdir()
-    entries = '[{"tripleset": [["Bo", "IS", "red"]], "annotations": [{"source": "a", "text": "Bo is red."}]}]'
-    for part in ("train", "dev", "test"):
-        (tmp_path / "dart" / f"dart-v1.1.1-full-{part}.json").write_text(entries)
-    articles = "".join(f" \n = Cat {number} = \n \n Cats are {number} . \n" for number in range(8))
-    for name in ("train", "valid", "test"):
-        (wiki / "wikitext-2-v1.zip" / f"wiki.{name}.tokens").write_text(articles)
-    return tmp_path
+    return write_benchmarks(tmp_path, monkeypatch)
 
 
 def settings_of(name: str, folder: Path) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from invented_benchmarks import write_benchmarks
 from tiny_pipeline import ROOT, apply_profile, merge, params, repository_params, write_params
 from typer.testing import CliRunner
 
-from dptune.corpus import published_files
 from dptune.errors import ConfigError
 from tasks.profile import main as print_profile
 from tasks.settings.params import load_settings
@@ -293,24 +292,7 @@ def test_a_missing_profile_is_named(here: Path) -> None:
 @pytest.fixture
 def benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invented files where the profiles of benchmarks look for the published ones."""
-    monkeypatch.setattr(published_files, "KNOWN", {})
-    monkeypatch.setenv(published_files.FOLDER, str(tmp_path / "benchmarks"))
-    for name, files in {
-        "e2e/e2e-dataset.zip": dict.fromkeys(
-            ("trainset.csv", "devset.csv", "testset_w_refs.csv"), "mr,ref\nname[Bo],Bo.\n"
-        ),
-        "wikitext2/wikitext-2-v1.zip": {
-            f"wiki.{part}.tokens": "".join(f" \n = Cats {n} = \n \n Cats are red .\n" for n in range(9))
-            for part in ("train", "valid", "test")
-        },
-    }.items():
-        (tmp_path / "benchmarks" / name).parent.mkdir(parents=True)
-        with zipfile.ZipFile(tmp_path / "benchmarks" / name, "w") as archive:
-            for inside, text in files.items():
-                archive.writestr(inside, text)
-    (tmp_path / "benchmarks" / "sst2" / "glue").mkdir(parents=True)
-    for part in ("train", "dev"):
-        (tmp_path / "benchmarks" / "sst2" / "glue" / f"{part}.tsv").write_text("sentence\tlabel\nold cat\t0\n")
+    write_benchmarks(tmp_path / "benchmarks", monkeypatch)
 
 
 @pytest.mark.usefixtures("benchmarks")

@@ -245,10 +245,10 @@ def shared_window(runs: Runs, patch: pytest.MonkeyPatch) -> None:
     """A window that outlives its process, as one read back from a file would."""
     window = _Window()
 
-    def keep(noise: BandedGaussian) -> None:
+    def keep(noise: BandedGaussian, facts: Any) -> None:
         object.__setattr__(noise, "_window", window)
 
-    patch.setattr(BandedGaussian, "forget", keep)
+    patch.setattr(BandedGaussian, "start", keep)
 
 
 def seeded(runs: Runs, patch: pytest.MonkeyPatch) -> None:
