@@ -121,13 +121,13 @@ def _score_in_processes(chosen: list[ScoringPlan], devices: list[str], places: i
     for plan in chosen:
         open_scoring(plan)
     parts = min(len(devices) * places, chosen[0].prediction.records)
-    named = [(plan, part) for plan in chosen for part in range(parts)]
     _wait_for(
         {
             f"scores of {plan.ensemble.models} models, part {part + 1} of {parts}": score_records.submit(
                 plan, part, parts, devices, places
             )
-            for plan, part in named
+            for plan in chosen
+            for part in range(parts)
         }
     )
 

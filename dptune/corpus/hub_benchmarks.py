@@ -6,14 +6,13 @@ checked as that of a file on the disk.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dptune.corpus.reading.library import library
+from dptune.corpus.reading.library import label_name, load_part
+from dptune.corpus.reading.source import COMMIT
 from dptune.errors import ConfigError, DataError
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPLITS = {
     "train": "train",
     "dev": "validation",
@@ -42,20 +41,14 @@ def hub_rows(
     Raises: ConfigError for a revision that is no commit, or without the library; DataError for a set that cannot be
         loaded or lacks a column.
     """
-    if not _COMMIT.fullmatch(revision):
+    if not COMMIT.fullmatch(revision):
         fix = "give the 40-digit commit of the data set"
         raise ConfigError("data.options", f"revision {revision!r} is no commit", fix=fix)
-    try:
-        found = library().load_dataset(name, configuration, revision=revision, split=_SPLITS[part])
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever network, hub and library raise
-        problem = f"cannot be loaded ({type(error).__name__})"
-        raise DataError(problem, fix="check name, revision, part and network", file=name) from error
+    found = load_part(name, revision, _SPLITS[part], configuration)
     lacking = [column for column in columns if column not in found.column_names]
     if lacking:
         problem = f"has the columns {', '.join(found.column_names)}"
         raise DataError(problem, fix=f"name a data set with {', '.join(lacking)}", file=name)
     names = getattr(found.features.get(named), "names", None)
     for row in found.with_format(None):
-        yield {**row, named: names[row[named]]} if names else row
+        yield {**row, named: label_name(row[named], names)} if names else row

@@ -48,8 +48,10 @@ def open_run(
     """Start a run, or resume the one in its folder; see ``train``. A checkpoint is written in any case."""
     _check(spec, entropy)
     rank = open_rank(spec, entropy, ranks)
-    # After the ranks' agreement: rank 0 alone makes noise, and the others' last digits are those of its calibration.
-    spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, first_release(RunFolder(directory).ledger)))
+    if spec.mechanism.bands > 1:
+        # After the ranks agreed on the strategy that each of them calibrated: rank 0 alone makes noise.
+        charged = first_release(RunFolder(directory).ledger)
+        spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, charged))
     optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate)
     initial = trainable_state(spec.model)
     if spec.auditor is not None:

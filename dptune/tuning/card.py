@@ -215,7 +215,7 @@ def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate |
 def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
     """What is guaranteed, to whom, and by which mechanism, by name. Epsilons and delta are rounded up."""
     header, prices = contents.header, contents.epsilons
-    # Of a search the price covers candidates that lost, too.
+    # The price of a search also covers the candidates that lost, so their noise counts here as well.
     of_search = certificate.kinds if certificate is not None else ()
     charged = [*contents.composition, *(release for _, kind in of_search for release, _ in kind)]
     bands = any(release.coefficients for release in charged)

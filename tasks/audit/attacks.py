@@ -361,7 +361,7 @@ def _sampling(target: Target) -> dict[str, Any]:
     corpus = corpus_of(cell, TRAIN, target.tokenizer)
     units, expected_batch_size = units_of(cell, corpus)
     records = len(corpus.tokens.rows)
-    # With correlated noise a unit is charged the rate in its own group's rows, b times that of an ordinary draw.
+    # The ledger holds the rate of a unit's own group, which with b bands is b times the plain sample rate.
     charged = min(target.contents.composition, key=lambda release: release.sample_rate)
     bands, run_id = len(charged.coefficients) or 1, target.contents.header.run_id
     rate = plan_of(cell.training, len(units), expected_batch_size).sample_rate

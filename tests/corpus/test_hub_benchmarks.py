@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dptune.corpus import hub_benchmarks, published_files
+from dptune.corpus import published_files
 from dptune.corpus.benchmarks import dart, e2e
 from dptune.corpus.glue import glue
+from dptune.corpus.reading import library
 from dptune.corpus.wikitext import wikitext
 from dptune.errors import ConfigError, DataError
 
@@ -32,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], An
             assert revision == COMMIT
             return known[name, configuration, split]
 
-    monkeypatch.setattr(hub_benchmarks, "library", lambda: Library)
+    monkeypatch.setattr(library, "_library", lambda: Library)
     return known
 
 

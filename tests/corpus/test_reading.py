@@ -239,8 +239,8 @@ def test_a_folder_of_the_datasets_library(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_data_set_of_the_hub_needs_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def load(name: str, revision: str, split: str) -> Any:
-        asked.append((name, revision, split))
+    def load(name: str, configuration: str | None, *, revision: str, split: str) -> Any:
+        asked.append((name, configuration, revision, split))
         return dataset([{"text": "a"}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
@@ -248,7 +248,7 @@ def test_a_data_set_of_the_hub_needs_a_commit(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ConfigError, match=r"data\.revision.*no commit.*40-digit"):
             read(RecordSource("who/what", format="datasets", revision=revision))
     assert contents(read(RecordSource("who/what", revision="a" * 40))) == [Text("a")]
-    assert asked == [("who/what", "a" * 40, "train")]
+    assert asked == [("who/what", None, "a" * 40, "train")]
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ def value(name: str, outputs: list[str] = OUTPUTS, references: list[list[str]] =
     return score(outputs, references, [name])[name].value
 
 
-#: Of the E2E challenge's scripts (e2e-metrics: mteval-v13a, coco-caption), the last ones on 13a tokens. BLEU with case
-#: and chrF are those of sacrebleu 2.6.0's own functions; these strings have the same BLEU with case and without.
+#: Values that other implementations give for the strings above. bleu and chrf: sacrebleu 2.6.0's own functions. The
+#: rest: the E2E challenge's scripts (e2e-metrics: mteval-v13a, coco-caption), the last two on 13a tokens.
 REFERENCE_VALUES = {
     "bleu": 53.971069,
     "chrf": 63.276310,

@@ -37,7 +37,7 @@ KNOWN = {
     "rldp_published": (0.0969837159, 0.199700054),
     "static": (1.46079922, 1.79293156),
 }
-#: With one band, noise is independent.
+#: Three bands: with one, `banded` adds the same independent noise as `static`.
 OPTIONS: dict[str, dict[str, Any]] = {"banded": {"bands": 3}}
 #: Equal eigenvalues leave geoclip's directions to the machine's linear algebra, from the first update of them on.
 LAST_STEP = {"geoclip": 1}

@@ -208,7 +208,7 @@ def test_two_hundred_kills_at_random(runs: Runs) -> None:
 
 
 def test_a_run_goes_on_with_the_noise_that_it_was_charged_with(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another machine calibrates to other last digits, and its rows have to be those of the first."""
+    """A resumed run takes noise and strategy from its ledger, for calibration elsewhere ends in other last digits."""
     disk, own = runs.begin(), runs.mechanism()
     while runs.charged < 3:
         runs.killed(disk, 25, power_cut=False)

@@ -14,8 +14,7 @@ from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
 
 
-def library() -> Any:
-    """The library. Raises: ConfigError where it is not installed."""
+def _library() -> Any:
     try:
         import datasets
     except ImportError:
@@ -27,7 +26,7 @@ def library() -> Any:
 def saved_rows(source: RecordSource, path: Path) -> Rows:
     """What ``save_to_disk`` of the datasets library left in a folder."""
     try:
-        found = library().load_from_disk(str(path))
+        found = _library().load_from_disk(str(path))
     except IndexError:  # the library's own failure at a set without rows
         raise DataError("holds no records", fix="give one at least", file=path) from None
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
@@ -44,14 +43,21 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
 
 def hub_rows(source: RecordSource, name: str) -> Rows:
     """Load one part of a hub data set, at the source's revision."""
+    return rows_of_library(load_part(name, source.revision, source.part), name)
+
+
+def load_part(name: str, revision: str | None, part: str, configuration: str | None = None) -> Any:
+    """A part of a hub data set, as the library's own ``Dataset``.
+
+    Raises: ConfigError without the library; DataError for a set that cannot be loaded.
+    """
     try:
-        found = library().load_dataset(name, revision=source.revision, split=source.part)
+        return _library().load_dataset(name, configuration, revision=revision, split=part)
     except ConfigError:
         raise
     except Exception as error:  # whatever network, hub and library raise
         problem = f"cannot be loaded ({type(error).__name__})"
         raise DataError(problem, fix="check name, revision, data.part and network", file=name) from error
-    return rows_of_library(found, name)
 
 
 def rows_of_library(dataset: Any, file: str) -> Rows:
@@ -72,8 +78,9 @@ def _with_label_names(rows: Iterator[tuple[int, Row]], labels: Mapping[str, list
     """Rows with the names of labels, which the library stores as numbers; a number that names none is no label."""
     for number, row in rows:
         told = {name: row[name] for name in labels}
-        yield number, {**row, **{name: _name(label, labels[name]) for name, label in told.items()}}
+        yield number, {**row, **{name: label_name(label, labels[name]) for name, label in told.items()}}
 
 
-def _name(label: int | None, names: list[str]) -> str | None:
+def label_name(label: int | None, names: list[str]) -> str | None:
+    """The name of a label that the library stores as a number; None for a number that names none."""
     return None if label is None or not 0 <= label < len(names) else names[label]

@@ -17,7 +17,8 @@ from dptune.files import sha256
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
 Data = str | Path | Iterable[Mapping[str, Any]]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: A commit of the hub.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
         return False
     if source.format is None and source.revision is None:
         return False  # more likely a path that does not exist, whose message is the better one
-    if not (source.revision and _COMMIT.fullmatch(source.revision)):
+    if not (source.revision and COMMIT.fullmatch(source.revision)):
         problem = f"{data!r} is no local folder and its revision {source.revision!r} is no commit"
         raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
     return True

@@ -182,7 +182,7 @@ MUTANTS = (
         "noise_of_another_machines_last_digits",
         "a run could not be resumed elsewhere, and would spend again",
         OPENING,
-        "as_charged(spec.mechanism, first_release(RunFolder(directory).ledger))",
+        "as_charged(spec.mechanism, charged)",
         "spec.mechanism",
         (f"{KILLS}::test_a_run_goes_on_with_the_noise_that_it_was_charged_with",),
     ),
