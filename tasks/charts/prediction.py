@@ -22,8 +22,16 @@ _SETTINGS = {
     "models": "N: number of models",
     "public_weight": "w0: least weight of the public model",
     "subsample": "q: sampling rate (hollow alone)",
+    "alpha": "alpha: Rényi order",
 }
-_SHORT = {"budget_epsilon": "epsilon", "tokens": "T", "models": "N", "public_weight": "w0", "subsample": "q"}
+_SHORT = {
+    "budget_epsilon": "epsilon",
+    "tokens": "T",
+    "models": "N",
+    "public_weight": "w0",
+    "subsample": "q",
+    "alpha": "alpha",
+}
 _FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
 _DASHES = {"public": [2, 3], "nonprivate": [7, 4]}
 #: Where the name of a line begins and how wide its letters are, in pixels; its height as a share of the panel's.
@@ -68,9 +76,16 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
 
 
 def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
-    """The scored value of every setting that is nearest to the served one; the first if none is served."""
+    """The scored value of every setting that is nearest to the served one; the first if none is served.
+
+    The order is none of them where epsilon alone decides it.
+    """
     held = {}
+    orders = {(row["budget_epsilon"], row.get("alpha")) for row in rows}
+    decided = len(orders) == len({epsilon for epsilon, _ in orders})
     for key in _SETTINGS:
+        if key == "alpha" and decided:
+            continue
         found = list(dict.fromkeys(row[key] for row in rows if key in row))
         if found:
             wanted = serve.get(key, found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import secrets
@@ -80,7 +81,7 @@ def served_protocol(serve: Serve, settings: Prediction, delta: float) -> FixedMi
 
     Raises: ConfigError naming the setting that is out of range.
     """
-    alpha = settings.alpha_at(serve.epsilon, delta)
+    alpha = settings.alphas_at(serve.epsilon, delta)[0]
     return FixedMixture(alpha=alpha, delta=delta, **serve.model_dump())
 
 
@@ -90,15 +91,15 @@ def scored_protocols(settings: Prediction, models: int, delta: float) -> dict[st
     Raises: ConfigError naming the setting that is out of range.
     """
     protocols: dict[str, FixedMixture | Published] = {}
-    for epsilon in settings.epsilons:
-        for tokens in settings.tokens:
-            common: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models}
-            common["alpha"] = settings.alpha_at(epsilon, delta)
-            where = f"eps{epsilon:g}.T{tokens}.N{models}"
-            for unit in settings.units:
-                for weight in settings.public_weights:
-                    mixture = FixedMixture(public_weight=weight, unit=unit, **common)
-                    protocols[f"pmixed.{unit}.{where}.w{weight:g}"] = mixture
+    for epsilon, tokens in itertools.product(settings.epsilons, settings.tokens):
+        alphas = settings.alphas_at(epsilon, delta)
+        for alpha in alphas:
+            common = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models, "alpha": alpha}
+            order = f".a{alpha:g}" if len(alphas) > 1 else ""
+            where = f"eps{epsilon:g}.T{tokens}.N{models}{order}"
+            for unit, weight in itertools.product(settings.units, settings.public_weights):
+                mixture = FixedMixture(public_weight=weight, unit=unit, **common)
+                protocols[f"pmixed.{unit}.{where}.w{weight:g}"] = mixture
             for subsample in settings.subsamples:
                 published = Published(subsample=subsample, with_replacement=settings.with_replacement, **common)
                 protocols[f"pmixed_published.{where}.q{subsample:g}"] = published

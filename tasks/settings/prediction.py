@@ -14,6 +14,8 @@ from dptune.units import RECORD
 from tasks.settings.library_section import LibrarySection
 from tasks.settings.strict import StrictModel, Unit
 
+Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
+
 
 class Serve(StrictModel):
     """The protocol that `dptune generate` and `dptune serve` answer by.
@@ -40,7 +42,8 @@ class Prediction(StrictModel):
         models: numbers of slots; each tunes one ensemble. Empty: no private prediction.
         partition: what shares a shard: record, or the column of ``data.unit``.
         tuning: training of every shard's adapter.
-        alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1).
+        alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1). Several are compared at each epsilon,
+            and the first is served.
         epsilons: budgets to compare.
         tokens: numbers of tokens that a budget must last for.
         public_weights: least weights of the public model, of the provable variant.
@@ -54,7 +57,7 @@ class Prediction(StrictModel):
     models: tuple[Annotated[int, Ge(1), Le(10**5)], ...]
     partition: Unit
     tuning: Annotated[ShardTuning, LibrarySection("all")]
-    alpha: Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
+    alpha: Order | Annotated[tuple[Order, ...], Field(min_length=1)]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
     public_weights: tuple[Chance, ...]
@@ -74,8 +77,8 @@ class Prediction(StrictModel):
                 raise ValueError(f"units: {unit} needs partition: {unit}; {problem}")
         return self
 
-    def alpha_at(self, epsilon: float, delta: float) -> float:
-        """The Renyi order: as given, or ceil(4 log(1/delta) / (3 epsilon) + 1), the rule of PMixED's ablation."""
-        if self.alpha == "auto":
-            return float(math.ceil(4 * math.log(1 / delta) / (3 * epsilon) + 1))
-        return self.alpha
+    def alphas_at(self, epsilon: float, delta: float) -> tuple[float, ...]:
+        """The Renyi orders: as given, or ceil(4 log(1/delta) / (3 epsilon) + 1), the rule of PMixED's ablation."""
+        given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        rule = float(math.ceil(4 * math.log(1 / delta) / (3 * epsilon) + 1))
+        return tuple(dict.fromkeys(rule if alpha == "auto" else alpha for alpha in given))

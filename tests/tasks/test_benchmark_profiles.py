@@ -20,7 +20,7 @@ from tasks.settings.params import Settings, load_settings
 SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
 RATES = ("bench-sst2-rates", "bench-wikitext-rates", "bench-e2e-rates")
 HUB = ("bench-sst2", "bench-qnli", "bench-mnli", "bench-qqp", "bench-e2e", "bench-dart", "bench-wikitext")
-PROFILES = (*SMALL, *RATES, *HUB, "bench-wikitext-ablations-small")
+PROFILES = (*SMALL, *RATES, *HUB, "bench-wikitext-ablations-small", "bench-wikitext-alpha-small")
 
 
 @pytest.fixture

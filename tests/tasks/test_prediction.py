@@ -51,9 +51,25 @@ def test_the_repositorys_protocols_can_be() -> None:
 @pytest.mark.parametrize(("epsilon", "alpha"), [(2, 9), (4, 5), (6, 4), (8, 3), (10, 3)])
 def test_alpha_follows_the_papers_rule(empty: Path, epsilon: float, alpha: float) -> None:
     write_params()
-    assert load_settings().prediction.alpha_at(epsilon, DELTA) == alpha
+    assert load_settings().prediction.alphas_at(epsilon, DELTA) == (alpha,)
     write_params({"prediction": {"alpha": 2.5}})
-    assert load_settings().prediction.alpha_at(epsilon, DELTA) == 2.5
+    assert load_settings().prediction.alphas_at(epsilon, DELTA) == (2.5,)
+
+
+def test_several_orders_are_compared_and_the_first_is_served(empty: Path) -> None:
+    """The paper's ablation of alpha. Its rule gives 4 at epsilon 6 and 3 at 8; no order is scored twice."""
+    write_params(
+        {"prediction": {"alpha": ["auto", 3, 4, 5, 6], "epsilons": [6, 8], "tokens": [1024], "units": ["shard"]}}
+    )
+    chosen = load_settings().prediction
+    protocols = scored_protocols(chosen, 8, DELTA)
+    orders = {epsilon: [one.alpha for one in protocols.values() if one.epsilon == epsilon] for epsilon in (6, 8)}
+    assert orders == {6: [4, 4, 3, 3, 5, 5, 6, 6], 8: [3, 3, 4, 4, 5, 5, 6, 6]}
+    assert "pmixed.shard.eps8.T1024.N8.a4.w0.2" in protocols
+    assert served_protocol(chosen.serve, chosen, DELTA).alpha == 3
+    write_params({"prediction": {"alpha": [6, 3]}})
+    chosen = load_settings().prediction
+    assert served_protocol(chosen.serve, chosen, DELTA).alpha == 6
 
 
 @pytest.mark.parametrize(
@@ -64,6 +80,8 @@ def test_alpha_follows_the_papers_rule(empty: Path, epsilon: float, alpha: float
         ({"units": ["patient"]}, "patient needs partition: patient"),
         ({"serve": {"unit": "patient"}}, "patient needs partition: patient"),
         ({"alpha": 1}, "alpha"),
+        ({"alpha": []}, "alpha"),
+        ({"alpha": [3, 1]}, "alpha"),
         ({"tokens": []}, "tokens"),
         ({"public_weights": [1.0]}, "public_weights"),
         ({"subsamples": [0]}, "subsamples"),
