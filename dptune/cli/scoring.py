@@ -1,4 +1,4 @@
-"""``dptune score``: metrics of what an adapter writes, with several references an input, or a classifier's accuracy."""
+"""``dptune score``: metrics of what an adapter writes, its perplexity of texts, or a classifier's accuracy."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ def score(
     temperature: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of draws.")] = 0,
+    block: Annotated[
+        int | None, typer.Option(help="Of texts: tokens that are read at a time; else as many as in training.")
+    ] = None,
     outputs: Annotated[Path | None, typer.Option(help="File for prompts and outputs, as JSON lines.")] = None,
     rows: Annotated[int, typer.Option(help="Of a batch.")] = 16,
     device: Device = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score an adapter on records: what it writes against references, or a classifier's labels."""
+    """Score an adapter on records: what it writes against references, perplexity of texts, or a classifier's labels."""
     from dptune.tuning.places import check_data, check_model
     from dptune.tuning.verifying import adapter_within, is_classifier
 
@@ -63,10 +66,10 @@ def score(
         set_up_logs()
         from dptune.generation.decoding import Decoding
         from dptune.training.model import ModelSource
-        from dptune.tuning.scoring import check_no_writing, score_adapter, write_outputs
+        from dptune.tuning.scoring import OF_CLASSIFIER, check_left_out, score_adapter, write_outputs
 
         if classifies:
-            check_no_writing({"outputs": outputs})
+            check_left_out({"outputs": outputs}, OF_CLASSIFIER)
 
         decoding = Decoding(
             max_new_tokens=max_new_tokens,
@@ -86,12 +89,15 @@ def score(
             records,
             decoding=decoding,
             metrics=chosen,
+            block=block,
             device=device,
             rows=rows,
             warn=lambda note: notice("warning", by_option(note)),
         )
-        if outputs is not None:
+        if outputs is not None and found.outputs:
             write_outputs(outputs, found)
+        elif outputs is not None:
+            notice("warning", "texts are scored by their perplexity: nothing was written to --outputs")
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})

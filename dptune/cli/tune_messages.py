@@ -83,6 +83,7 @@ _WORDS = (
     "prompts",
     "metrics",
     "outputs",
+    "block",
 )
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 

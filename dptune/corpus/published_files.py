@@ -6,8 +6,9 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from dptune.corpus.dvc_cache import cached_files
 from dptune.errors import ConfigError, DataError
 
 #: The variable that names the folder in which relative paths of benchmarks are looked for too.
@@ -37,19 +38,22 @@ def place_of(path: str) -> Path:
 
 
 def read_published(path: str, name: str) -> str:
-    """The content of a file of a folder or an archive.
+    """The content of a file of a folder or an archive; from DVC's cache, if DVC tracks it and has not checked it out.
 
     Raises: DataError if it is absent, or has another SHA-256 than the published one.
     """
     place = place_of(path)
+    cached = [] if place.exists() else cached_files(place)
     try:
-        if place.is_dir():
-            found = sorted(place.rglob(name))
+        if place.is_dir() or any(file.name != "." for file in cached):
+            found = sorted(place.rglob(name)) or [
+                file.place for file in cached if PurePosixPath(file.name).name == name
+            ]
             if len(found) > 1:  # every task of GLUE has a train.tsv
                 raise DataError(f"holds {len(found)} files {name}", fix="give the folder of one of them", file=place)
             content = found[0].read_bytes() if found else None
         else:
-            with zipfile.ZipFile(place) as archive:
+            with zipfile.ZipFile(cached[0].place if cached else place) as archive:
                 inside = next((one for one in archive.namelist() if one.rpartition("/")[2] == name), None)
                 content = None if inside is None else archive.read(inside)
     except (OSError, zipfile.BadZipFile) as error:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dptune.corpus.download import download
+from dptune.corpus.dvc_cache import in_cache
 from dptune.corpus.package import IDS_NAME, TABLE_NAME, copy_pair
 from dptune.corpus.synthetic import Kind, generate_cohort, synthetic_ids_mapping
 from dptune.corpus.table import read_table
@@ -108,7 +109,7 @@ def _acquired_paths(directory: Path) -> Acquired:
 
 
 def _copy_cached(cache: Path, table: Path, ids: Path) -> bool:
-    found = {target: _in_cache(cache, md5) for target, md5 in ((table, UCI_CSV_MD5), (ids, UCI_IDS_MD5))}
+    found = {target: in_cache(cache, md5) for target, md5 in ((table, UCI_CSV_MD5), (ids, UCI_IDS_MD5))}
     for target, source in found.items():
         if source is None:
             name = TABLE_NAME if target == table else IDS_NAME
@@ -116,11 +117,6 @@ def _copy_cached(cache: Path, table: Path, ids: Path) -> bool:
             return False
         target.write_bytes(source.read_bytes())
     return True
-
-
-def _in_cache(cache: Path, md5: str) -> Path | None:
-    places = (cache / "files" / "md5" / md5[:2] / md5[2:], cache / md5[:2] / md5[2:])  # DVC 3, DVC 2
-    return next((place for place in places if place.is_file()), None)
 
 
 def _copy_downloaded(url: str, directory: Path, table: Path, ids: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dptune.corpus.hub_benchmarks import hub_rows
 from dptune.corpus.published_files import check_known, file_of, read_published
+from dptune.corpus.token_blocks import load_fast_tokenizer, token_blocks
 from dptune.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -21,7 +22,15 @@ _NO_SPACE_BEFORE, _NO_SPACE_AFTER = re.compile(r" ([.,;:!?%)\]]|'s\b|n't\b)"), r
 _HEADING_MARKS = re.compile(r"^(= )+|( =)+$")
 
 
-def wikitext(path: str, part: str = "train", half: str = "all", block: int = 0, revision: str = "") -> Iterator[Row]:
+def wikitext(
+    path: str,
+    part: str = "train",
+    half: str = "all",
+    block: int = 0,
+    tokenizer: str = "",
+    tokenizer_revision: str = "",
+    revision: str = "",
+) -> Iterator[Row]:
     """Texts of WikiText-2: columns text and article, a hash of the whole article.
 
     Args:
@@ -29,18 +38,25 @@ def wikitext(path: str, part: str = "train", half: str = "all", block: int = 0, 
         part: train, dev or test.
         half: "public" or "private": the articles whose hash begins with an even or an odd byte; or "all".
         block: 0 yields paragraphs; else blocks of so many words of one article (the file's own words), the last one
-            shorter. The papers cut 512 tokens of a tokenizer, across articles: those blocks belong to no one article,
-            and change with the tokenizer. A word is about 1.2 of GPT-2's tokens.
+            shorter. A word is about 1.2 of GPT-2's tokens.
+        tokenizer: a checkpoint's folder, or its name on the hub: ``block`` then counts its tokens, and a block holds as
+            many whole words as fit. The papers' blocks of 512 tokens run across articles, and belong to no one article.
+        tokenizer_revision: the commit of that checkpoint on the hub.
         revision: the commit of a data set on the hub, which ``path`` then names.
+
+    Raises: ConfigError for arguments that do not fit; DataError for files that cannot be read.
     """
     if isinstance(block, bool) or not isinstance(block, int) or block < 0:
         raise ConfigError("data.options", f"block {block!r} is no number of words", fix="use 0, or 100, say")
+    if tokenizer and not block:
+        raise ConfigError("data.options", "tokenizer is given without block", fix="give block, say 512")
+    read = load_fast_tokenizer(tokenizer, tokenizer_revision) if tokenizer else None
     for article in _of_half(path, part, half, revision):
         name = hashlib.sha256("".join(article).encode()).hexdigest()[:16]
         pieces = [line.strip() for line in article if line.strip()]
         if block:
             words = " ".join(pieces).split()
-            pieces = [" ".join(words[start : start + block]) for start in range(0, len(words), block)]
+            pieces = [" ".join(some) for some in (token_blocks(words, read, block) if read else _parts(words, block))]
         for text in pieces:
             yield {"text": text, "article": name}
 
@@ -70,6 +86,10 @@ def _of_hub(name: str, revision: str, part: str, file: str) -> str:
     content = "".join(row["text"] or _BLANK for row in rows)
     check_known(file, content.encode(), name)
     return content
+
+
+def _parts(words: list[str], size: int) -> Iterator[list[str]]:
+    return (words[start : start + size] for start in range(0, len(words), size))
 
 
 def _clean(line: str) -> str:

@@ -1,4 +1,4 @@
-"""Token-level perplexity of a model on a set of records."""
+"""Losses of a model on records, and its token-level perplexity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
+from dptune.progress import progress
 from dptune.training.data import Tokens
 from dptune.training.losses import attention_mask, is_classifier, token_losses
 from dptune.training.scores import score_classifier
@@ -22,7 +24,6 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
     return math.exp(loss) if loss < _LARGEST_LOG else math.inf
 
 
-@torch.no_grad()
 def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
     """Total negative log-likelihood (nats) over the number of predicted tokens that count, in eval mode.
 
@@ -40,22 +41,40 @@ def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | 
     """
     if is_classifier(model):
         return score_classifier(model, tokens, rows, autocast=autocast).loss
+    losses, counts = record_losses(model, tokens, rows, autocast=autocast)
+    if not counts.sum():
+        problem = "leaves no token of these records that counts in the loss"
+        raise ConfigError("training.max_length", problem, fix="raise it, or give records with shorter prompts")
+    return float(losses.sum() / counts.sum())
+
+
+@torch.no_grad()
+def record_losses(
+    model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None, label: str = ""
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Each record's negative log-likelihood in nats, and its number of predicted tokens that count. Private.
+
+    Args:
+        model, tokens, rows, autocast: as ``mean_loss`` takes them.
+        label: what the meter of progress says; empty shows none.
+
+    Returns: (records,) losses and (records,) counts.
+    """
     device = next(model.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    total, count = 0.0, 0
+    found, counts = np.zeros(len(tokens.rows)), np.zeros(len(tokens.rows), dtype=np.int64)
     # Records of like length together: less padding, and the sum does not depend on the order.
     order = np.argsort([len(row) for row in tokens.rows], kind="stable")
-    for start in range(0, len(order), rows):
-        ids, mask = tokens.compact(order[start : start + rows], device)
+    starts = range(0, len(order), rows)
+    for start in progress(starts, label, total=len(starts)) if label else starts:
+        chosen = order[start : start + rows]
+        ids, mask = tokens.compact(chosen, device)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             logits = model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False).logits
         losses, valid = token_losses(logits, ids, mask)
-        total += float(losses.double().sum())
-        count += int(valid.sum())
+        found[chosen] = losses.double().sum(dim=1).cpu().numpy()
+        counts[chosen] = valid.sum(dim=1).cpu().numpy()
     for module, mode in modes:
         module.training = mode
-    if not count:
-        problem = "leaves no token of these records that counts in the loss"
-        raise ConfigError("training.max_length", problem, fix="raise it, or give records with shorter prompts")
-    return total / count
+    return found, counts

@@ -1,4 +1,4 @@
-"""Scores of a finished adapter on records: metrics of what it writes, or a classifier's accuracy."""
+"""Scores of a finished adapter: metrics of what it writes, its perplexity of texts, or a classifier's accuracy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from dptune.corpus.reading.read import Records, read_and_say
-from dptune.corpus.reading.record import Chat, PromptTarget
+from dptune.corpus.reading.record import Chat, PromptTarget, Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.metrics import check_names, score
+from dptune.training.blocks import in_blocks, score_blocks
 from dptune.training.causal import most_positions
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.data import Tokens
+from dptune.training.encoding import tokens_of
 from dptune.training.labelled import labelled_tokens
 from dptune.training.model import (
     ModelSource,
@@ -47,12 +50,11 @@ _MADE = {
     "pair": "prompts with completions",
     "messages": "chats",
 }
-_NO_TARGETS = (
-    "name the columns of prompts and completions; nothing measures a delivered adapter's perplexity of further texts: "
-    "tuning told that of held-out and of public records"
-)
-#: Tokens that a classifier reads at most.
+OF_CLASSIFIER = "is about what an adapter writes, and this one is a classifier, scored by its labels"
+#: Tokens that a classifier reads at most, and a block has where nobody says how many.
 _WIDEST = 512
+#: Longer than any record, which is then not cut.
+_UNCUT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Scored:
     """Scores of an adapter. Aggregates of the records: private if they are.
 
     Attributes:
-        inputs: number of distinct prompts, or of records of a classifier.
-        references: number of references; 0 for a classifier.
+        inputs: number of distinct prompts, or of texts, or of records of a classifier.
+        references: number of references; 0 where nothing is written.
         figures: value by metric.
         signatures: by metric, its implementation; and ``decoding``. Empty for a classifier.
         outputs: what was written, by prompt. Private if the prompts are.
@@ -81,61 +83,115 @@ def score_adapter(
     *,
     decoding: Decoding | None = None,
     metrics: Sequence[str] | None = None,
+    block: int | None = None,
     device: str | None = None,
     rows: int = 16,
     warn: Callable[[str], None] = _log.warning,
 ) -> Scored:
-    """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, or by its labels.
+    """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, by its labels, or by perplexity.
 
-    Rows with one prompt are one input with several references.
+    Rows with one prompt are one input with several references. Texts without a target are read in blocks of tokens
+    (``training.blocks``), each as ``tune`` reads it, followed by the end-of-text token; the model without the adapter
+    is scored beside.
 
     Args:
         adapter: the delivered folder, with its tokenizer, or that of its run.
         base: the model that it was trained on.
         decoding: how texts are written; None is greedy.
         metrics: names in ``generation.metrics.METRICS``; None takes all.
+        block: tokens of a block, for texts; None takes the most tokens that a record had in training.
         warn: called with what the reader of the scores should know, before anything is scored.
 
     Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
         files are not those that its card names.
     """
     adapter = adapter_within(adapter)
-    classifies = is_classifier(adapter, source.label)
-    if classifies:
-        usual, given = vars(Decoding()), vars(decoding or Decoding())
-        changed = {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
-        check_no_writing({"metrics": metrics, **changed})
+    given = {"metrics": metrics, **_changed(decoding)}
+    if is_classifier(adapter, source.label):
+        check_left_out(given, OF_CLASSIFIER)
+        check_left_out({"block": block}, "is about texts, and this adapter is a classifier, scored by its labels")
     notes = check_files(adapter)
     where = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
-    if classifies:
+    if is_classifier(adapter, source.label):
         return _score_labels(adapter, base, source, tokenizer, where, rows, notes, warn)
     check_names(metrics)
     records, way = read_and_say(source, public=True)
-    references = references_of(records)
+    texts = [record.content.text for record in records if isinstance(record.content, Text)]
+    are_texts = len(texts) == len(records)
+    if are_texts:
+        check_left_out(given, "is about what an adapter writes, and these records are texts, scored by perplexity")
+    else:
+        references = references_of(records)
+        check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
     notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
-    check_vocabulary(adapter, base, without_weights(base, load_config(base)), tokenizer)
+    empty = without_weights(base, load_config(base))
+    check_vocabulary(adapter, base, empty, tokenizer)
+    if are_texts:
+        blocks = in_blocks(tokens_of(records, tokenizer, _UNCUT), _block(block, adapter, most_positions(empty)))
     model = load_adapter(adapter, base, load_base(base, where))
     for note in notes:
         warn(note)
-    chosen = decoding or Decoding()
-    outputs = decode(model, tokenizer, list(references), chosen, rows)
+    if are_texts:
+        return _score_texts(model, texts, blocks, rows)
+    return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, rows)
+
+
+def check_left_out(given: Mapping[str, Any], problem: str) -> None:
+    """Raise ConfigError naming the first of these options that is given, where it would have no effect."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(name, problem, fix="leave it out")
+
+
+def _changed(decoding: Decoding | None) -> dict[str, Any]:
+    """The settings of decoding that are not the usual ones, by option."""
+    usual, given = vars(Decoding()), vars(decoding or Decoding())
+    return {f"decoding.{name}": value for name, value in given.items() if value != usual[name]}
+
+
+def _block(given: int | None, adapter: Path, positions: int | None) -> int:
+    """The tokens of a block: as given, or as many as a record of the adapter's training had at most.
+
+    Raises: ConfigError for more than the model can read.
+    """
+    most = positions or _UNCUT
+    if given is not None and given > most:
+        raise ConfigError("block", f"{given} is above {most}, the most tokens that the model reads", fix="give fewer")
+    said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
+    return given or min(said.get("tokens", _WIDEST), most)
+
+
+def _score_texts(model: Any, texts: Sequence[str], blocks: Tokens, rows: int) -> Scored:
+    """Perplexities of texts, with the adapter and without."""
+    tuned = score_blocks(model, blocks, texts, rows, "scoring the adapter")
+    with model.disable_adapter():
+        untuned = score_blocks(model, blocks, texts, rows, "scoring the model without it")
+    how = f"{len(blocks.rows)} blocks of at most {blocks.width - 1} tokens of one text, each read alone"
+    signature = f"{how}; all but a block's first are predicted, the end of a text too"
+    figures = asdict(tuned) | {f"untuned_{name}": value for name, value in asdict(untuned).items()}
+    return Scored(len(texts), 0, figures, {"perplexity": signature})
+
+
+def _score_written(
+    model: Any,
+    tokenizer: Any,
+    references: Mapping[str, list[str]],
+    count: int,
+    decoding: Decoding,
+    metrics: Sequence[str] | None,
+    rows: int,
+) -> Scored:
+    """Metrics of what the model writes for each prompt, of ``count`` references."""
+    outputs = decode(model, tokenizer, list(references), decoding, rows)
     found = score(outputs, list(references.values()), metrics)
     return Scored(
         inputs=len(references),
-        references=len(records),
+        references=count,
         figures={name: one.value for name, one in found.items()},
-        signatures={"decoding": chosen.signature, **{name: one.signature for name, one in found.items()}},
+        signatures={"decoding": decoding.signature, **{name: one.signature for name, one in found.items()}},
         outputs=dict(zip(references, outputs, strict=True)),
     )
-
-
-def check_no_writing(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError naming the first of these options that is given: a classifier writes nothing."""
-    for name, value in given.items():
-        if value is not None:
-            problem = "is about what an adapter writes, and this one is a classifier, scored by its labels"
-            raise ConfigError(name, problem, fix="leave it out")
 
 
 def references_of(records: Records) -> dict[str, list[str]]:
@@ -146,9 +202,10 @@ def references_of(records: Records) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for record in records:
         if not isinstance(record.content, PromptTarget):
-            what = "a chat" if isinstance(record.content, Chat) else "a text"
+            what = "a chat" if isinstance(record.content, Chat) else "a text, as not all records are"
             problem = f"is {what}, and scores of what an adapter writes need prompts with targets"
-            raise DataError(problem, fix=_NO_TARGETS, file=record.file, row=record.row)
+            fix = "name the columns of prompts and completions, or give texts alone, for their perplexity"
+            raise DataError(problem, fix=fix, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))
     return found
 

@@ -23,7 +23,9 @@ from dptune.corpus.reading.read import read
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
 from dptune.generation.decoding import Decoding
-from dptune.training.model import ModelSource
+from dptune.training.encoding import tokens_of
+from dptune.training.evaluation import perplexity
+from dptune.training.model import ModelSource, load_tokenizer
 from dptune.tuning.scoring import references_of, score_adapter
 from dptune.tuning.verifying import check_deliverable
 
@@ -64,11 +66,44 @@ def test_rows_of_one_prompt_are_references_of_one_input(tmp_path: Path) -> None:
 def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
     source = RecordSource([{"prompt": "b", "completion": " x  y"}, {"prompt": "a", "completion": "z"}] * 2)
     assert references_of(read(source)) == {"b": ["x y", "x y"], "a": ["z", "z"]}
-    said = "row 1: is a text, and scores of what an adapter writes need prompts with targets.*nothing measures"
+    said = "row 1: is a text, as not all records are, and scores of what an adapter writes need.*or give texts alone"
     with pytest.raises(DataError, match=said):
         references_of(read(RecordSource([{"text": "a"}])))
     with pytest.raises(DataError, match="row 1: is a chat, and scores"):
         references_of(read(RecordSource([{"messages": [{"role": "user", "content": "a"}]}])))
+
+
+def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: Path) -> None:
+    """Records that were held out have the perplexity that tuning told, and long ones are not cut."""
+    tuned = dptune.tune(str(checkpoint()), rows(40), epsilon=8, text="text", max_length=20, **QUICK).folder
+    path = write_csv(tmp_path / "test.csv", rows(6))
+    arguments = [str(tuned), "--model", str(checkpoint()), "--data", str(path), "--text", "text"]
+    told = command(*arguments, "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert found["inputs"] == 6
+    assert found["perplexity_is"].startswith("6 blocks of at most 19 tokens of one text, each read alone; all but a ")
+    assert found["untuned_perplexity"] != found["perplexity"]
+    base = AutoModelForCausalLM.from_pretrained(checkpoint()).eval()
+    tokens = tokens_of(read(RecordSource(rows(6), text="text")), load_tokenizer(ModelSource(str(checkpoint()))), 20)
+    assert found["untuned_perplexity"] == pytest.approx(perplexity(base, tokens, 4), rel=1e-6)
+    shorter = json.loads(command(*arguments, "--json", "--block", "3").stdout)
+    assert shorter["perplexity_is"].startswith(f"{sum(-(-len(row) // 3) for row in tokens.rows)} blocks of at most 3 ")
+    assert shorter["untuned_bits_per_byte"] > 0
+    told = command(*arguments, "--outputs", str(tmp_path / "out"))
+    assert "warning: texts are scored by their perplexity" in told.stderr
+    assert not (tmp_path / "out").exists()
+    line = refused(tuned, checkpoint(), *arguments[3:], "--beams", "2")
+    assert line.startswith("error: --beams: is about what an adapter writes, and these records are texts, scored by"), (
+        line
+    )
+    line = refused(tuned, checkpoint(), *arguments[3:], "--block", "25")
+    assert line == "error: --block: 25 is above 24, the most tokens that the model reads. Fix: give fewer."
+    line = refused(tuned, checkpoint(), *arguments[3:], "--block", "1")
+    assert line == "error: --block: 1 tokens leave nothing to predict. Fix: give 2 or more."
+    data = ["--data", str(write_csv(tmp_path / "pairs.csv", PAIRS[:4])), "--prompt", "mr", "--completion", "ref"]
+    line = refused(adapter(), checkpoint(), *data, "--block", "8")
+    assert line.startswith("error: --block: is about texts, and these records are prompts with targets"), line
 
 
 def test_a_classifier_is_scored_by_its_labels(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Benchmarks that DVC tracks are read from its cache, by the checksum of their ``.dvc`` file, with DVC's own files."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+
+from dptune.corpus import published_files
+from dptune.corpus.benchmarks import e2e
+from dptune.corpus.dvc_cache import cached_files
+from dptune.corpus.glue import glue
+from dptune.errors import DataError
+
+E2E = 'mr,ref\r\n"name[Bo]",Bo is red.\r\n'
+SST2 = "sentence\tlabel\nold cat \t0\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of DVC whose working folder lacks what its cache has: an archive, and a folder of folders."""
+    monkeypatch.setattr(published_files, "KNOWN", {})
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("e2e.zip", "w") as archive:
+        archive.writestr("e2e-dataset/trainset.csv", E2E)
+    for task in ("sst2", "other"):
+        (tmp_path / "glue" / task).mkdir(parents=True)
+        (tmp_path / "glue" / task / "train.tsv").write_text(SST2 if task == "sst2" else "sentence\tlabel\nno\t1\n")
+    repo = Repo.init(str(tmp_path), no_scm=True)
+    repo.add(["e2e.zip", "glue"])
+    (tmp_path / "e2e.zip").unlink()
+    shutil.rmtree(tmp_path / "glue")
+    return tmp_path
+
+
+def test_what_is_not_checked_out_is_read_from_the_cache(repository: Path) -> None:
+    assert [row["completion"] for row in e2e(str(repository / "e2e.zip"))] == [" Bo is red."]
+    assert [row["text"] for row in glue(str(repository / "glue" / "sst2"))] == ["old cat"]
+    assert [row["text"] for row in glue("glue/other")] == ["no"]
+    with pytest.raises(DataError, match="holds 2 files"):
+        list(glue(str(repository / "glue")))
+    with pytest.raises(DataError, match="holds no dev"):
+        list(glue(str(repository / "glue" / "sst2"), part="dev"))
+    assert not (repository / "e2e.zip").exists()
+
+
+def test_what_is_checked_out_is_read_itself(repository: Path) -> None:
+    with zipfile.ZipFile(repository / "e2e.zip", "w") as archive:
+        archive.writestr("trainset.csv", E2E.replace("red", "blue"))
+    assert [row["completion"] for row in e2e(str(repository / "e2e.zip"))] == [" Bo is blue."]
+
+
+@pytest.mark.parametrize("file", ["config", "config.local"])
+def test_the_cache_is_where_the_repository_says(repository: Path, file: str) -> None:
+    (repository / ".dvc" / "cache").rename(repository / "elsewhere")
+    assert cached_files(repository / "e2e.zip") == []
+    with pytest.raises(DataError, match=r"e2e\.zip: cannot be read"):
+        list(e2e(str(repository / "e2e.zip")))
+    with (repository / ".dvc" / file).open("a") as config:
+        config.write("[cache]\n    dir = ../elsewhere\n")
+    assert [row["mr"] for row in e2e(str(repository / "e2e.zip"))] == ["name[Bo]"]
+
+
+def _change_content(repository: Path) -> None:
+    found = cached_files(repository / "e2e.zip")[0].place
+    found.chmod(0o644)
+    found.write_bytes(found.read_bytes() + b" ")
+
+
+def _no_outs(repository: Path) -> None:
+    (repository / "e2e.zip.dvc").write_text("outs: []\n")
+
+
+def _no_yaml(repository: Path) -> None:
+    (repository / "e2e.zip.dvc").write_text("outs: [")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (_change_content, "has another MD5 than its name.*dvc fetch"),
+        (_no_outs, "e2e.zip.dvc: is no file of DVC.*IndexError.*dvc checkout"),
+        (_no_yaml, "e2e.zip.dvc: is no file of DVC"),
+    ],
+)
+def test_a_broken_cache_is_refused(repository: Path, break_it: Callable[[Path], None], said: str) -> None:
+    break_it(repository)
+    with pytest.raises(DataError, match=said):
+        list(e2e(str(repository / "e2e.zip")))
+
+
+def test_a_file_that_nobody_tracks_is_absent(tmp_path: Path) -> None:
+    (tmp_path / "x.zip.dvc").write_text("outs: []\n")  # outside of any repository
+    assert cached_files(tmp_path / "x.zip") == []
+    assert cached_files(tmp_path / "y.zip") == []
