@@ -6,8 +6,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny_tokenizers import tokenizer
 
-from dptune.corpus import published_files
+from dptune.corpus import published_files, wikitext
 
 _ARTICLES = "".join(f" \n = Cat {number} = \n \n Cats are {number} . \n" for number in range(9))
 _ARCHIVES = {
@@ -27,8 +28,9 @@ _FILES = {
 
 
 def write_benchmarks(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Write the files, and let profiles find them. Returns: the folder."""
+    """Write the files, and let profiles find them; one of letters is the tokenizer of the hub. Returns: the folder."""
     patch.setattr(published_files, "KNOWN", {})
+    patch.setattr(wikitext, "load_fast_tokenizer", lambda name, revision: tokenizer())
     patch.setenv(published_files.FOLDER, str(folder))
     for name in (*_FILES, *_ARCHIVES):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
