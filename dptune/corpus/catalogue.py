@@ -228,7 +228,7 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
 
 
 #: Options of benchmarks that say which rows are read, and so what one row is.
-_CHOICES = ("task", "part", "half", "block", "tokenizer")
+_CHOICES = ("task", "part", "half", "block", "tokenizer", "tokenizer_revision")
 #: Options of benchmarks that say what is written in the text of a row.
 _WRITTEN = ("template", "separator")
 
@@ -241,6 +241,8 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     """
     if name in BENCHMARKS:
         read = {**_defaults(name), **options}
+        if Path(given := str(read.get("tokenizer", ""))).is_dir():
+            read["tokenizer"] = Path(given).resolve().name  # no path of this machine
         chosen = ", ".join(f"{option} {read[option]}" for option in _CHOICES if read.get(option))
         return f"benchmark {name} ({chosen})"
     if not is_outside(SOURCES[name].module):

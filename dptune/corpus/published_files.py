@@ -32,9 +32,9 @@ def file_of(source: str, files: Mapping[str, str], part: str) -> str:
 
 
 def place_of(path: str) -> Path:
-    """A path as given, or in the folder that ``DPTUNE_BENCHMARKS`` names where it is not there."""
+    """A path as given, or in the folder that ``DPTUNE_BENCHMARKS`` names where it is not there, nor tracked by DVC."""
     given, folder = Path(path), os.environ.get(FOLDER)
-    return given if given.exists() or not folder else Path(folder) / given
+    return given if given.exists() or not folder or cached_files(given) else Path(folder) / given
 
 
 def read_published(path: str, name: str) -> str:

@@ -50,6 +50,8 @@ def wikitext(
         raise ConfigError("data.options", f"block {block!r} is no number of words", fix="use 0, or 100, say")
     if tokenizer and not block:
         raise ConfigError("data.options", "tokenizer is given without block", fix="give block, say 512")
+    if tokenizer_revision and not tokenizer:
+        raise ConfigError("data.options", "tokenizer_revision is given without tokenizer", fix="name the tokenizer")
     read = load_fast_tokenizer(tokenizer, tokenizer_revision) if tokenizer else None
     for article in _of_half(path, part, half, revision):
         name = hashlib.sha256("".join(article).encode()).hexdigest()[:16]

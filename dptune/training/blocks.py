@@ -21,8 +21,8 @@ class BlockScores:
     Attributes:
         perplexity: exp of the mean loss over all predicted tokens.
         perplexity_per_block: mean over blocks of exp(a block's mean loss).
-        bits_per_byte: the mean loss in bits, times the tokens over the bytes (UTF-8) of the texts. It alone can be
-            compared between models with different tokenizers.
+        bits_per_byte: the mean loss in bits, times the tokens over the bytes (UTF-8) of the texts, so that a token that
+            is not predicted counts as the mean. It alone can be compared between models with different tokenizers.
     """
 
     perplexity: float
@@ -41,12 +41,15 @@ def in_blocks(tokens: Tokens, size: int) -> Tokens:
     return replace(tokens, rows=rows, width=size + 1)
 
 
-def score_blocks(model: Any, blocks: Tokens, texts: Sequence[str], rows: int, label: str = "") -> BlockScores:
+def score_blocks(
+    model: Any, blocks: Tokens, texts: Sequence[str], rows: int, *, begins: int | None = None, label: str = ""
+) -> BlockScores:
     """Score a causal model on blocks, each read alone: of a block all tokens are predicted but the first.
 
     Args:
         blocks: as ``in_blocks`` makes them of ``texts``.
         rows: blocks of a batch.
+        begins: the token that stands at the beginning of a text, for none of its bytes; None without one.
         label: what the meter of progress says; empty shows none.
 
     Raises: ConfigError if no block has two tokens.
@@ -55,7 +58,8 @@ def score_blocks(model: Any, blocks: Tokens, texts: Sequence[str], rows: int, la
     if not counts.sum():
         raise ConfigError("data", "no text has two tokens, so nothing is predicted", fix="give longer texts")
     predicted, mean = counts > 0, float(losses.sum() / counts.sum())
-    tokens_per_byte = sum(map(len, blocks.rows)) / sum(len(text.encode()) for text in texts)
+    tokens = sum(len(row) - (begins is not None and int(row[0]) == begins) for row in blocks.rows)
+    tokens_per_byte = tokens / sum(len(text.encode()) for text in texts)
     with np.errstate(over="ignore"):  # a token of probability 0 makes it infinite
         per_block = float(np.exp(losses[predicted] / counts[predicted]).mean())
         return BlockScores(float(np.exp(mean)), per_block, mean / math.log(2) * tokens_per_byte)

@@ -106,6 +106,8 @@ def score_adapter(
         files are not those that its card names.
     """
     adapter = adapter_within(adapter)
+    if rows < 1:
+        raise ConfigError("rows", f"{rows} is no number of rows", fix="use 16, or 1 where memory is short")
     given = {"metrics": metrics, **_changed(decoding)}
     if is_classifier(adapter, source.label):
         check_left_out(given, OF_CLASSIFIER)
@@ -133,7 +135,7 @@ def score_adapter(
     for note in notes:
         warn(note)
     if are_texts:
-        return _score_texts(model, texts, blocks, rows)
+        return _score_texts(model, texts, blocks, rows, tokenizer.bos_token_id)
     return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, rows)
 
 
@@ -159,16 +161,16 @@ def _block(given: int | None, adapter: Path, positions: int | None) -> int:
     if given is not None and given > most:
         raise ConfigError("block", f"{given} is above {most}, the most tokens that the model reads", fix="give fewer")
     said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
-    return given or min(said.get("tokens", _WIDEST), most)
+    return min(said.get("tokens", _WIDEST), most) if given is None else given
 
 
-def _score_texts(model: Any, texts: Sequence[str], blocks: Tokens, rows: int) -> Scored:
+def _score_texts(model: Any, texts: Sequence[str], blocks: Tokens, rows: int, begins: int | None) -> Scored:
     """Perplexities of texts, with the adapter and without."""
-    tuned = score_blocks(model, blocks, texts, rows, "scoring the adapter")
+    tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
     with model.disable_adapter():
-        untuned = score_blocks(model, blocks, texts, rows, "scoring the model without it")
+        untuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the model without it")
     how = f"{len(blocks.rows)} blocks of at most {blocks.width - 1} tokens of one text, each read alone"
-    signature = f"{how}; all but a block's first are predicted, the end of a text too"
+    signature = f"{how}; all but a block's first are predicted, end-of-text tokens among them"
     figures = asdict(tuned) | {f"untuned_{name}": value for name, value in asdict(untuned).items()}
     return Scored(len(texts), 0, figures, {"perplexity": signature})
 

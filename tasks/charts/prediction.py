@@ -78,31 +78,42 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
 def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
     """The scored value of every setting that is nearest to the served one; the first if none is served.
 
-    The order is none of them where epsilon alone decides it.
+    The order is none of them where epsilon alone decides it; else it is the first one of that epsilon.
     """
     held = {}
-    orders = {(row["budget_epsilon"], row.get("alpha")) for row in rows}
-    decided = len(orders) == len({epsilon for epsilon, _ in orders})
     for key in _SETTINGS:
-        if key == "alpha" and decided:
+        if key == "alpha":
             continue
         found = list(dict.fromkeys(row[key] for row in rows if key in row))
         if found:
             wanted = serve.get(key, found[0])
             held[key] = min(found, key=lambda value: abs(value - wanted))
+    firsts = _first_orders(rows)
+    if any(row["alpha"] != firsts[row["budget_epsilon"]] for row in rows if "alpha" in row):
+        held["alpha"] = firsts[held["budget_epsilon"]]
     return held
 
 
-def _is_held(row: Row, held: dict[str, float], varied: str) -> bool:
-    return all(row[key] == value for key, value in held.items() if key in row and key != varied)
+def _first_orders(rows: list[Row]) -> dict[float, float]:
+    """The first order that was scored at each epsilon, which is served."""
+    firsts: dict[float, float] = {}
+    for row in rows:
+        if "alpha" in row:
+            firsts.setdefault(row["budget_epsilon"], row["alpha"])
+    return firsts
+
+
+def _is_held(row: Row, held: dict[str, float], varied: str, firsts: dict[float, float]) -> bool:
+    expected = held | ({"alpha": firsts[row["budget_epsilon"]]} if "alpha" in held else {})
+    return all(row[key] == value for key, value in expected.items() if key in row and key != varied)
 
 
 def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str, figure: str) -> Any:
-    shown = protocol_looks(scored)
+    shown, firsts = protocol_looks(scored), _first_orders(scored)
     points = [
         {"mechanism": protocol_name(row), "x": float(row[key]), "value": float(row[figure])}
         for row in scored
-        if key in row and _is_held(row, held, key)
+        if key in row and _is_held(row, held, key, firsts)
     ]
     scale = (
         alt.Scale(type="log", nice=False, padding=16)

@@ -95,7 +95,7 @@ def scored_protocols(settings: Prediction, models: int, delta: float) -> dict[st
         alphas = settings.alphas_at(epsilon, delta)
         for alpha in alphas:
             common = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models, "alpha": alpha}
-            order = f".a{alpha:g}" if len(alphas) > 1 else ""
+            order = f".a{str(alpha).removesuffix('.0')}" if len(alphas) > 1 else ""
             where = f"eps{epsilon:g}.T{tokens}.N{models}{order}"
             for unit, weight in itertools.product(settings.units, settings.public_weights):
                 mixture = FixedMixture(public_weight=weight, unit=unit, **common)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 from collections.abc import Callable
+from hashlib import md5
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dvc.repo import Repo
 
 from dptune.corpus import published_files
 from dptune.corpus.benchmarks import e2e
-from dptune.corpus.dvc_cache import cached_files
+from dptune.corpus.dvc_cache import CachedFile, cached_files
 from dptune.corpus.glue import glue
 from dptune.errors import DataError
 
@@ -54,15 +55,56 @@ def test_what_is_checked_out_is_read_itself(repository: Path) -> None:
     assert [row["completion"] for row in e2e(str(repository / "e2e.zip"))] == [" Bo is blue."]
 
 
+def test_an_archive_within_a_tracked_folder_is_read_whatever_lies_beside_it(repository: Path) -> None:
+    (repository / "all").mkdir()
+    with zipfile.ZipFile("all/e2e.zip", "w") as archive:
+        archive.writestr("trainset.csv", E2E)
+    (repository / "all" / "train.tsv").write_text("broken")
+    Repo(str(repository)).add(["all"])
+    shutil.rmtree(repository / "all")
+    broken = cached_files(repository / "all" / "train.tsv")[0].place
+    broken.chmod(0o644)
+    broken.write_text("something else")
+    assert [row["completion"] for row in e2e("all/e2e.zip")] == [" Bo is red."]
+    with pytest.raises(DataError, match="has another MD5 than its name"):
+        list(glue("all"))
+
+
+def test_it_is_found_beside_the_folder_of_benchmarks_and_through_a_link(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(published_files.FOLDER, str(tmp_path_factory.mktemp("empty")))
+    assert [row["mr"] for row in e2e("e2e.zip")] == ["name[Bo]"]
+    link = tmp_path_factory.mktemp("links") / "repository"
+    link.symlink_to(repository)
+    assert [row["text"] for row in glue(str(link / "glue" / "sst2"))] == ["old cat"]
+
+
+def test_what_was_never_fetched_is_named(repository: Path) -> None:
+    shutil.rmtree(repository / ".dvc" / "cache")
+    for path in ("e2e.zip", "glue/sst2"):
+        said = f"{path}: is tracked by DVC, and its content is not in the cache .*dvc pull"
+        with pytest.raises(DataError, match=said):
+            cached_files(repository / path)
+
+
 @pytest.mark.parametrize("file", ["config", "config.local"])
-def test_the_cache_is_where_the_repository_says(repository: Path, file: str) -> None:
+@pytest.mark.parametrize("said", ["../elsewhere", "'../elsewhere'", "../elsewhere  # big disk"])
+def test_the_cache_is_where_the_repository_says(repository: Path, file: str, said: str) -> None:
     (repository / ".dvc" / "cache").rename(repository / "elsewhere")
-    assert cached_files(repository / "e2e.zip") == []
-    with pytest.raises(DataError, match=r"e2e\.zip: cannot be read"):
-        list(e2e(str(repository / "e2e.zip")))
     with (repository / ".dvc" / file).open("a") as config:
-        config.write("[cache]\n    dir = ../elsewhere\n")
+        config.write(f"[cache]\n    dir = {said}\n")
     assert [row["mr"] for row in e2e(str(repository / "e2e.zip"))] == ["name[Bo]"]
+
+
+def test_texts_of_dvc_2_have_the_checksum_of_unix_lines(repository: Path) -> None:
+    content = b"sentence\tlabel\r\nnew cat\t1\r\n"
+    checksum = md5(content.replace(b"\r\n", b"\n")).hexdigest()
+    place = repository / ".dvc" / "cache" / checksum[:2] / checksum[2:]
+    place.parent.mkdir(parents=True)
+    place.write_bytes(content)
+    (repository / "train.tsv.dvc").write_text(f"outs:\n- md5: {checksum}\n  path: train.tsv\n")
+    assert cached_files(repository / "train.tsv") == [CachedFile(".", place)]
 
 
 def _change_content(repository: Path) -> None:
@@ -79,12 +121,17 @@ def _no_yaml(repository: Path) -> None:
     (repository / "e2e.zip.dvc").write_text("outs: [")
 
 
+def _no_config(repository: Path) -> None:
+    (repository / ".dvc" / "config.local").write_text("dir = x\n")
+
+
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (_change_content, "has another MD5 than its name.*dvc fetch"),
+        (_change_content, "has another MD5 than its name.*dvc pull"),
         (_no_outs, "e2e.zip.dvc: is no file of DVC.*IndexError.*dvc checkout"),
         (_no_yaml, "e2e.zip.dvc: is no file of DVC"),
+        (_no_config, "config.local: is no configuration of DVC"),
     ],
 )
 def test_a_broken_cache_is_refused(repository: Path, break_it: Callable[[Path], None], said: str) -> None:

@@ -46,7 +46,9 @@ def test_blocks_of_wikitext_count_a_checkpoints_tokens(invented: Path, tmp_path:
         assert texts[0] == texts[1]
     counts = [tokens([row["text"]], TOKENIZERS[2]) for row in blocks]
     assert 10 < max(counts) <= 16
-    assert label_of("wikitext", own).endswith(f"block 16, tokenizer {tmp_path / 'checkpoint'})")
+    assert label_of("wikitext", own).endswith("block 16, tokenizer checkpoint)"), "no path of this machine"
+    hub = {"tokenizer": "some/where", "tokenizer_revision": "abc", "block": 16}
+    assert label_of("wikitext", hub).endswith("block 16, tokenizer some/where, tokenizer_revision abc)")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_blocks_of_wikitext_count_a_checkpoints_tokens(invented: Path, tmp_path:
     [
         ({"tokenizer": "nowhere/at/all", "block": 8}, "tokenizer 'nowhere/at/all' cannot be loaded"),
         ({"tokenizer": "some/where"}, "tokenizer is given without block"),
+        ({"tokenizer_revision": "abc", "block": 8}, "tokenizer_revision is given without tokenizer"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_named(invented: Path, options: dict[str, Any], said: str) -> None:

@@ -16,8 +16,10 @@ from dptune.errors import ConfigError
 from dptune.files import write_text
 from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
+from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
+from tasks.charts.prediction import METRIC, _first_orders, _fixed_settings, _is_held, prediction
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import (
@@ -159,6 +161,34 @@ def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:
     runs = tracking.client().search_runs([tracking.client().get_run(parent).info.experiment_id])
     told = {name for run in runs for name in run.data.metrics}
     assert told == {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
+
+
+@pytest.mark.parametrize(
+    ("alphas", "epsilons", "expected"),
+    [
+        (["auto", 10], (2, 8), {"alpha": [9, 10], "budget_epsilon": [2, 8], "tokens": [256, 1024]}),
+        (["auto", 3, 4, 5], (6, 8), {"alpha": [3, 4, 5], "budget_epsilon": [6, 8], "tokens": [256, 1024]}),
+        ("auto", (2, 8), {"budget_epsilon": [2, 8], "tokens": [256, 1024]}),
+    ],
+)
+def test_the_picture_holds_the_order_that_is_served(
+    empty: Path, alphas: Any, epsilons: tuple[int, ...], expected: dict[str, list[float]]
+) -> None:
+    served = epsilons[0] if 2 in epsilons else epsilons[-1]
+    write_params({"prediction": {"alpha": alphas, "epsilons": list(epsilons), "serve": {"epsilon": served}}})
+    chosen = load_settings().prediction
+    scored = [
+        {"kind": "answers", "label": name, "unit": one.unit, "budget_epsilon": one.epsilon, "private_weight": 0.5}
+        | {"tokens": one.tokens, "models": one.models, "alpha": one.alpha, "public_weight": 0.2, METRIC: 3.0}
+        for name, one in scored_protocols(chosen, 8, DELTA).items()
+        if isinstance(one, FixedMixture)
+    ]
+    held = _fixed_settings(scored, {**chosen.serve.model_dump(), "budget_epsilon": served})
+    assert held.get("alpha") == (served_protocol(chosen.serve, chosen, DELTA).alpha if "alpha" in expected else None)
+    firsts = _first_orders(scored)
+    for axis, values in expected.items():
+        assert sorted({row[axis] for row in scored if _is_held(row, held, axis, firsts)}) == values
+    assert prediction(scored, chosen.serve.model_dump(), synthetic=True).panels
 
 
 def _row(label: str, kind: str, perplexity: float, **others: Any) -> dict[str, Any]:

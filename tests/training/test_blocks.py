@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,18 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity() -> None:
     assert found.perplexity == pytest.approx(VOCABULARY)
     assert found.perplexity_per_block == pytest.approx(VOCABULARY)
     assert found.bits_per_byte == pytest.approx(math.log2(VOCABULARY))
+
+
+def test_a_token_that_begins_a_text_stands_for_no_byte() -> None:
+    """A text costs the same bits whether its tokenizer begins with a token of its own or not."""
+    model = adapted("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    plain, texts = records(5), [str(number) * 8 for number in range(5)]
+    begun = replace(plain, rows=[np.concatenate([[1], row]).astype(np.int32) for row in plain.rows])
+    blocks = [in_blocks(tokens, 100) for tokens in (plain, begun)]
+    with_begin = score_blocks(model, blocks[1], texts, 4, begins=1).bits_per_byte
+    assert with_begin == pytest.approx(score_blocks(model, blocks[0], texts, 4).bits_per_byte)
 
 
 def test_what_leaves_nothing_to_predict_is_refused() -> None:

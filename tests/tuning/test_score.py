@@ -99,8 +99,11 @@ def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: P
     )
     line = refused(tuned, checkpoint(), *arguments[3:], "--block", "25")
     assert line == "error: --block: 25 is above 24, the most tokens that the model reads. Fix: give fewer."
-    line = refused(tuned, checkpoint(), *arguments[3:], "--block", "1")
-    assert line == "error: --block: 1 tokens leave nothing to predict. Fix: give 2 or more."
+    for block in ("1", "0"):
+        line = refused(tuned, checkpoint(), *arguments[3:], "--block", block)
+        assert line == f"error: --block: {block} tokens leave nothing to predict. Fix: give 2 or more."
+    line = refused(tuned, checkpoint(), *arguments[3:], "--rows", "0")
+    assert line == "error: --rows: 0 is no number of rows. Fix: use 16, or 1 where memory is short."
     data = ["--data", str(write_csv(tmp_path / "pairs.csv", PAIRS[:4])), "--prompt", "mr", "--completion", "ref"]
     line = refused(adapter(), checkpoint(), *data, "--block", "8")
     assert line.startswith("error: --block: is about texts, and these records are prompts with targets"), line
