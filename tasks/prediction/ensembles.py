@@ -94,7 +94,13 @@ def scored_protocols(settings: Prediction, models: int, delta: float) -> dict[st
     for epsilon, tokens in itertools.product(settings.epsilons, settings.tokens):
         alphas = settings.alphas_at(epsilon, delta)
         for alpha in alphas:
-            common = {"epsilon": epsilon, "delta": delta, "tokens": tokens, "models": models, "alpha": alpha}
+            common: dict[str, Any] = {
+                "epsilon": epsilon,
+                "delta": delta,
+                "tokens": tokens,
+                "models": models,
+                "alpha": alpha,
+            }
             order = f".a{str(alpha).removesuffix('.0')}" if len(alphas) > 1 else ""
             where = f"eps{epsilon:g}.T{tokens}.N{models}{order}"
             for unit, weight in itertools.product(settings.units, settings.public_weights):
