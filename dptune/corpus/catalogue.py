@@ -241,7 +241,7 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     """
     if name in BENCHMARKS:
         read = {**_defaults(name), **options}
-        if Path(given := str(read.get("tokenizer", ""))).is_dir():
+        if (given := str(read.get("tokenizer", ""))) and Path(given).is_dir():
             read["tokenizer"] = Path(given).resolve().name  # no path of this machine
         chosen = ", ".join(f"{option} {read[option]}" for option in _CHOICES if read.get(option))
         return f"benchmark {name} ({chosen})"

@@ -90,7 +90,7 @@ def _checked(cache: Path, checksum: str) -> Path | None:
     # DVC 2 took the checksum of texts with the line ends of Unix.
     forms = [content] if place == _places(cache, checksum)[0] else [content, content.replace(b"\r\n", b"\n")]
     if checksum not in [hashlib.md5(form, usedforsecurity=False).hexdigest() for form in forms]:
-        raise DataError("has another MD5 than its name", fix="remove it, and run dvc pull", file=place)
+        raise DataError("has another MD5 than its name", fix="take it out of the cache, then dvc pull", file=place)
     return place
 
 
