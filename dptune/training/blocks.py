@@ -41,6 +41,12 @@ def in_blocks(tokens: Tokens, size: int) -> Tokens:
     return replace(tokens, rows=rows, width=size + 1)
 
 
+def beginning(tokens: Tokens, tokenizer: Any) -> int | None:
+    """The token that the tokenizer puts before every text; None if it puts none."""
+    begin = tokenizer.bos_token_id
+    return begin if begin is not None and all(int(row[0]) == begin for row in tokens.rows) else None
+
+
 def score_blocks(
     model: Any, blocks: Tokens, texts: Sequence[str], rows: int, *, begins: int | None = None, label: str = ""
 ) -> BlockScores:

@@ -19,7 +19,7 @@ from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.metrics import check_names, score
-from dptune.training.blocks import in_blocks, score_blocks
+from dptune.training.blocks import beginning, in_blocks, score_blocks
 from dptune.training.causal import most_positions
 from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.data import Tokens
@@ -130,12 +130,13 @@ def score_adapter(
     empty = without_weights(base, load_config(base))
     check_vocabulary(adapter, base, empty, tokenizer)
     if are_texts:
-        blocks = in_blocks(tokens_of(records, tokenizer, _UNCUT), _block(block, adapter, most_positions(empty)))
+        tokens = tokens_of(records, tokenizer, _UNCUT)
+        blocks = in_blocks(tokens, _block(block, adapter, most_positions(empty)))
     model = load_adapter(adapter, base, load_base(base, where))
     for note in notes:
         warn(note)
     if are_texts:
-        return _score_texts(model, texts, blocks, rows, tokenizer.bos_token_id)
+        return _score_texts(model, texts, blocks, rows, beginning(tokens, tokenizer))
     return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, rows)
 
 

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import VOCABULARY, adapted, records, row_loss
+from tiny_tokenizers import records as texts
+from tiny_tokenizers import tokenizer
 
+from dptune.corpus.reading.record import Text
 from dptune.errors import ConfigError
-from dptune.training.blocks import in_blocks, score_blocks
+from dptune.training.blocks import beginning, in_blocks, score_blocks
+from dptune.training.encoding import tokens_of
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 100])
@@ -61,6 +65,15 @@ def test_a_token_that_begins_a_text_stands_for_no_byte() -> None:
     blocks = [in_blocks(tokens, 100) for tokens in (plain, begun)]
     with_begin = score_blocks(model, blocks[1], texts, 4, begins=1).bits_per_byte
     assert with_begin == pytest.approx(score_blocks(model, blocks[0], texts, 4).bits_per_byte)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_token_that_begins_a_text_is_the_tokenizers_own(begins: bool) -> None:
+    found = tokenizer(begins=begins)
+    tokens = tokens_of(texts(Text("abc"), Text("ab")), found, 100)
+    assert beginning(tokens, found) == (found.bos_token_id if begins else None)
+    found.bos_token = found.eos_token  # as GPT-2's, which puts it nowhere by itself
+    assert beginning(tokens_of(texts(Text("abc")), tokenizer(), 100), found) is None
 
 
 def test_what_leaves_nothing_to_predict_is_refused() -> None:
