@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from dptune.corpus.reading.source import COMMIT
 from dptune.errors import ConfigError
 
 
 def load_fast_tokenizer(name: str, revision: str) -> Any:
     """A tokenizer of transformers that says where in the text each token begins.
 
-    Raises: ConfigError for one that cannot be loaded, or does not say it.
+    Args:
+        name: a folder; or a name on the hub, of which ``revision`` is the commit.
+
+    Raises: ConfigError for one that is not pinned, cannot be loaded, or does not say it.
     """
     from transformers import AutoTokenizer
 
+    if not Path(name).is_dir() and not COMMIT.fullmatch(revision):
+        problem = f"tokenizer {name!r} is no local folder and its revision {revision!r} is no commit"
+        raise ConfigError("data.options", problem, fix="give tokenizer_revision, its 40-digit commit")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or None, trust_remote_code=False)
     except Exception as error:  # whatever network, hub and library raise
