@@ -55,9 +55,7 @@ repro: $(SETUP)
 
 # The papers' benchmarks in the small protocol, beside what the papers claim. Goes on where it was stopped.
 benchmarks: $(SETUP)
-	@$(MAKE) repro PROFILE=profiles/bench-sst2-small.yaml
-	@$(MAKE) repro PROFILE=profiles/bench-wikitext-small.yaml
-	@$(MAKE) repro PROFILE=profiles/bench-e2e-small.yaml
+	@$(MAKE) repro PROFILE=profiles/bench-small.yaml
 	@$(ACTIVATE) python -m tasks.report.benchmarks $(foreach name,sst2 wikitext e2e,--experiment bench-$(name)-small)
 
 search: $(SETUP)

@@ -1,7 +1,7 @@
 """`make repro`: runs `dvc repro` and shows one progress display for all of its stages.
 
 python -m flows.repro [TARGET or option of dvc repro ...]
-python -m flows.repro --profile FILE      # the profile, as an experiment of DVC in a copy of the checkout
+python -m flows.repro --profile FILE      # the profile, as an experiment of DVC in a copy of the checkout; or several
 
 At a terminal, the stages, their cells and the time left are drawn in place; of the stages' own lines, only warnings and
 errors are shown. Elsewhere each line is passed on. Either way data/repro.log keeps all of them. `dvc repro` by itself
@@ -36,7 +36,7 @@ from flows.child import child
 from flows.display import StageDisplay
 from tasks.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.profile import overrides
+from tasks.profile import members, overrides
 from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
 LOG = DATA / "repro.log"
@@ -51,12 +51,34 @@ _IMPORTANT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^(error|warning|stopped|E
 
 
 def main(arguments: list[str]) -> int:
-    """Run `dvc repro` with the arguments. Returns its exit status; the last line of a failure is its cause and fix."""
+    """Run `dvc repro` with the arguments. Returns its exit status; the last line of a failure is its cause and fix.
+
+    Profiles that a file names run one after the other, up to one that fails; all are checked before the first starts.
+    """
     os.umask(0o077)
     private_directory(DATA)
+    if arguments[:1] != ["--profile"]:
+        LOG.unlink(missing_ok=True)
+        return _run(["repro", *arguments])
+    if len(arguments) != 2:
+        raise ConfigError("--profile", "names no file, or is not alone", fix="give --profile FILE and nothing else")
+    profiles = {profile: overrides(profile) for profile in members(Path(arguments[1]))}
+    LOG.unlink(missing_ok=True)
+    for place, (profile, values) in enumerate(profiles.items(), start=1):
+        if len(profiles) > 1:
+            print(f"study {place} of {len(profiles)}: {profile}", file=sys.stderr, flush=True)
+        options = [f"--set-param={value}" for value in values]
+        status = _run(["exp", "run", "--temp", "--name", _free_name(profile.stem), *options])
+        if status:
+            return status
+    return 0
+
+
+def _run(arguments: list[str]) -> int:
+    """Run DVC with the arguments, show its progress, and close with where its results are. Returns: its exit status."""
     console = Console(stderr=True)
     started = time.monotonic()
-    command = child("dvc", *_work(arguments))
+    command = child("dvc", *arguments)
     with TemporaryDirectory() as folder:
         error, events = Path(folder) / "error", Path(folder) / "events"
         events.touch()
@@ -64,7 +86,7 @@ def main(arguments: list[str]) -> int:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
-        with _stopping(process), LOG.open("w", encoding="utf-8") as log:
+        with _stopping(process), LOG.open("a", encoding="utf-8") as log:
             if console.is_terminal and not console.is_dumb_terminal:
                 _draw(process, log, StageDisplay(console, _stages(command), events))
             else:
@@ -107,17 +129,6 @@ def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
 def _has_said_where() -> bool:
     """Whether a stopped stage's last line says how far it came, as flows say it."""
     return LOG.read_text(encoding="utf-8").rstrip().rpartition("\n")[2].startswith("stopped")
-
-
-def _work(arguments: list[str]) -> list[str]:
-    """What DVC is asked for. Raises: ConfigError if the profile would not be valid."""
-    if arguments[:1] != ["--profile"]:
-        return ["repro", *arguments]
-    if len(arguments) != 2:
-        raise ConfigError("--profile", "names no file, or is not alone", fix="give --profile FILE and nothing else")
-    profile = Path(arguments[1])
-    options = [f"--set-param={override}" for override in overrides(profile)]
-    return ["exp", "run", "--temp", "--name", _free_name(profile.stem), *options]
 
 
 def _free_name(name: str) -> str:
@@ -190,7 +201,7 @@ def _duration(seconds: float) -> str:
     return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
 
 
-def _run() -> int:
+def _main() -> int:
     try:
         return main(sys.argv[1:])
     except (DptuneError, OSError) as error:
@@ -199,4 +210,4 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    sys.exit(_main())

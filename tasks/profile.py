@@ -31,8 +31,32 @@ def overrides(profile: Path, params: Path = PARAMS) -> list[str]:
     Raises: ConfigError if a file is unreadable, or the parameters would not be valid.
     """
     base, over = read_profile(params), read_profile(profile)
-    load_settings(params, over)
+    try:
+        load_settings(params, over)
+    except ConfigError as error:
+        raise ConfigError(f"{profile} over {error.field}", error.problem, fix=error.fix) from None
     return list(_set(base, over))
+
+
+def members(profile: Path) -> tuple[Path, ...]:
+    """The profiles that a file names under ``profiles``, which lie beside it; the file itself if it names none.
+
+    Raises: ConfigError if the file is unreadable, says more than ``profiles``, or names a file twice.
+    """
+    content = read_profile(profile)
+    if "profiles" not in content:
+        return (profile,)
+    named = content["profiles"]
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        problem, fix = "is no list of files", "name profiles beside this file, such as [bench-sst2-small.yaml]"
+    elif len(set(named)) != len(named):
+        problem, fix = "names a file twice", "name each once"
+    elif len(content) > 1:
+        other = next(key for key in content if key != "profiles")
+        problem, fix = f"stands beside {other!r}", "let the profiles that it names say all"
+    else:
+        return tuple(profile.parent / name for name in named)
+    raise ConfigError(f"{profile}: profiles", problem, fix=fix)
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -83,6 +107,9 @@ def _value(value: Any) -> str:
 
 def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:
     """Print a profile as options of `dvc exp run`, one a line and a word each."""
+    if members(profile) != (profile,):
+        problem = "names several profiles, and an experiment of DVC has the parameters of one"
+        raise ConfigError(str(profile), problem, fix=f"run them with `make repro PROFILE={profile}`")
     found = overrides(profile)
     if split := [one for one in found if len(one.split()) != 1]:
         problem = f"{split[0].partition('=')[0].lstrip('+')} holds spaces, at which a shell would split the option"

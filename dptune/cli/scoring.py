@@ -13,7 +13,7 @@ from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_messages import by_option, set_up_logs
 from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
-from dptune.errors import DptuneError
+from dptune.errors import ConfigError, DptuneError
 
 _NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."
 
@@ -34,7 +34,11 @@ def score(
     text: Text = None,
     template: Template = None,
     label: Annotated[str | None, typer.Option(help="Column of labels, for a classifier; else label.")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, by commas; else all.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, by commas; else the usual ones.")] = None,
+    mauve_model: Annotated[
+        str | None, typer.Option(help="Public checkpoint that reads the texts for the metric mauve.")
+    ] = None,
+    mauve_revision: Annotated[str | None, typer.Option(help="Its commit, where it is a name on the hub.")] = None,
     beams: Annotated[int, typer.Option(help="1: greedy.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beams.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(help="Of an output.")] = 64,
@@ -62,6 +66,7 @@ def score(
         columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
         records, _ = records_of_options(data, source, source_options, None, columns)
         check_model(model, revision)
+        _check_mauve(mauve_model, mauve_revision)
         check_data(records)
         set_up_logs()
         from dptune.generation.decoding import Decoding
@@ -89,6 +94,7 @@ def score(
             records,
             decoding=decoding,
             metrics=chosen,
+            mauve_model=None if mauve_model is None else ModelSource(mauve_model, mauve_revision),
             block=block,
             device=device,
             rows=rows,
@@ -111,3 +117,16 @@ def score(
         for name, signature in found.signatures.items():  # whole, as a table would cut them
             typer.echo(f"{name}: {signature}")
         typer.echo(_NOT_COVERED)
+
+
+def _check_mauve(model: str | None, revision: str | None) -> None:
+    """Raises: ConfigError for a folder that is no checkpoint, a hub's name without its commit, or a commit alone."""
+    from dptune.tuning.places import check_model
+
+    if model is None and revision is not None:
+        raise ConfigError("--mauve-revision", "is given without --mauve-model", fix="give both, or leave it out")
+    try:
+        if model is not None:
+            check_model(model, revision)
+    except ConfigError as error:
+        raise ConfigError("mauve_model", error.problem, fix=error.fix) from None

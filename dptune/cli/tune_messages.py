@@ -58,6 +58,7 @@ _OPTIONS = {
     "decoding.": "--",
     "max_new_tokens": "--max-new-tokens",
     "no_guarantee": "--no-guarantee",
+    "mauve_model": "--mauve-model",
 }
 #: Names that are English words too: they are replaced only at the beginning of a message.
 _WORDS = (

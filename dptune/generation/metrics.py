@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from dptune.errors import ConfigError
-from dptune.generation import coco, nist
+from dptune.generation import captions, coco, nist
+from dptune.generation.mauve import Judge, mauve
+from dptune.generation.mauve import check as check_mauve
 from dptune.generation.words import check_references, sacrebleu, version_of_13a
 
 References = Sequence[Sequence[str]]
+MAUVE = "mauve"
 _GOOGLE = "rouge_l_google"
 
 
@@ -32,32 +35,52 @@ class Score:
     signature: str
 
 
-def score(outputs: Sequence[str], references: References, names: Sequence[str] | None = None) -> dict[str, Score]:
-    """The named metrics (None: all) of outputs.
+def score(
+    outputs: Sequence[str],
+    references: References,
+    names: Sequence[str] | None = None,
+    judge: Judge | None = None,
+) -> dict[str, Score]:
+    """The named metrics (None: ``USUAL``) of outputs.
 
     Args:
         outputs: one text for each input.
         references: for each output one or more references.
+        judge: the model that ``MAUVE`` needs, and no other metric.
 
-    Raises: ConfigError for an unknown name, a metric whose library is not installed, and outputs without references.
+    Raises: ConfigError for an unknown name, a metric that lacks its library, Java or judge, and outputs without
+        references.
     """
     check_references(outputs, references)
-    return {name: METRICS[name](outputs, references) for name in check_names(names)}
+    chosen = check_names(names, judge)
+    return {
+        name: Score(*mauve(outputs, references, judge))
+        if name == MAUVE and judge
+        else METRICS[name](outputs, references)
+        for name in chosen
+    }
 
 
-def check_names(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of metrics that can be computed here; None stands for all.
+def check_names(names: Sequence[str] | None, judge: Judge | None = None) -> tuple[str, ...]:
+    """The names of metrics that can be computed here; None stands for ``USUAL``.
 
-    Raises: ConfigError for an unknown name, and for a metric whose library is not installed.
+    Raises: ConfigError for an unknown name, a metric that lacks its library, Java or judge, and a judge without use.
     """
-    chosen = tuple(METRICS) if names is None else tuple(names)
+    chosen = USUAL if names is None else tuple(names)
     for name in chosen:
-        if name not in METRICS:
-            raise ConfigError("metrics", f"{name!r} is unknown", fix=f"use some of {', '.join(METRICS)}")
-        if name == _GOOGLE:
+        if name == MAUVE:
+            check_mauve(judge)
+        elif name not in METRICS:
+            known = ", ".join((*METRICS, MAUVE))
+            raise ConfigError("metrics", f"{name!r} is unknown", fix=f"use some of {known}")
+        elif name in _OF_JAVA:
+            captions.check()
+        elif name == _GOOGLE:
             _rouge_scorer()
         else:
             sacrebleu()
+    if judge is not None and MAUVE not in chosen:
+        raise ConfigError("mauve_model", "is read by mauve alone", fix="name mauve among the metrics, or leave it out")
     return chosen
 
 
@@ -117,9 +140,23 @@ def _rouge_scorer() -> Any:
     return RougeScorer(["rougeL"], use_stemmer=False)
 
 
-#: Every metric by its name in results. METEOR is not among them: its reference implementation needs Java, and NLTK's is
-#: another metric that needs WordNet.
-METRICS: Mapping[str, Callable[[Sequence[str], References], Score]] = {
+def _meteor(outputs: Sequence[str], references: References) -> Score:
+    """METEOR 1.5 as the E2E challenge's script and coco-caption call it."""
+    return Score(captions.meteor(outputs, references), f"METEOR 1.5: lang:en|norm|{captions.signature()}")
+
+
+def _rouge_l_ptb(outputs: Sequence[str], references: References) -> Score:
+    """coco-caption's ROUGE-L."""
+    return Score(captions.rouge_l(outputs, references), f"coco ROUGE-L: beta:1.2|{captions.signature()}")
+
+
+def _cider_ptb(outputs: Sequence[str], references: References) -> Score:
+    """coco-caption's CIDEr-D."""
+    return Score(captions.cider(outputs, references), f"coco CIDEr-D: {captions.signature()}")
+
+
+#: The metrics that are computed where none is named, by their names in results.
+_USUAL: Mapping[str, Callable[[Sequence[str], References], Score]] = {
     "bleu_e2e": _bleu_e2e,
     "bleu": _bleu,
     "chrf": _chrf,
@@ -128,3 +165,12 @@ METRICS: Mapping[str, Callable[[Sequence[str], References], Score]] = {
     "cider_13a": _cider_13a,
     _GOOGLE: _rouge_l_google,
 }
+USUAL = tuple(_USUAL)
+#: Those that need Java.
+_OF_JAVA: Mapping[str, Callable[[Sequence[str], References], Score]] = {
+    "meteor": _meteor,
+    "rouge_l_ptb": _rouge_l_ptb,
+    "cider_ptb": _cider_ptb,
+}
+#: Every metric by its name in results, but for ``MAUVE``, which needs a model besides.
+METRICS = {**_USUAL, **_OF_JAVA}

@@ -18,6 +18,7 @@ from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
+from dptune.generation.mauve import Judge
 from dptune.generation.metrics import check_names, score
 from dptune.training.blocks import beginning, in_blocks, score_blocks
 from dptune.training.causal import most_positions
@@ -83,6 +84,7 @@ def score_adapter(
     *,
     decoding: Decoding | None = None,
     metrics: Sequence[str] | None = None,
+    mauve_model: ModelSource | None = None,
     block: int | None = None,
     device: str | None = None,
     rows: int = 16,
@@ -98,7 +100,8 @@ def score_adapter(
         adapter: the delivered folder, with its tokenizer, or that of its run.
         base: the model that it was trained on.
         decoding: how texts are written; None is greedy.
-        metrics: names in ``generation.metrics.METRICS``; None takes all.
+        metrics: names in ``generation.metrics``: of ``METRICS``, or ``MAUVE``; None takes ``USUAL``.
+        mauve_model: a public causal model that reads the texts for MAUVE; for no other metric.
         block: tokens of a block, for texts; None takes the most tokens that a record had in training.
         warn: called with what the reader of the scores should know, before anything is scored.
 
@@ -108,7 +111,7 @@ def score_adapter(
     adapter = adapter_within(adapter)
     if rows < 1:
         raise ConfigError("rows", f"{rows} is no number of rows", fix="use 16, or 1 where memory is short")
-    given = {"metrics": metrics, **_changed(decoding)}
+    given = {"metrics": metrics, "mauve_model": mauve_model, **_changed(decoding)}
     if is_classifier(adapter, source.label):
         check_left_out(given, OF_CLASSIFIER)
         check_left_out({"block": block}, "is about texts, and this adapter is a classifier, scored by its labels")
@@ -117,7 +120,8 @@ def score_adapter(
     tokenizer = load_tokenizer(ModelSource(str(adapter)))
     if is_classifier(adapter, source.label):
         return _score_labels(adapter, base, source, tokenizer, where, rows, notes, warn)
-    check_names(metrics)
+    judge = None if mauve_model is None else Judge(mauve_model, where)
+    check_names(metrics, judge)
     records, way = read_and_say(source, public=True)
     texts = [record.content.text for record in records if isinstance(record.content, Text)]
     are_texts = len(texts) == len(records)
@@ -137,7 +141,7 @@ def score_adapter(
         warn(note)
     if are_texts:
         return _score_texts(model, texts, blocks, rows, beginning(tokens, tokenizer))
-    return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, rows)
+    return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows)
 
 
 def check_left_out(given: Mapping[str, Any], problem: str) -> None:
@@ -183,11 +187,12 @@ def _score_written(
     count: int,
     decoding: Decoding,
     metrics: Sequence[str] | None,
+    judge: Judge | None,
     rows: int,
 ) -> Scored:
     """Metrics of what the model writes for each prompt, of ``count`` references."""
     outputs = decode(model, tokenizer, list(references), decoding, rows)
-    found = score(outputs, list(references.values()), metrics)
+    found = score(outputs, list(references.values()), metrics, judge)
     return Scored(
         inputs=len(references),
         references=count,

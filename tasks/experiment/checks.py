@@ -53,11 +53,15 @@ def check_models(settings: Settings) -> None:
 
 
 def _check_metrics(task: Task) -> None:
-    """Raise ConfigError for a metric that is unknown, or whose library is not installed."""
-    from dptune.generation.metrics import check_names
+    """Raise ConfigError for a metric that is unknown, whose library or Java is not installed, or that needs a model."""
+    from dptune.generation.metrics import MAUVE, check_names
 
-    if task.inputs:
-        check_names(task.metrics)
+    if not task.inputs:
+        return
+    if MAUVE in task.metrics:
+        problem = "mauve needs a model that reads the texts, and cells have none for it"
+        raise ConfigError("task.metrics", problem, fix="leave it out here; `dptune score` computes it")
+    check_names(task.metrics)
 
 
 def _check_public_texts(settings: Settings) -> None:

@@ -110,6 +110,24 @@ def test_the_public_model_has_seen_no_protected_article(public: str, private: st
         check_models(settings)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (["chrf", "mauve"], r"task\.metrics: mauve needs a model.*`dptune score` computes it"),
+        (["meteor"], "need Java, which is not on the path"),
+        (["blue"], "'blue' is unknown"),
+    ],
+)
+def test_a_metric_that_cannot_be_had_is_refused_before_training(
+    metrics: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pycocoevalcap")
+    settings_of("bench-e2e-small", folder)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=said):
+        check_models(load_settings(folder / "params.yaml", {"task": {"metrics": metrics}}))
+
+
 @pytest.mark.parametrize("name", HUB)
 def test_hub_models_are_pinned(name: str, folder: Path) -> None:
     for model in settings_of(name, folder).experiment.models.values():

@@ -241,10 +241,30 @@ def test_a_profile_runs_without_a_change_of_the_checkout(checkout: Path) -> None
     assert "tiny-2" in dvc("exp", "list", "--name-only")
 
 
+def test_profiles_that_a_file_names_run_one_after_the_other(checkout: Path) -> None:
+    for name, epsilon in (("one", 1), ("other", 4)):
+        Path(f"{name}.yaml").write_text(f"experiment: {{epsilons: [{epsilon}]}}")
+    Path("both.yaml").write_text("profiles: [one.yaml, other.yaml]")
+    said = run(sys.executable, "-m", "flows.repro", "--profile", "both.yaml")
+    places = [
+        said.index(part)
+        for part in (
+            "study 1 of 2: one.yaml",
+            "data/reports/one/report/report.html",
+            "study 2 of 2: other.yaml",
+            "data/reports/other/report/report.html",
+        )
+    ]
+    assert places == sorted(places)
+    assert {"one", "other"} <= set(dvc("exp", "list", "--name-only").split())
+
+
 def test_a_bad_profile_ends_with_its_error(checkout: Path) -> None:
     Path("bad.yaml").write_text("training: {epochs: -1}")
+    Path("both.yaml").write_text("profiles: [profiles/tiny.yaml, bad.yaml]")
     for arguments, said in (
-        (["--profile", "bad.yaml"], "training.epochs"),
+        (["--profile", "bad.yaml"], "bad.yaml over params.yaml: training.epochs"),
+        (["--profile", "both.yaml"], "bad.yaml over params.yaml: training.epochs"),
         (["--profile"], "--profile: names no file"),
     ):
         ended = subprocess.run([sys.executable, "-m", "flows.repro", *arguments], capture_output=True, text=True)
@@ -253,6 +273,7 @@ def test_a_bad_profile_ends_with_its_error(checkout: Path) -> None:
         assert last.startswith("error: ")
         assert said in last
         assert "Fix: " in last
+        assert "study 1" not in ended.stderr, "all are checked before the first one starts"
 
 
 def test_the_table_of_experiments_has_at_most_twelve_columns(checkout: Path) -> None:

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 from dptune.errors import ConfigError
 from tasks.profile import main as print_profile
+from tasks.profile import members
 from tasks.settings.params import load_settings
 from tasks.settings.params import merge as merge_settings
 from tasks.settings.strict_yaml import load_yaml
 
+ALL_PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 PAPER = ROOT / "profiles" / "paper.yaml"
 
 
@@ -296,7 +298,7 @@ def benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("benchmarks")
-@pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("profile", [one for one in ALL_PROFILES if members(one) == (one,)], ids=lambda path: path.stem)
 def test_every_ready_made_study_is_valid(here: Path, profile: Path) -> None:
     """DVC lays it over params.yaml value by value, so that mechanisms and models are the profile's alone."""
     said = yaml.safe_load(profile.read_text())
@@ -326,14 +328,38 @@ def test_the_options_of_a_profile_are_words_for_a_shell(monkeypatch: pytest.Monk
     shell.command()(print_profile)
     monkeypatch.chdir(ROOT)
     refused = []
-    for profile in sorted((ROOT / "profiles").glob("*.yaml")):
+    for profile in ALL_PROFILES:
         done = CliRunner().invoke(shell, [str(profile)])
         if isinstance(done.exception, ConfigError):
             assert f"make repro PROFILE={profile}" in str(done.exception)
             refused.append(profile.stem)
         else:
             assert [one for one in done.stdout.splitlines() if len(one.split()) != 1] == []
-    assert refused == ["bench-sst2-rates", "bench-sst2-small"]  # a template and label words
+    assert refused == ["bench-small", "bench-sst2-rates", "bench-sst2-small"]  # three studies; a template, label words
+
+
+def test_a_file_may_name_several_profiles() -> None:
+    """They are ready-made studies that lie beside it."""
+    small = ROOT / "profiles" / "bench-small.yaml"
+    assert [one.stem for one in members(small)] == ["bench-sst2-small", "bench-wikitext-small", "bench-e2e-small"]
+    assert set(members(small)) < set(ALL_PROFILES)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("profiles: a.yaml", "is no list of files"),
+        ("profiles: []", "is no list of files"),
+        ("profiles: [1]", "is no list of files"),
+        ("profiles: [a.yaml, a.yaml]", "names a file twice"),
+        ("{profiles: [a.yaml], training: {epochs: 1}}", "stands beside 'training'"),
+    ],
+)
+def test_a_wrong_list_of_profiles_is_named(tmp_path: Path, said: str, problem: str) -> None:
+    file = tmp_path / "several.yaml"
+    file.write_text(said)
+    with pytest.raises(ConfigError, match=rf"several\.yaml: profiles: {problem}.*Fix: "):
+        members(file)
 
 
 def test_values_of_a_profile_reach_the_file_as_they_are(here: Path) -> None:

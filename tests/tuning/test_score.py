@@ -327,6 +327,26 @@ def test_a_column_of_labels_for_an_adapter_that_writes_is_refused(columns: list[
     assert "adapter_config.json" in refused(tmp_path, checkpoint(), *data, *columns, "--label", "ref")
 
 
+def test_mauve_is_read_by_the_model_that_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("mauve")
+    many = [{"mr": f"a {n}", "ref": f"b {n}"} for n in range(100)]
+    columns = ("--prompt", "mr", "--completion", "ref", "--max-new-tokens", "2")
+    data = ("--data", str(write_csv(tmp_path / "test.csv", many)), *columns)
+    judged = ("--mauve-model", str(checkpoint()))
+    done = command(str(adapter()), "--model", str(checkpoint()), *data, "--metrics", "chrf, mauve", *judged)
+    assert done.exit_code == 0, done.output
+    assert "features:tiny, last token|texts:100 of each" in done.stdout
+    assert str(checkpoint()) not in done.stdout
+    for given, said in (
+        (("--metrics", "mauve"), "error: --mauve-model: mauve needs a model that reads the texts. Fix: name one"),
+        (judged, "error: --mauve-model: is read by mauve alone"),
+        (("--metrics", "mauve", "--mauve-model", "some/hub"), "error: --mauve-model: 'some/hub'"),
+        (("--mauve-revision", "0" * 40), "error: --mauve-revision: is given without --mauve-model"),
+        (("--metrics", "mauve", "--mauve-model", str(tmp_path)), "holds no config.json"),
+    ):
+        assert said in refused(adapter(), checkpoint(), *data, *given)
+
+
 def test_rows_without_labels_for_a_classifier_are_said_to_have_none() -> None:
     rows = [{"prompt": "a", "completion": "b", "mr": "c"}]
     said = r"^benchmark e2e, row 1, column 'label': there is no such column, so that these rows have no labels\. Fix: "
@@ -338,5 +358,5 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
     base, source = ModelSource(str(checkpoint())), RecordSource(PAIRS, prompt="mr", completion="ref")
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
         score_adapter(tmp_path, base, source)
-    with pytest.raises(ConfigError, match="'meteor' is unknown"):
-        score_adapter(adapter(), base, source, metrics=["meteor"])
+    with pytest.raises(ConfigError, match="'bertscore' is unknown"):
+        score_adapter(adapter(), base, source, metrics=["bertscore"])
