@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,6 @@ from dptune.cli.tuning_options import (
     lora_settings,
 )
 from dptune.errors import DptuneError
-from dptune.update_rule import UpdateRule
 
 if TYPE_CHECKING:
     from dptune.tuning.base import Base
@@ -82,7 +82,7 @@ def suggest(
     learning_rate: Annotated[float | None, typer.Option(help="After warm-up; trials take multiples of it.")] = None,
     optimizer: OptimizerName = "adamw",
     schedule: ScheduleName = "constant",
-    average: AverageName = "none",
+    average: AverageName = "tail",
     max_length: MaxLength = None,
     records_per_unit: RecordsPerUnit = 4,
     rows: Rows = 16,
@@ -226,9 +226,9 @@ def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]
     given += [f"--set {name}={value}" for name, value in schedule.options.items()]
     given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)}")
     given.append(f"--learning-rate {schedule.learning_rate!r}")
-    plain = UpdateRule()
+    usual = {field.name: field.default for field in fields(settings)}
     rule = {name: getattr(settings, name) for name in ("optimizer", "schedule", "average")}
-    given += [f"--{name} {value}" for name, value in rule.items() if value != getattr(plain, name)]
+    given += [f"--{name} {value}" for name, value in rule.items() if value != usual[name]]
     given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
     if columns.get("unit"):
         given.append(f"--records-per-unit {settings.records_per_unit}")

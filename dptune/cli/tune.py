@@ -111,7 +111,7 @@ def tune(
     learning_rate: Annotated[float | None, typer.Option(help="After warm-up.")] = None,
     optimizer: OptimizerName = "adamw",
     schedule: ScheduleName = "constant",
-    average: AverageName = "none",
+    average: AverageName = "tail",
     max_length: MaxLength = None,
     cut_records: Annotated[bool, typer.Option("--cut-records", help="Allow most records to be cut.")] = False,
     records_per_unit: RecordsPerUnit = 4,

@@ -73,7 +73,7 @@ class TuneSettings:
     learning_rate: float | None = None
     optimizer: Optimizer = "adamw"
     schedule: RateSchedule = "constant"
-    average: Average = "none"
+    average: Average = "tail"
     max_length: int | None = None
     cut_records: bool = False
     records_per_unit: int = 4

@@ -266,3 +266,12 @@ def test_the_command_it_prints_has_the_budget_and_the_bound_that_were_asked_for(
     said = " ".join(CliRunner().invoke(app, ["suggest", *given]).stdout.split())
     for option in ("--epsilon 1.2345678 ", "--delta 0.000123456789 ", "--records-per-unit 16"):
         assert option in said.partition("Use it:")[2]
+
+
+@pytest.mark.parametrize("given", [["--average", "none"], ["--average", "ema", "--schedule", "cosine"], []])
+def test_the_command_it_prints_has_the_update_rule_that_was_asked_for(given: list[str]) -> None:
+    """Left out where `dptune tune` has it without being asked."""
+    asked = ["--model", str(checkpoint()), "--units", "400", "--rank", "2", "--epsilon", "2", *given]
+    said = CliRunner().invoke(app, ["suggest", *asked]).stdout.split()
+    options = {name: said[place + 1] for place, name in enumerate(said) if name in ("--average", "--schedule")}
+    assert options == dict(zip(given[::2], given[1::2], strict=True))
