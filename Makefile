@@ -29,7 +29,7 @@ help:
 	@echo "make experiments  DVC's experiments in a table: the best cell of each, and its four epsilons"
 	@echo "make search  the best of a random number of candidates within one budget; see data/report/search.html"
 	@echo "make sample RUN=data/runs/NAME RECORDS=1000  a synthetic corpus of a finished cell, at no cost; see data/synthetic"
-	@echo "make benchmarks  SST-2, WikiText-2 and E2E in three hours, beside the papers' figures; see docs/howto/benchmarks.md"
+	@echo "make benchmarks  SST-2, WikiText-2 and E2E in two to three hours, beside the papers' figures; see docs/howto/benchmarks.md"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run the tests"
 	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"

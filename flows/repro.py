@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -36,7 +36,8 @@ from flows.child import child
 from flows.display import StageDisplay
 from tasks.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.profile import members, overrides
+from tasks.profile import PARAMS, members, overrides, read_profile
+from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
 LOG = DATA / "repro.log"
@@ -63,6 +64,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         raise ConfigError("--profile", "names no file, or is not alone", fix="give --profile FILE and nothing else")
     profiles = {profile: overrides(profile) for profile in members(Path(arguments[1]))}
+    if len(profiles) > 1:
+        _check_all(profiles)
     LOG.unlink(missing_ok=True)
     for place, (profile, values) in enumerate(profiles.items(), start=1):
         if len(profiles) > 1:
@@ -72,6 +75,22 @@ def main(arguments: list[str]) -> int:
         if status:
             return status
     return 0
+
+
+def _check_all(profiles: Iterable[Path]) -> None:
+    """Look at each study's records, models and metrics, which a single one does when it starts.
+
+    Raises: DptuneError that names the first profile that could not run.
+    """
+    from tasks.experiment.checks import check_models, check_source
+
+    for profile in profiles:
+        settings = load_settings(PARAMS, read_profile(profile))
+        try:
+            check_source(settings.data)
+            check_models(settings)
+        except DptuneError as error:
+            raise DptuneError(f"{profile}: {error}") from None
 
 
 def _run(arguments: list[str]) -> int:

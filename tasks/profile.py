@@ -49,11 +49,13 @@ def members(profile: Path) -> tuple[Path, ...]:
     named = content["profiles"]
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         problem, fix = "is no list of files", "name profiles beside this file, such as [bench-sst2-small.yaml]"
-    elif len(set(named)) != len(named):
+    elif len({(profile.parent / name).resolve() for name in named}) != len(named):
         problem, fix = "names a file twice", "name each once"
     elif len(content) > 1:
         other = next(key for key in content if key != "profiles")
         problem, fix = f"stands beside {other!r}", "let the profiles that it names say all"
+    elif lists := [name for name in named if "profiles" in read_profile(profile.parent / name)]:
+        problem, fix = f"names {lists[0]}, which is itself a list", "name the studies"
     else:
         return tuple(profile.parent / name for name in named)
     raise ConfigError(f"{profile}: profiles", problem, fix=fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -99,10 +100,9 @@ def score(
             device=device,
             rows=rows,
             warn=lambda note: notice("warning", by_option(note)),
+            keep=None if outputs is None else partial(write_outputs, outputs),
         )
-        if outputs is not None and found.outputs:
-            write_outputs(outputs, found)
-        elif outputs is not None:
+        if outputs is not None and not found.outputs:
             notice("warning", "texts are scored by their perplexity: nothing was written to --outputs")
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
@@ -123,10 +123,12 @@ def _check_mauve(model: str | None, revision: str | None) -> None:
     """Raises: ConfigError for a folder that is no checkpoint, a hub's name without its commit, or a commit alone."""
     from dptune.tuning.places import check_model
 
-    if model is None and revision is not None:
-        raise ConfigError("--mauve-revision", "is given without --mauve-model", fix="give both, or leave it out")
+    if revision is not None and (model is None or Path(model).expanduser().is_dir()):
+        problem = "is given without --mauve-model" if model is None else "is given, and --mauve-model is a folder"
+        raise ConfigError("--mauve-revision", problem, fix="leave it out, or give the model's name on the hub")
     try:
         if model is not None:
             check_model(model, revision)
     except ConfigError as error:
-        raise ConfigError("mauve_model", error.problem, fix=error.fix) from None
+        field = "--mauve-revision" if error.field == "model.revision" else "--mauve-model"
+        raise ConfigError(field, error.problem, fix=error.fix) from None

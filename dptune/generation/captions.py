@@ -2,31 +2,45 @@
 
 Its jars hold METEOR (Denkowski and Lavie 2014) and Stanford's PTB tokenizer. They are started here and not by the
 package's own wrappers: those write the texts to a file beside the jar, and read them by the machine's own encoding.
+All of it is for sentences: METEOR's time, and ROUGE-L's memory, grow with the square of a text's length.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dptune.errors import ConfigError
+from dptune.progress import Meter
 
-_JAVA = ("java", "-Dfile.encoding=UTF-8")
+#: Of one encoding, and with a point in numbers, whatever the machine's own are.
+_JAVA = ("java", "-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")
 _FIX = "pip install 'dptune[meteor]' and install a Java runtime, or leave this metric out"
+#: What separates METEOR's texts; the tokenizer leaves it within markup.
+_BETWEEN = "|||"
 #: Texts by item, as coco-caption's classes take them.
 _Items = dict[int, list[str]]
 
 
 def check() -> None:
-    """Raises: ConfigError if the package or Java is not there."""
+    """Raises: ConfigError if the package is not there, or no Java that runs."""
     _package("meteor")
-    if shutil.which("java") is None:
+    if shutil.which(_JAVA[0]) is None:
         raise ConfigError("metrics", "meteor, rouge_l_ptb and cider_ptb need Java, which is not on the path", fix=_FIX)
+    if not _runs(shutil.which(_JAVA[0])):
+        raise ConfigError("metrics", "the java on the path does not run (`java -version` fails)", fix=_FIX)
+
+
+@lru_cache(maxsize=4)
+def _runs(java: str) -> bool:
+    return subprocess.run([java, "-version"], capture_output=True, check=False).returncode == 0
 
 
 def _package(part: str) -> Any:
@@ -61,37 +75,54 @@ def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 def meteor(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """METEOR 1.5 of all outputs together, English, as coco-caption calls it."""
     answers, found = _spoken(outputs, references)
-    package = _package("meteor")
-    jar = Path(package.__file__).parent / package.METEOR_JAR
-    command = [*_JAVA, "-Xmx2G", "-jar", str(jar), "-", "-", "-stdio", "-l", "en", "-norm"]
-    # A line for each item, answered by its statistics; then all of these in one line, answered by each item's score
-    # and that of all. The tokenizer leaves no "|||" in a text.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8"
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with _meteor() as process, Meter("METEOR", total=len(outputs), unit="texts") as meter:
         try:
-            counts = [
-                _ask(process.stdin, process.stdout, " ||| ".join(("SCORE", *answers[item], *found[item])))
-                for item in found
-            ]
-            _ask(process.stdin, process.stdout, " ||| ".join(("EVAL", *counts)))
+            # A line for each item, answered by its statistics; then all of these in one line, answered by each item's
+            # score and that of all.
+            counts = []
+            for item in found:
+                texts = (text.replace(_BETWEEN, "| | |") for text in (*answers[item], *found[item]))
+                counts.append(_ask(process, "SCORE", *texts))
+                meter.update(len(counts))
+            _ask(process, "EVAL", *counts)
             for _ in counts[1:]:
                 process.stdout.readline()
             return float(process.stdout.readline())
         except (BrokenPipeError, ValueError):
-            raise ConfigError("metrics", "METEOR's Java program gave no score", fix=_FIX) from None
+            said = f" ({why})" if (why := _complaint(process)) else ""
+            raise ConfigError("metrics", f"METEOR's Java program gave no score{said}", fix=_FIX) from None
+
+
+@contextmanager
+def _meteor() -> Iterator[Any]:
+    """The running program."""
+    package = _package("meteor")
+    folder = Path(package.__file__).parent
+    # Its table is named, for the program does not find it by itself below a folder whose name has a space.
+    table = str(folder / "data" / "paraphrase-en.gz")
+    options = ["-", "-", "-stdio", "-l", "en", "-norm", "-a", table]
+    command = [*_JAVA, "-Xmx2G", "-jar", str(folder / package.METEOR_JAR), *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8") as process:
+        try:
+            yield process
         finally:
             process.kill()
             with suppress(BrokenPipeError):  # of what it never read
-                process.stdin.close()
+                process.stdin.close()  # type: ignore[union-attr]
 
 
-def _ask(writing: IO[str], reading: IO[str], line: str) -> str:
-    writing.write(f"{line}\n")
-    writing.flush()
-    return reading.readline().strip()
+def _ask(process: Any, *parts: str) -> str:
+    process.stdin.write(f" {_BETWEEN} ".join(parts) + "\n")
+    process.stdin.flush()
+    return str(process.stdout.readline().strip())
+
+
+def _complaint(process: Any) -> str:
+    """The kind of error that the program ended with; not its message, which may quote a text."""
+    process.kill()
+    found = re.search(r"[\w.]+(?:Exception|Error)\b", process.stderr.read())
+    return found[0] if found else ""
 
 
 def _spoken(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[_Items, _Items]:
@@ -110,6 +141,7 @@ def _tokenized(texts: Sequence[str]) -> list[str]:
     run = subprocess.run(command, input=lines, capture_output=True, text=True, encoding="utf-8", check=False)
     found = run.stdout.removesuffix("\n").split("\n")
     if run.returncode or len(found) != len(texts):
-        problem = f"Stanford's tokenizer gave {len(found)} lines for {len(texts)} texts"
+        problem = f"Stanford's tokenizer ended with status {run.returncode}, {len(found)} lines of {len(texts)} texts"
         raise ConfigError("metrics", problem, fix=_FIX)
-    return [" ".join(word for word in line.split() if word not in package.PUNCTUATIONS) for line in found]
+    # A token may hold a no-break space, so that only a space parts two.
+    return [" ".join(word for word in line.rstrip().split(" ") if word not in package.PUNCTUATIONS) for line in found]

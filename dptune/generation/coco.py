@@ -1,7 +1,7 @@
 """ROUGE-L and CIDEr-D by coco-caption's formulas, on 13a tokens in lower case without punctuation.
 
 The originals tokenise with Stanford's PTB tokenizer, which needs Java: hence the names ``rouge_l_13a`` and
-``cider_13a``. On the 630 outputs of E2E's own baseline the two differ by .0012 and .0114.
+``cider_13a``; ``captions`` has those. On the 630 outputs of E2E's own baseline the two differ by .0012 and .0114.
 """
 
 from __future__ import annotations

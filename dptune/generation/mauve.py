@@ -5,7 +5,8 @@ Its value depends on the model whose hidden states it compares, so that model is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from dptune.training.model import ModelSource, load_base, load_config, load_toke
 _MOST_TOKENS = 1024
 #: Outputs of which the package makes ten buckets.
 _FEWEST = 100
+_FIELD = "mauve_model"
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,44 @@ class Judge:
 
     @property
     def name(self) -> str:
-        """The checkpoint's name, with its commit if it has one; of a folder the last part of its path."""
-        if self.source.revision is None:
+        """The last part of a folder's path; else the name on the hub with its commit."""
+        if Path(self.source.source).is_dir():
             return Path(self.source.source).resolve().name
         return f"{self.source.source}@{self.source.revision}"
 
 
-def check(judge: Judge | None) -> None:
-    """Raises: ConfigError if the package or the model is not there."""
+def check(judge: Judge | None, outputs: int | None = None) -> None:
+    """Look whether MAUVE can be computed, before anything is written for it.
+
+    Args:
+        outputs: how many there will be, if that is known.
+
+    Raises: ConfigError for a package or model that is not there, a tokenizer that reads nothing, and few outputs.
+    """
     _package()
     if judge is None:
-        problem = "mauve needs a model that reads the texts"
-        raise ConfigError("mauve_model", problem, fix="name one; the authors of MAUVE take GPT-2 large")
-    load_config(judge.source)
+        raise ConfigError(_FIELD, "mauve needs a model that reads the texts", fix="name one, such as GPT-2 large")
+    if outputs is not None and outputs < _FEWEST:
+        problem = f"mauve compares distributions, and there are {outputs} outputs"
+        raise ConfigError("metrics", problem, fix=f"give {_FEWEST} at least; its authors advise thousands")
+    folder = Path(judge.source.source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise ConfigError(_FIELD, f"{judge.name} holds no *.safetensors", fix="name a checkpoint with its weights")
+    with _named():
+        load_config(judge.source)
+        tokenizer = load_tokenizer(judge.source)
+    # transformers makes an empty tokenizer of a checkpoint that has none.
+    if len(tokenizer) < 2 or not tokenizer.encode("a text of some words"):
+        raise ConfigError(_FIELD, f"{judge.name} has no tokenizer", fix="name a checkpoint with its tokenizer")
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Let errors about the judge name it, and not the model that is scored."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_FIELD, error.problem, fix=error.fix) from None
 
 
 def _package() -> Any:
@@ -67,18 +94,16 @@ def mauve(outputs: Sequence[str], references: Sequence[Sequence[str]], judge: Ju
     Args:
         judge: the model that reads both.
 
-    Raises: ConfigError if the package is not there, the model cannot be had, or outputs are too few to compare.
+    Raises: ConfigError as ``check``.
     """
-    if len(outputs) < _FEWEST:
-        problem = f"mauve compares distributions, and there are {len(outputs)} outputs"
-        raise ConfigError("metrics", problem, fix=f"give {_FEWEST} at least; its authors advise thousands")
-    package = _package()
-    model, tokenizer = load_base(judge.source, judge.device), load_tokenizer(judge.source)
+    check(judge, len(outputs))
+    with _named():
+        model, tokenizer = load_base(judge.source, judge.device), load_tokenizer(judge.source)
     with evaluation_mode(model):
         written, read = (_states(model, tokenizer, texts, judge) for texts in (outputs, [own[0] for own in references]))
-    found = package.compute_mauve(p_features=read, q_features=written)
+    found = _package().compute_mauve(p_features=read, q_features=written)
     signed = f"mauve-text {version('mauve-text')}|features:{judge.name}, last token|texts:{len(outputs)} of each"
-    return float(found.mauve), f"{signed}|buckets:{found.num_buckets}|scale:5|seed:25"
+    return float(found.mauve), f"{signed}|empty:end-of-text|buckets:{found.num_buckets}|scale:5|seed:25"
 
 
 def _states(model: Any, tokenizer: Any, texts: Sequence[str], judge: Judge) -> Any:
@@ -87,9 +112,16 @@ def _states(model: Any, tokenizer: Any, texts: Sequence[str], judge: Judge) -> A
     states = []
     with torch.no_grad(), Meter("MAUVE reads texts", total=len(texts), unit="texts") as meter:
         for text in texts:
-            # A text without tokens is read as the end-of-text token alone.
-            ids = tokenizer.encode(text)[:most] or [tokenizer.eos_token_id]
+            ids = tokenizer.encode(text)[:most] or [_end(tokenizer)]
             read = model(input_ids=torch.tensor([ids], device=judge.device), output_hidden_states=True)
             states.append(read.hidden_states[-1][0, -1].float().cpu())
             meter.update(len(states))
     return torch.stack(states).numpy()
+
+
+def _end(tokenizer: Any) -> int:
+    """What an empty text is read as."""
+    if tokenizer.eos_token_id is None:
+        problem = "its tokenizer has no end-of-text token, as which an empty output is read"
+        raise ConfigError(_FIELD, problem, fix="name another model")
+    return int(tokenizer.eos_token_id)

@@ -89,6 +89,7 @@ def score_adapter(
     device: str | None = None,
     rows: int = 16,
     warn: Callable[[str], None] = _log.warning,
+    keep: Callable[[dict[str, str]], None] | None = None,
 ) -> Scored:
     """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, by its labels, or by perplexity.
 
@@ -104,6 +105,7 @@ def score_adapter(
         mauve_model: a public causal model that reads the texts for MAUVE; for no other metric.
         block: tokens of a block, for texts; None takes the most tokens that a record had in training.
         warn: called with what the reader of the scores should know, before anything is scored.
+        keep: called with outputs by prompt as soon as they are written, before they are scored.
 
     Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
         files are not those that its card names.
@@ -129,6 +131,7 @@ def score_adapter(
         check_left_out(given, "is about what an adapter writes, and these records are texts, scored by perplexity")
     else:
         references = references_of(records)
+        check_names(metrics, judge, len(references))
         check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
     notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
     empty = without_weights(base, load_config(base))
@@ -141,7 +144,9 @@ def score_adapter(
         warn(note)
     if are_texts:
         return _score_texts(model, texts, blocks, rows, beginning(tokens, tokenizer))
-    return _score_written(model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows)
+    return _score_written(
+        model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows, keep
+    )
 
 
 def check_left_out(given: Mapping[str, Any], problem: str) -> None:
@@ -189,16 +194,20 @@ def _score_written(
     metrics: Sequence[str] | None,
     judge: Judge | None,
     rows: int,
+    keep: Callable[[dict[str, str]], None] | None,
 ) -> Scored:
     """Metrics of what the model writes for each prompt, of ``count`` references."""
     outputs = decode(model, tokenizer, list(references), decoding, rows)
+    by_prompt = dict(zip(references, outputs, strict=True))
+    if keep is not None:
+        keep(by_prompt)
     found = score(outputs, list(references.values()), metrics, judge)
     return Scored(
         inputs=len(references),
         references=count,
         figures={name: one.value for name, one in found.items()},
         signatures={"decoding": decoding.signature, **{name: one.signature for name, one in found.items()}},
-        outputs=dict(zip(references, outputs, strict=True)),
+        outputs=by_prompt,
     )
 
 
@@ -258,12 +267,9 @@ def _quoted(value: str) -> str:
     return repr(value) if value else "the default"
 
 
-def write_outputs(path: Path, scored: Scored) -> None:
+def write_outputs(path: Path, outputs: Mapping[str, str]) -> None:
     """Write prompts and outputs as JSON, one object a line; whole or not at all, mode 0600."""
-    lines = [
-        json.dumps({"prompt": prompt, "output": output}, ensure_ascii=False)
-        for prompt, output in scored.outputs.items()
-    ]
+    lines = [json.dumps({"prompt": prompt, "output": output}, ensure_ascii=False) for prompt, output in outputs.items()]
     write_text(path, "\n".join([*lines, ""]))
 
 

@@ -9,9 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dptune.corpus.catalogue import find_source
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
+from tasks.settings.data import Data
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.task import Task
@@ -28,6 +30,14 @@ def check_inputs() -> None:
         if not file.is_file():
             problem, fix = f"is missing: the stage {stage} makes it", "run `make repro`, or `dvc repro experiment`"
             raise DataError(problem, fix=fix, file=file)
+
+
+def check_source(data: Data) -> None:
+    """Look at the first record where it comes from, not at a copy that an earlier run made of it.
+
+    Raises: DataError if it cannot be had.
+    """
+    find_source(data.source).look(data.settings_of_source())
 
 
 def check_models(settings: Settings) -> None:
@@ -61,7 +71,10 @@ def _check_metrics(task: Task) -> None:
     if MAUVE in task.metrics:
         problem = "mauve needs a model that reads the texts, and cells have none for it"
         raise ConfigError("task.metrics", problem, fix="leave it out here; `dptune score` computes it")
-    check_names(task.metrics)
+    try:
+        check_names(task.metrics)
+    except ConfigError as error:
+        raise ConfigError("task.metrics", error.problem, fix=error.fix.removesuffix(f", {MAUVE}")) from None
 
 
 def _check_public_texts(settings: Settings) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_metrics import OUTPUTS, REFERENCES
@@ -56,23 +56,62 @@ def test_the_machine_s_encoding_does_not_matter(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("java")
-def test_texts_are_not_written_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's own wrapper writes them beside its jar."""
-    opened: list[str] = []
-    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if _writes(event, given) else None)
-    run = subprocess.run
-
-    def seen(command: list[str], **options: Any) -> Any:
-        assert not any("Zizzi" in part for part in command), "other users see command lines"
-        return run(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", seen)
-    captions.rouge_l(OUTPUTS, REFERENCES)
-    assert opened == []
+def test_the_machine_s_numbers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """METEOR reads its own numbers, and would want commas in them."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=de -Duser.country=DE")
+    assert captions.meteor(OUTPUTS, REFERENCES) == pytest.approx(0.416465, abs=1e-6)
 
 
-def _writes(event: str, given: tuple[Any, ...]) -> bool:
-    return event == "open" and isinstance(given[0], str | Path) and isinstance(given[1], str) and given[1][:1] in "wax"
+@pytest.mark.usefixtures("java")
+def test_words_are_those_of_the_package_where_a_token_holds_a_space() -> None:
+    """The tokenizer joins the parts of fractions and telephone numbers by no-break spaces."""
+    outputs = ["Call (555) 555 1234 now.", "Add 2 1/2 cups of milk."]
+    references = [["Call (555) 555 9999 now."], ["Add 1 1/2 cups of milk."]]
+    _, found = captions._spoken(outputs, references)
+    assert "-lrb-555-rrb-\u00a0555\u00a01234" in found[0][0].split(" ")
+    assert captions.rouge_l(outputs, references) == pytest.approx(0.7333, abs=1e-4)
+
+
+@pytest.mark.usefixtures("java")
+def test_a_separator_within_markup_parts_nothing() -> None:
+    """The tokenizer leaves markup as one token, with the separator of METEOR's texts."""
+    answer = "the eagle is a cheap coffee shop"
+    outputs, references = [f"{answer} <a href='x ||| y'>", answer], [[answer], [f"{answer} <!-- ||| -->"]]
+    apart = [f"{answer} <a href='x | | | y'>", answer], [[answer], [f"{answer} <!-- | | | -->"]]
+    assert captions.meteor(outputs, references) == captions.meteor(*apart) > 0.3
+
+
+_LISTENING = """
+import subprocess, sys
+from dptune.generation import captions
+seen = []
+popen = subprocess.Popen.__init__
+def start(self, command, *given, **options):
+    seen.extend(command)
+    popen(self, command, *given, **options)
+subprocess.Popen.__init__ = start
+opened = []
+sys.addaudithook(lambda event, given: opened.append(given) if event == "open" else None)
+outputs, references = ["Zizzi is a pub.", "Cotto is one."], [["Zizzi is a pub."], ["It is Cotto."]]
+print(captions.meteor(outputs, references), captions.rouge_l(outputs, references))
+writing = [path for path, mode, flags in opened if flags & 3 and not isinstance(path, int)]
+print(writing, [part for part in seen if "Zizzi" in part or "Cotto" in part])
+"""
+
+
+@pytest.mark.usefixtures("java")
+def test_texts_are_not_written_to_disk_and_stand_on_no_command_line(tmp_path: Path) -> None:
+    """The package's own wrapper writes them beside its jar; what Java writes would be in one of these folders."""
+    import pycocoevalcap
+
+    folders = [Path(pycocoevalcap.__path__[0]), tmp_path]
+    before = [sorted(folder.rglob("*.*")) for folder in folders]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", _LISTENING], **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[] []"
+    assert [sorted(folder.rglob("*.*")) for folder in folders] == before
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +127,30 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
                 check_names([name])
 
 
-def test_a_program_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 1", r"the java on the path does not run"),
+        ('[ "$1" = -version ]', r"Stanford's tokenizer ended with status 1, 1 lines of 9 texts"),
+    ],
+)
+def test_a_java_that_fails_is_said(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pycocoevalcap")
-    (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "java").chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="Stanford's tokenizer gave"):
+    _java(tmp_path, script, monkeypatch)
+    with pytest.raises(ConfigError, match=said):
         score(OUTPUTS, REFERENCES, ["rouge_l_ptb"])
+
+
+def test_what_meteor_ends_with_is_said_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pycocoevalcap")
+    _java(tmp_path, 'echo "java.util.InputMismatchException: For input string: Zizzi" >&2', monkeypatch)
     monkeypatch.setattr(captions, "_spoken", lambda *_: ({0: ["a"]}, {0: ["a"]}))
-    with pytest.raises(ConfigError, match="METEOR's Java program gave no score"):
+    with pytest.raises(ConfigError, match=r"gave no score \(java\.util\.InputMismatchException\)\. Fix"):
         score(OUTPUTS[:1], REFERENCES[:1], ["meteor"])
+
+
+def _java(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a java of this script on the path, and nothing else."""
+    (folder / "java").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "java").chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def test_equal_to_the_package_s_own_reading(judge: Judge) -> None:
     assert found.value == pytest.approx(float(theirs.mauve), abs=1e-4)
     assert 0.004 < found.value < 1
     assert "mauve-text 0.4" in found.signature
-    assert "features:tiny-gpt2, last token|texts:120 of each|buckets:12" in found.signature
+    assert "features:tiny-gpt2, last token|texts:120 of each|empty:end-of-text|buckets:12" in found.signature
     assert str(Path(judge.source.source).parent) not in found.signature
 
 
@@ -60,7 +61,7 @@ def test_equal_texts_and_far_ones(judge: Judge) -> None:
     assert far < 0.1 < near < 1
 
 
-def test_wrong_use_is_named(judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_use_is_named(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "mauve", None)
         with pytest.raises(ConfigError, match=r"mauve needs mauve-text.*pip install 'dptune\[mauve\]'"):
@@ -70,7 +71,29 @@ def test_wrong_use_is_named(judge: Judge, tmp_path: Path, monkeypatch: pytest.Mo
         check_names(["mauve"])
     with pytest.raises(ConfigError, match="mauve_model: is read by mauve alone"):
         check_names(["bleu"], judge)
-    with pytest.raises(ConfigError, match=r"there are 3 outputs.*100 at least"):
-        score(["a"] * 3, [["a"]] * 3, ["mauve"], judge)
-    with pytest.raises(ConfigError, match="nowhere"):
-        check_names(["mauve"], Judge(ModelSource(str(tmp_path / "nowhere")), torch.device("cpu")))
+    for call in (lambda: score(["a"] * 3, [["a"]] * 3, ["mauve"], judge), lambda: check_names(["mauve"], judge, 3)):
+        with pytest.raises(ConfigError, match=r"there are 3 outputs.*100 at least"):
+            call()
+
+
+def test_a_judge_that_cannot_read_is_refused_before_anything_is_written(judge: Judge, tmp_path: Path) -> None:
+    pytest.importorskip("mauve")
+
+    def refused(*left_out: str) -> str:
+        folder = tmp_path / "-".join(left_out)
+        shutil.copytree(judge.source.source, folder, ignore=shutil.ignore_patterns(*left_out))
+        with pytest.raises(ConfigError) as error:
+            check_names(["mauve"], Judge(ModelSource(str(folder)), torch.device("cpu")))
+        assert error.value.field == "mauve_model"
+        return error.value.problem
+
+    assert "holds no *.safetensors" in refused("*.safetensors")
+    assert "tokenizer" in refused("tokenizer*")
+    assert "config.json" in refused("config.json")
+
+
+def test_a_name_on_the_hub_stands_with_its_commit_and_a_folder_without_its_path(tmp_path: Path) -> None:
+    commit = "0" * 40
+    assert Judge(ModelSource("some/model", commit), torch.device("cpu")).name == f"some/model@{commit}"
+    for revision in (None, commit):
+        assert Judge(ModelSource(str(tmp_path), revision), torch.device("cpu")).name == tmp_path.name

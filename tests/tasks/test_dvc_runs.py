@@ -22,7 +22,7 @@ import yaml
 from tiny_pipeline import ROOT, prepare_environment
 
 from dptune.errors import DptuneError
-from tasks.paths import EXPERIMENT, PUBLIC_MODEL, REPORT, REPORTS, RUNS
+from tasks.paths import EXPERIMENT, PUBLIC_MODEL, RAW_MANIFEST, REPORT, REPORTS, RUNS
 from tasks.stage import run_stage
 from tasks.workspace import checkout_of, keep_pages, share_checkout
 
@@ -261,10 +261,16 @@ def test_profiles_that_a_file_names_run_one_after_the_other(checkout: Path) -> N
 
 def test_a_bad_profile_ends_with_its_error(checkout: Path) -> None:
     Path("bad.yaml").write_text("training: {epochs: -1}")
-    Path("both.yaml").write_text("profiles: [profiles/tiny.yaml, bad.yaml]")
+    Path("metric.yaml").write_text("task: {inputs: 5, metrics: [blue]}")
+    Path("gone.yaml").write_text("data: {source: jsonl, path: gone.jsonl}")
+    for name in ("bad", "metric", "gone"):
+        Path(f"both_{name}.yaml").write_text(f"profiles: [profiles/tiny.yaml, {name}.yaml]")
+    RAW_MANIFEST.write_text("{}")  # of an earlier study, with whose copy of the records a single profile would go on
     for arguments, said in (
+        (["--profile", "both_metric.yaml"], "metric.yaml: task.metrics: 'blue' is unknown"),
+        (["--profile", "both_gone.yaml"], "gone.jsonl"),
         (["--profile", "bad.yaml"], "bad.yaml over params.yaml: training.epochs"),
-        (["--profile", "both.yaml"], "bad.yaml over params.yaml: training.epochs"),
+        (["--profile", "both_bad.yaml"], "bad.yaml over params.yaml: training.epochs"),
         (["--profile"], "--profile: names no file"),
     ):
         ended = subprocess.run([sys.executable, "-m", "flows.repro", *arguments], capture_output=True, text=True)

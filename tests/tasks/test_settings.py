@@ -351,7 +351,8 @@ def test_a_file_may_name_several_profiles() -> None:
         ("profiles: a.yaml", "is no list of files"),
         ("profiles: []", "is no list of files"),
         ("profiles: [1]", "is no list of files"),
-        ("profiles: [a.yaml, a.yaml]", "names a file twice"),
+        ("profiles: [a.yaml, ./a.yaml]", "names a file twice"),
+        ("profiles: [several.yaml]", "names several.yaml, which is itself a list"),
         ("{profiles: [a.yaml], training: {epochs: 1}}", "stands beside 'training'"),
     ],
 )

@@ -340,8 +340,9 @@ def test_mauve_is_read_by_the_model_that_is_named(tmp_path: Path) -> None:
     for given, said in (
         (("--metrics", "mauve"), "error: --mauve-model: mauve needs a model that reads the texts. Fix: name one"),
         (judged, "error: --mauve-model: is read by mauve alone"),
-        (("--metrics", "mauve", "--mauve-model", "some/hub"), "error: --mauve-model: 'some/hub'"),
+        (("--metrics", "mauve", "--mauve-model", "some/hub"), "error: --mauve-revision: 'some/hub'"),
         (("--mauve-revision", "0" * 40), "error: --mauve-revision: is given without --mauve-model"),
+        ((*judged, "--mauve-revision", "0" * 40), "error: --mauve-revision: is given, and --mauve-model is a folder"),
         (("--metrics", "mauve", "--mauve-model", str(tmp_path)), "holds no config.json"),
     ):
         assert said in refused(adapter(), checkpoint(), *data, *given)
