@@ -181,7 +181,8 @@ def _kept(ranking: Ranking) -> str:
         shares = shares[:1]
     if max(shares) < 0:
         return f"; {'they are' if tied else 'it is'} worse than the untuned model"
-    low, high = (f"{100 * max(0.0, share):.0f}" for share in (min(shares), max(shares)))
+    # Rounded down: who keeps all has lost nothing.
+    low, high = (math.floor(100 * max(0.0, share) + 1e-9) for share in (min(shares), max(shares)))
     return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"
 
 

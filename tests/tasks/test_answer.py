@@ -85,7 +85,15 @@ def test_without_a_certified_epsilon_nothing_is_recommended() -> None:
     assert answer_lines([*FREE, *cells("rldp_published", [4.1], "inf", **LEAKY)]) == [NOTHING]
 
 
-@pytest.mark.parametrize(("values", "said"), [([9.0], "it is worse than the untuned model"), ([8.0], "keeps 0 %")])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([9.0], "it is worse than the untuned model"),
+        ([8.0], "keeps 0 %"),
+        ([4.01], "keeps 99 %"),
+        ([4.0], "keeps 100 %"),
+    ],
+)
 def test_what_tuning_loses_is_said(values: list[float], said: str) -> None:
     assert said in answer_lines([*cells("static", values), *FREE])[0]
 
