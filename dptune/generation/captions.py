@@ -20,7 +20,7 @@ from typing import Any
 from dptune.errors import ConfigError
 from dptune.progress import Meter
 
-#: Of one encoding, and with a point in numbers, whatever the machine's own are.
+#: The command that starts Java, with UTF-8 for texts and a decimal point in numbers on every machine.
 _JAVA = ("java", "-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")
 _FIX = "pip install 'dptune[meteor]' and install a Java runtime, or leave this metric out"
 #: What separates METEOR's texts; the tokenizer leaves it within markup.
@@ -32,9 +32,10 @@ _Items = dict[int, list[str]]
 def check() -> None:
     """Raises: ConfigError if the package is not there, or no Java that runs."""
     _package("meteor")
-    if shutil.which(_JAVA[0]) is None:
+    java = shutil.which(_JAVA[0])
+    if java is None:
         raise ConfigError("metrics", "meteor, rouge_l_ptb and cider_ptb need Java, which is not on the path", fix=_FIX)
-    if not _runs(shutil.which(_JAVA[0])):
+    if not _runs(java):
         raise ConfigError("metrics", "the java on the path does not run (`java -version` fails)", fix=_FIX)
 
 

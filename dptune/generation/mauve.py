@@ -46,20 +46,14 @@ class Judge:
         return f"{self.source.source}@{self.source.revision}"
 
 
-def check(judge: Judge | None, outputs: int | None = None) -> None:
+def check(judge: Judge | None) -> None:
     """Look whether MAUVE can be computed, before anything is written for it.
 
-    Args:
-        outputs: how many there will be, if that is known.
-
-    Raises: ConfigError for a package or model that is not there, a tokenizer that reads nothing, and few outputs.
+    Raises: ConfigError for a package or model that is not there, and a tokenizer that reads nothing.
     """
     _package()
     if judge is None:
         raise ConfigError(_FIELD, "mauve needs a model that reads the texts", fix="name one, such as GPT-2 large")
-    if outputs is not None and outputs < _FEWEST:
-        problem = f"mauve compares distributions, and there are {outputs} outputs"
-        raise ConfigError("metrics", problem, fix=f"give {_FEWEST} at least; its authors advise thousands")
     folder = Path(judge.source.source)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise ConfigError(_FIELD, f"{judge.name} holds no *.safetensors", fix="name a checkpoint with its weights")
@@ -69,6 +63,13 @@ def check(judge: Judge | None, outputs: int | None = None) -> None:
     # transformers makes an empty tokenizer of a checkpoint that has none.
     if len(tokenizer) < 2 or not tokenizer.encode("a text of some words"):
         raise ConfigError(_FIELD, f"{judge.name} has no tokenizer", fix="name a checkpoint with its tokenizer")
+
+
+def check_number(outputs: int) -> None:
+    """Raises: ConfigError for too few outputs to compare their distribution with another."""
+    if outputs < _FEWEST:
+        problem = f"mauve compares distributions, and there are {outputs} outputs"
+        raise ConfigError("metrics", problem, fix=f"give {_FEWEST} at least; its authors advise thousands")
 
 
 @contextmanager
@@ -94,9 +95,9 @@ def mauve(outputs: Sequence[str], references: Sequence[Sequence[str]], judge: Ju
     Args:
         judge: the model that reads both.
 
-    Raises: ConfigError as ``check``.
+    Raises: ConfigError as ``check`` and ``check_number``.
     """
-    check(judge, len(outputs))
+    check_number(len(outputs))
     with _named():
         model, tokenizer = load_base(judge.source, judge.device), load_tokenizer(judge.source)
     with evaluation_mode(model):

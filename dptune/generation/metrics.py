@@ -52,28 +52,28 @@ def score(
         references.
     """
     check_references(outputs, references)
-    chosen = check_names(names, judge)
-    return {
-        name: Score(*mauve(outputs, references, judge))
-        if name == MAUVE and judge
-        else METRICS[name](outputs, references)
-        for name in chosen
-    }
+    found = {}
+    for name in check_names(names, judge):
+        if name == MAUVE:
+            assert judge is not None
+            found[name] = Score(*mauve(outputs, references, judge))
+        else:
+            found[name] = METRICS[name](outputs, references)
+    return found
 
 
-def check_names(names: Sequence[str] | None, judge: Judge | None = None, outputs: int | None = None) -> tuple[str, ...]:
+def check_names(names: Sequence[str] | None, judge: Judge | None = None) -> tuple[str, ...]:
     """The names of metrics that can be computed here; None stands for ``USUAL``.
 
     Args:
         judge: the model that ``MAUVE`` needs.
-        outputs: how many there will be, if that is known.
 
     Raises: ConfigError for an unknown name, a metric that lacks its library, Java or judge, and a judge without use.
     """
     chosen = USUAL if names is None else tuple(names)
     for name in chosen:
         if name == MAUVE:
-            check_mauve(judge, outputs)
+            check_mauve(judge)
         elif name not in METRICS:
             known = ", ".join((*METRICS, MAUVE))
             raise ConfigError("metrics", f"{name!r} is unknown", fix=f"use some of {known}")

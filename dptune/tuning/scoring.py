@@ -18,7 +18,7 @@ from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
-from dptune.generation.mauve import Judge
+from dptune.generation.mauve import Judge, check_number
 from dptune.generation.metrics import check_names, score
 from dptune.training.blocks import beginning, in_blocks, score_blocks
 from dptune.training.causal import most_positions
@@ -131,7 +131,8 @@ def score_adapter(
         check_left_out(given, "is about what an adapter writes, and these records are texts, scored by perplexity")
     else:
         references = references_of(records)
-        check_names(metrics, judge, len(references))
+        if judge is not None:
+            check_number(len(references))
         check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
     notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
     empty = without_weights(base, load_config(base))

@@ -14,7 +14,7 @@ from tiny_models import gpt2
 from tiny_tokenizers import tokenizer
 
 from dptune.errors import ConfigError
-from dptune.generation.mauve import Judge
+from dptune.generation.mauve import Judge, check_number
 from dptune.generation.metrics import check_names, score
 from dptune.training.model import ModelSource
 
@@ -71,7 +71,7 @@ def test_wrong_use_is_named(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> No
         check_names(["mauve"])
     with pytest.raises(ConfigError, match="mauve_model: is read by mauve alone"):
         check_names(["bleu"], judge)
-    for call in (lambda: score(["a"] * 3, [["a"]] * 3, ["mauve"], judge), lambda: check_names(["mauve"], judge, 3)):
+    for call in (lambda: score(["a"] * 3, [["a"]] * 3, ["mauve"], judge), lambda: check_number(3)):
         with pytest.raises(ConfigError, match=r"there are 3 outputs.*100 at least"):
             call()
 
