@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,20 @@ def test_a_comparison_has_as_many_cells_as_it_says(name: str, count: int, pipeli
     assert {cell.accounting for cell in cells if cell.mechanism == "static"} <= {
         "published" if name.endswith("published") else "certified"
     }
+
+
+@pytest.mark.parametrize("study", ["correlated-uci", "correlated-uci-epoch"])
+def test_contenders_of_the_real_table_are_at_one_of_seven_trials_each(study: str) -> None:
+    profile = profile_of(f"{study}-rates")
+    assert "path" not in profile["data"] and profile["data"].get("source", "synthetic") == "synthetic"
+    entries, tried = profile["mechanisms"], defaultdict(list)
+    assert list(entries) == profile["experiment"]["mechanisms"]
+    for label, entry in entries.items():
+        options = {key: value for key, value in entry.items() if key != "sweep"}
+        for values in combinations(entry.get("sweep", {})):
+            tried[entry.get("like", label)].append({"like": entry.get("like", label)} | options | values)
+    seen = profile_of(study)["mechanisms"]
+    assert tried.keys() == seen.keys()
+    for label, entry in seen.items():
+        assert len(tried[label]) == 7, label
+        assert {"like": label} | entry in tried[label]
