@@ -234,10 +234,7 @@ def _rates(results: Sequence[Result]) -> list[str]:
         return ["These results do not say which learning rate each mechanism ran at."]
     if len(set(rates.values())) == 1:
         rate = next(iter(rates.values()))
-        one = len(rates) == 1
-        of_all = (
-            "" if one else ", the same for all and tuned for none, so that part of any difference may be the rate's"
-        )
+        of_all = ", the same for all: part of any difference may be the rate's" if len(rates) > 1 else ""
         return [f"Learning rate {rate:g}{of_all}."]
     named = ", ".join(f"`{name}` {rates[name]:g}" for name in looks(rates))
     return [

@@ -133,7 +133,7 @@ def test_learning_rates_are_told_if_they_are_known() -> None:
         return " ".join(caveats(results))
 
     assert "These results do not say which learning rate" in " ".join(caveats(RIVALS))
-    assert "Learning rate 0.005, the same for all and tuned for none" in rates(static=0.005, quantile=0.005)
+    assert "Learning rate 0.005, the same for all: part of any difference" in rates(static=0.005, quantile=0.005)
     differ = rates(static=0.02, quantile=0.01)
     assert "`static` 0.02, `quantile` 0.01. Nothing here shows that each suits its mechanism best." in differ
 
