@@ -100,7 +100,8 @@ def test_a_comparison_has_as_many_cells_as_it_says(name: str, count: int, pipeli
 @pytest.mark.parametrize("study", ["correlated-uci", "correlated-uci-epoch"])
 def test_contenders_of_the_real_table_are_at_one_of_seven_trials_each(study: str) -> None:
     profile = profile_of(f"{study}-rates")
-    assert "path" not in profile["data"] and profile["data"].get("source", "synthetic") == "synthetic"
+    assert "path" not in profile["data"]
+    assert profile["data"].get("source", "synthetic") == "synthetic"
     entries, tried = profile["mechanisms"], defaultdict(list)
     assert list(entries) == profile["experiment"]["mechanisms"]
     for label, entry in entries.items():
