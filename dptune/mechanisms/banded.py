@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from dptune.privacy.strategy import (
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger(__name__)
 
 _GIGABYTE = 1e9
 _BYTES = 8  # of a float64
@@ -104,13 +107,14 @@ class BandedGaussian(Gaussian):
     Attributes:
         noise_multiplier: standard deviation of the fresh noise over the clip radius. The noise of one step is larger.
         bands: number of bands b; "auto" lets calibration choose the power of two with the least expected error, of at
-            most a quarter of the steps.
+            most a quarter of the steps, whose past noise fits in noise_memory.
         strategy: "optimised" for objective and steps, where they are known; or "sqrt", the closed form.
         given: coefficients c_0 > c_1 >= .. >= 0 of a strategy of one's own, in place of both.
         objective: the noise to make small: that which the weights still hold ("recent"), in the sums of the first steps
             ("mean" over all of them), or in the sum of all ("last").
         window: number of steps after which training has mended all but a third of an error, for "recent".
         noise_memory: the most memory for past noise, in gigabytes; it takes bands - 1 adapters in float64.
+        dimension: number of trained parameters, which that memory is counted by; 0 if it is not known.
     """
 
     published_accountant: ClassVar[str] = "bandmf"
@@ -121,6 +125,7 @@ class BandedGaussian(Gaussian):
     objective: Objective = "recent"
     window: float = WINDOW
     noise_memory: float = 2.0
+    dimension: int = 0
     _window: _Window = field(default_factory=_Window, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +143,8 @@ class BandedGaussian(Gaussian):
                 raise ConfigError("bands", problem, fix="leave bands out")
         if not (math.isfinite(self.noise_memory) and self.noise_memory > 0):
             raise ConfigError("noise_memory", f"{self.noise_memory} is no positive number", fix="use 2, in gigabytes")
+        if self.dimension < 0:
+            raise ConfigError("dimension", f"{self.dimension} is negative", fix="count the trained parameters")
         if not 1 <= self.window < math.inf:
             raise ConfigError("window", f"{self.window} is no number of steps from 1 on", fix=f"use {WINDOW}, say")
 
@@ -187,7 +194,7 @@ class BandedGaussian(Gaussian):
         object.__setattr__(self, "_window", _Window())
 
     def bands_to_try(self, sample_rate: float, steps: int) -> tuple[int, ...]:
-        """Powers of two up to a quarter of the steps, as the sample rate allows; the number itself if it is fixed.
+        """The number itself if it is fixed; else powers of two up to a quarter of the steps, as rate and memory allow.
 
         More bands leave less in the sum of all steps and put more into each step, which AdamW divides by what it sees
         there: 64 bands of 68 steps trained worse than independent noise (docs/findings/correlated.md).
@@ -197,6 +204,9 @@ class BandedGaussian(Gaussian):
         if self.bands != "auto":
             return (self.bands,)
         most = min(steps // _STEPS_OF_A_BAND, int(1 / sample_rate + _ROUNDING))
+        if self.dimension and (held := 1 + int(self.noise_memory * _GIGABYTE / (_BYTES * self.dimension))) < most:
+            _log.info("past noise of at most %g GB (noise_memory) allows bands up to %d", self.noise_memory, held)
+            most = held
         return tuple(2**power for power in range(max(1, most).bit_length()))
 
     def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:

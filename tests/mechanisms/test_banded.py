@@ -259,6 +259,7 @@ def test_a_strategy_of_ones_own_is_charged_with_its_norm() -> None:
         ({"objective": "median"}, "objective", "mean"),
         ({"window": 0.5}, "window", "100"),
         ({"noise_memory": 0}, "noise_memory", "2"),
+        ({"dimension": -1}, "dimension", "count"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_by_name(entry: dict[str, Any], field: str, fix: str) -> None:
@@ -293,6 +294,21 @@ def test_too_many_bands_are_refused_before_anything_is_charged() -> None:
         mechanism.start(RunFacts((5,), CPU, 64.0, 0.01, 10, 2.0, 1e-5))
     with pytest.raises(ConfigError, match="use at most 50 bands"):
         mechanism.release(mechanism.knobs(), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "memory", "most"), [(0, 2.0, 64), (4_000_000, 2.0, 32), (40_000_000, 2.0, 4), (10**9, 2.0, 1)]
+)
+def test_calibration_tries_no_bands_that_memory_does_not_hold(dimension: int, memory: float, most: int) -> None:
+    """Written out: b bands keep b - 1 float64 adapters. A number that was asked for is refused, not lowered."""
+    noise = BandedGaussian(1.0, dimension=dimension, noise_memory=memory)
+    tried = noise.bands_to_try(0.001, 256)
+    assert max(tried) == most
+    noise.fitted(0.001, 256, most).check_memory((dimension,))
+    if dimension:
+        with pytest.raises(ConfigError, match="noise_memory"):
+            noise.fitted(0.001, 256, 2 * most).check_memory((dimension,))
+    assert BandedGaussian(1.0, bands=64, dimension=dimension).bands_to_try(0.001, 256) == (64,)
 
 
 class WithoutWindow(BandedGaussian):

@@ -50,6 +50,17 @@ def test_past_noise_that_does_not_fit_is_refused_by_a_dry_run_and_before_the_run
     assert not (tmp_path / "out" / "ledger.jsonl").exists()
 
 
+def test_where_bands_are_open_memory_bounds_them(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    found = {}
+    for memory in (2.0, 1e-9):
+        options = {"bands": "auto", "noise_memory": memory}
+        found[memory] = prepared(rows(400), batch=2, epochs=1, epsilon=8.0, mechanism="banded", options=options)
+    assert found[2.0].mechanism.mechanism.bands > 1
+    assert "allows bands up to 1" in caplog.text
+    assert found[1e-9].mechanism.mechanism.bands == 1
+
+
 @pytest.mark.parametrize("bands", [1, 2])
 def test_what_became_of_correlated_noise_is_told(bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was stopped goes on with noise that begins anew."""
