@@ -184,7 +184,7 @@ class BandedGaussian(Gaussian):
     def check_memory(self, pair_sizes: Sequence[int]) -> None:
         """Raise ConfigError if the past noise of pairs of these sizes would not fit in ``noise_memory``."""
         bands = len(self.coefficients)
-        wanted = max(0, bands - 1) * sum(pair_sizes) * _BYTES / _GIGABYTE
+        wanted = _gigabytes(bands, sum(pair_sizes))
         if wanted > self.noise_memory:
             problem = f"{bands} bands keep {wanted:.3g} GB of past noise, and {self.noise_memory:g} are allowed"
             raise ConfigError("noise_memory", problem, fix="raise it, or use fewer bands")
@@ -204,10 +204,11 @@ class BandedGaussian(Gaussian):
         if self.bands != "auto":
             return (self.bands,)
         most = min(steps // _STEPS_OF_A_BAND, int(1 / sample_rate + _ROUNDING))
-        if self.dimension and (held := 1 + int(self.noise_memory * _GIGABYTE / (_BYTES * self.dimension))) < most:
-            _log.info("past noise of at most %g GB (noise_memory) allows bands up to %d", self.noise_memory, held)
-            most = held
-        return tuple(2**power for power in range(max(1, most).bit_length()))
+        tried = [2**power for power in range(max(1, most).bit_length())]
+        held = [bands for bands in tried if _gigabytes(bands, self.dimension) <= self.noise_memory]
+        if held != tried:
+            _log.info("past noise of at most %g GB (noise_memory) allows bands up to %d", self.noise_memory, held[-1])
+        return tuple(held)
 
     def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:
         """The noise with the strategy for a run of these steps; ``bands`` stands in for "auto".
@@ -252,6 +253,11 @@ class BandedGaussian(Gaussian):
                 f"{bands} at sample rate {sample_rate:.6g} would draw a unit with chance {bands * sample_rate:.4g}"
             )
             raise ConfigError("bands", problem, fix=f"use at most {int(1 / sample_rate + _ROUNDING)}")
+
+
+def _gigabytes(bands: int, parameters: int) -> float:
+    """What past noise takes: bands - 1 adapters in float64."""
+    return max(0, bands - 1) * parameters * _BYTES / _GIGABYTE
 
 
 mechanism(

@@ -274,7 +274,7 @@ class Noise(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Coordinates that the published accountant sums over; 0 where it needs none."""
+        """Number of trained parameters, for published accountants and memory; 0 if not known, or where neither asks."""
         ...
 
     @property

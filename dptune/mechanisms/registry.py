@@ -202,7 +202,7 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
 
 
 def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) -> dict[str, Any]:
-    """The entry with the model's number of LoRA pairs, and with its number of parameters if an accountant needs it."""
+    """The entry with the model's number of LoRA pairs, and with its number of parameters if its noise asks for it."""
     known = option_names(_resolve(name, entry)[0]["noise"])
     return {**entry, "pairs": pairs, **({"dimension": dimension} if "dimension" in known else {})}
 

@@ -131,7 +131,7 @@ def _check_fits(mechanism: Mechanism, pairs: list[Block]) -> None:
         problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
         raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
     dimension, own = mechanism.noise.dimension, sum(pair.size for pair in pairs)
-    if dimension not in (0, own):  # 0 means that none was given; its published epsilon is infinite then
+    if dimension not in (0, own):  # 0: none was given
         problem = f"was built for {dimension} parameters, and the adapters have {own}"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
     if any(isinstance(pair, HeadModules) for pair in pairs):

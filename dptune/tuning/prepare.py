@@ -194,7 +194,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
     if not any(part in options for part in ("like", *PARTS)):  # else the options are those of other parts
-        known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs")]
+        known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs", "dimension")]
         for option in settings.options:
             if option not in known:
                 problem = f"mechanism {name!r} has no such option that is yours to set"

@@ -94,6 +94,7 @@ def test_a_space_comes_back_from_json() -> None:
         ({"unit": ["a", "b"]}, "search.space.unit"),
         ({"max_length": [8, 16]}, "search.space.max_length"),
         ({"options.init_from": ["a", "b"]}, "search.space.options.init_from"),
+        ({"options.dimension": [1, 2]}, "search.space.options.dimension"),
         ({"options.noise_multiplier": [1, 2]}, "search.space.options.noise_multiplier"),
         ({"options.policy": ["a", "b"]}, "search.space.options.policy"),
         ({"options.file": ["a", "b"]}, "search.space.options.file"),

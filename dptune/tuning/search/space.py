@@ -26,8 +26,8 @@ RANGED = ("learning_rate", "options.max_grad_norm")
 _LAWS = ("uniform", "log_uniform")
 #: What the name of a mechanism's option begins with.
 OPTION = "options."
-#: Options that read files, or another run's releases, which candidates would share.
-_REFUSED = ("init_from", "noise_multiplier", "policy", "file", "path")
+#: Options that read files or another run's releases, which candidates would share, or that the model decides.
+_REFUSED = ("init_from", "noise_multiplier", "policy", "file", "path", "pairs", "dimension")
 _MOST_KINDS = 256
 
 
@@ -186,7 +186,7 @@ def _domain(name: str, value: Any) -> Domain:
         problem = "is no setting that a search may choose: it would decide what is read, or the adapter's shape"
         raise ConfigError(where, problem, fix=f"use {', '.join(SEARCHED)} or options.<name>")
     if option in _REFUSED:
-        problem = "would read a file or another run, or is what the budget decides"
+        problem = "would read a file or another run, or is what the budget or the model decides"
         raise ConfigError(where, problem, fix="leave it out of the space")
     if isinstance(value, Mapping):
         return _range(name, where, value)
