@@ -114,7 +114,7 @@ class BandedGaussian(Gaussian):
             ("mean" over all of them), or in the sum of all ("last").
         window: number of steps after which training has mended all but a third of an error, for "recent".
         noise_memory: the most memory for past noise, in gigabytes; it takes bands - 1 adapters in float64.
-        dimension: number of trained parameters, which that memory is counted by; 0 if it is not known.
+        dimension: number of trained parameters, which that memory is counted by; a run takes it from its model.
     """
 
     published_accountant: ClassVar[str] = "bandmf"
