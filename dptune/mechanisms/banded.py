@@ -207,7 +207,7 @@ class BandedGaussian(Gaussian):
         tried = [2**power for power in range(max(1, most).bit_length())]
         held = [bands for bands in tried if _gigabytes(bands, self.dimension) <= self.noise_memory]
         if held != tried:
-            _log.info("past noise of at most %g GB (noise_memory) allows bands up to %d", self.noise_memory, held[-1])
+            _log.warning("noise_memory: %g GB of past noise allow bands up to %d", self.noise_memory, held[-1])
         return tuple(held)
 
     def fitted(self, sample_rate: float, steps: int, bands: int | None = None) -> Self:
