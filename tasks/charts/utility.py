@@ -1,7 +1,8 @@
 """Utility against epsilon: a column of points for each epsilon, and one at the right for what has none.
 
 Mechanisms of equal epsilon stand beside each other in the order of the legend, so that no point hides another. Bars are
-one standard deviation over seeds. The public model, and training without privacy with its own deviation, are lines.
+one standard deviation over seeds. The public model, and training without privacy with its own deviation, are lines; a
+public model that is so much worse that all points would lie on one another is named at the upper edge.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tasks.charts.looks import GREY, INK, Look
 
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
 _MOST_LABELS = 7
+_FAR = 2.0  # times the height that everything else takes
 NAMES = {"eval_perplexity": "held-out perplexity", "public_perplexity": "public-set perplexity"}
 
 
@@ -82,6 +84,10 @@ def _panel(
     layers: list[Any] = []
     if columns.infinite:
         layers += _no_guarantee(columns)
+    ends = [value for row in rows for value in (row["low"], row["high"])] + [group.mean for group in reference]
+    if before is not None and before - max(ends) > _FAR * (max(ends) - min(ends)) > 0:
+        layers.append(_far_above(before))
+        before = None
     layers += _references(before, reference, columns)
     points = alt.Chart(values(rows)).encode(x=x, y=y)
     shown = {name: looks[name] for name in names}
@@ -173,6 +179,12 @@ def _no_guarantee(columns: _Columns) -> list[Any]:
         band.mark_rect(color=SHADE[0], opacity=0.7).encode(x="from:Q", x2="to:Q"),
         band.mark_text(text="no guarantee", y=8, align="right", dx=-6, color=GREY[0], fontSize=11).encode(x="to:Q"),
     ]
+
+
+def _far_above(before: float) -> Any:
+    row = [{"text": f"public model, untuned: {before:.4g}, far above this"}]
+    mark = alt.Chart(values(row)).mark_text(x=5, y=8, align="left", color=INK[0], fontSize=11)
+    return mark.encode(text="text:N")
 
 
 def _references(before: float | None, nonprivate: Sequence[SeedGroup], columns: _Columns) -> list[Any]:

@@ -77,6 +77,16 @@ def test_training_without_privacy_is_a_line_and_no_point() -> None:
     assert "public model, untuned" in texts
 
 
+@pytest.mark.parametrize(("before", "far"), [(8.0, False), (40.0, True)])
+def test_a_far_worse_public_model_is_named_and_squeezes_no_points(before: float, far: bool, tmp_path: Path) -> None:
+    """At 19.7 it once pressed all mechanisms, 3.3 to 4.3, into one line."""
+    known = {"public_perplexity": before, "eval_perplexity": before}
+    found = [result(before=known, after={"public_perplexity": 7.0, "eval_perplexity": 5.0 + seed}) for seed in (0, 1)]
+    text = labels(drawn(found), tmp_path)
+    assert (f"untuned: {before:.4g}, far above" in text) is far
+    assert (">40</text>" in text or ">35</text>" in text) is False
+
+
 def test_what_is_not_there_has_no_figure_no_panel_and_no_explanation() -> None:
     shown = looks(["static", "nonprivate"])
     assert utility([result("nonprivate", "inf")], shown) is None
