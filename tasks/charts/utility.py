@@ -190,14 +190,16 @@ def _far_above(before: float) -> Any:
 def _references(before: float | None, nonprivate: Sequence[SeedGroup], columns: _Columns) -> list[Any]:
     """The public model's line, and that of training without privacy with a band of its deviation."""
     layers: list[Any] = []
-    rows = [] if before is None else [{"perplexity": before, "text": "public model, untuned", "x": columns.left}]
+    lines: list[tuple[float, str, list[int], bool]] = []  # place, name, dashes, whether the name stands above
+    if before is not None:
+        lines.append((before, "public model, untuned", [2, 3], True))
     for group in nonprivate:
-        rows.append({"perplexity": group.mean, "text": "without privacy", "x": columns.left})
+        lines.append((group.mean, "without privacy", [7, 4], False))
         if group.spread:
             band = alt.Chart(values([{"low": group.mean - group.spread, "high": group.mean + group.spread}]))
             layers.append(band.mark_rect(color=GREY[0], opacity=0.2).encode(y="low:Q", y2="high:Q"))
-    for row, dash, up in zip(rows, ([2, 3], [7, 4]), (True, False), strict=False):
-        line = alt.Chart(values([row]))
+    for perplexity, name, dash, up in lines:
+        line = alt.Chart(values([{"perplexity": perplexity, "text": name, "x": columns.left}]))
         layers.append(line.mark_rule(color=GREY[0], strokeDash=dash, strokeWidth=1.5).encode(y="perplexity:Q"))
         text = line.mark_text(align="left", dx=5, dy=-8 if up else 10, color=INK[0], fontSize=11)
         layers.append(text.encode(x="x:Q", y="perplexity:Q", text="text:N"))

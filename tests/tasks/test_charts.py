@@ -79,7 +79,7 @@ def test_training_without_privacy_is_a_line_and_no_point() -> None:
 
 @pytest.mark.parametrize(("before", "far"), [(8.0, False), (40.0, True)])
 def test_a_far_worse_public_model_is_named_and_squeezes_no_points(before: float, far: bool, tmp_path: Path) -> None:
-    """At 19.7 it once pressed all mechanisms, 3.3 to 4.3, into one line."""
+    """The axis leaves out an untuned perplexity far above the others, which it would draw as one flat line."""
     known = {"public_perplexity": before, "eval_perplexity": before}
     found = [result(before=known, after={"public_perplexity": 7.0, "eval_perplexity": 5.0 + seed}) for seed in (0, 1)]
     text = labels(drawn(found), tmp_path)
